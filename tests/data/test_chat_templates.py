@@ -451,9 +451,12 @@ def test_a_user_who_writes_headers_moves_no_border(tmp_path: Path) -> None:
     messages = [ask, FOUR, ask, FOUR]
     shape = Shape(QWEN_3_TEMPLATE.replace("loop.last or ", ""), QWEN_3.specials, messages, "")
     shape.expected = f"<|im_start|>user\n{ask['content']}<|im_end|>\n<|im_start|>assistant\n⟦It is 4.<|im_end|>⟧\n" * 2
-    pack = prepared_as(shape, tmp_path, False).train.pack(0)
-    ids, weights = by_hand(shape, tokenizer_of(shape, False))
+    pack = prepared_as(shape, tmp_path, False, control_tokens="keep").train.pack(0)
+    tokenizer = tokenizer_of(shape, False)
+    ids, weights = by_hand(shape, tokenizer)
     assert (pack.input_ids.tolist(), pack.weights.tolist()) == (ids, weights)
+    pack = prepared_as(shape, tmp_path, False).train.pack(0)  # where the headers are words
+    assert tokenizer.decode(pack.input_ids[pack.weights > 0]) == "It is 4.<|im_end|>" * 2
 
 
 def refused(shape: Shape, tmp_path: Path) -> str:

@@ -303,7 +303,8 @@ def check(tokenizer: Any, template: str, count: int, seed: int, folder: Path) ->
             "surrogatepass",
         )
         sources = (Source(str(file), format=form),)
-        options = DataOptions(train=sources, max_length=1 << 16, pack=False, on_bad_row="skip", max_loss=1.0)
+        usual: dict[str, Any] = {"max_length": 1 << 16, "pack": False, "on_bad_row": "skip", "max_loss": 1.0}
+        options = DataOptions(train=sources, control_tokens="keep", **usual)
         prepared = prepare(options, tokenizer, cache=folder / "cache")
         bad: dict[int, str] = {}
         if prepared.account.bad_rows_file:
@@ -543,7 +544,12 @@ def check_others(tokenizer: Any, count: int, seed: int, folder: Path) -> None:
         file = folder / f"other-{form}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
         options = DataOptions(
-            train=(Source(str(file), format=form),), max_length=1 << 16, pack=False, on_bad_row="skip", max_loss=1.0
+            train=(Source(str(file), format=form),),
+            max_length=1 << 16,
+            pack=False,
+            on_bad_row="skip",
+            max_loss=1.0,
+            control_tokens="keep",
         )
         prepared = prepare(options, tokenizer, cache=folder / "cache")
         found = documents(prepared)

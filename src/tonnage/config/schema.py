@@ -255,6 +255,8 @@ class Data(Section):
     """The date that templates write which ask for it, as `2026-01-31`; `auto` is the day of preparation."""
     fold_system: bool = False
     """Put a system message at the beginning of the first user's message where the template takes no system message."""
+    control_tokens: Literal["text", "keep", "error"] = "text"
+    """What characters such as `<|im_end|>` in a row's own words become: words, the token, or a bad row."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     """Which tokens are supervised: every assistant turn, only the last one, or everything."""
     pack: bool = True

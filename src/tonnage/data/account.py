@@ -127,6 +127,12 @@ class SourceAccount:
     """Rows that held a first or last token that the template puts there itself, once now."""
     rows_without_thoughts: int = 0
     """Rows of which the template leaves out what was thought before the last question."""
+    rows_with_control_tokens: int = 0
+    """Rows with documents whose own words hold the characters of control tokens."""
+    control_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Those tokens -> such rows that hold them, the most frequent first."""
+    control_token_rows: tuple[str, ...] = ()
+    """The first of these rows, as ``file:row``."""
     lengths: Lengths = Lengths()
 
     @property
@@ -237,6 +243,7 @@ def _source(value: Mapping[str, Any]) -> SourceAccount:
             "supervised": Flow(**value["supervised"]),
             "lengths": Lengths(counts, lengths["longest"], lengths["percentiles"]),
             "left": tuple(value["left"]),
+            "control_token_rows": tuple(value.get("control_token_rows", ())),
         }
     )
 
@@ -254,7 +261,7 @@ def total(sources: Iterable[SourceAccount]) -> SourceAccount:
             for f in fields(SourceAccount)
             if isinstance(getattr(found, f.name), int | Flow)
         }
-        for name in ("bad_kinds", "unread"):
+        for name in ("bad_kinds", "unread", "control_tokens"):
             counts = dict(getattr(found, name))
             for kind, count in getattr(source, name).items():
                 counts[kind] = counts.get(kind, 0) + count

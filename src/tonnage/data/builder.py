@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tonnage.data.conversation import Conversation, Pieces, RowError
+from tonnage.data.control import ControlTokens, refused
+from tonnage.data.conversation import Conversation, Pieces, RowError, as_row_error
 from tonnage.data.documents import BadRow, DocumentWriter, PartTotals
 from tonnage.data.formats import Form
 from tonnage.data.json_text import MAX_ROW_BYTES
@@ -26,8 +27,11 @@ from tonnage.data.reader import Reader
 from tonnage.data.recipe import Recipe, Script
 from tonnage.data.rendering import ChatTemplate, Request
 from tonnage.data.rows import Part, Row, lines_of, read_rows
+from tonnage.data.thoughts import check_thoughts
 from tonnage.data.tokens import Batch, Document, Encoder, supervised_count
 
+CONTROL_ROWS = 5
+"""First rows with control tokens in their words that are named."""
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 1 << 20
 FOLD = "put the system message at the beginning of the first question: data.fold_system: true"
@@ -44,6 +48,10 @@ class _Pending:
     """How many texts were asked for, to find its borders."""
     whole: str = ""
     spans: Sequence[Span] = ()
+    controls: tuple[str, ...] = ()
+    """Control tokens in its own words."""
+    as_words: bool = False
+    """Whether ``whole`` has stand-ins for all other control tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class PartBuilder:
             for template, script in zip(self._templates, recipe.scripts, strict=True)
         ]
         self._encoder = Encoder(recipe.tokenizer_json)
+        self._controls = ControlTokens(recipe.controls)
         self._pool = ThreadPoolExecutor(1) if overlap else None
 
     def close(self) -> None:
@@ -127,7 +136,8 @@ class PartBuilder:
         waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
         for chunk in _chunks(rows):
             pending = self._render(chunk, reader, totals, refuse)
-            batch = self._encoder.begin([one.whole for one in pending], [one.spans for one in pending])
+            usual = [("", ()) if one.as_words else (one.whole, one.spans) for one in pending]
+            batch = self._encoder.begin([whole for whole, _ in usual], [spans for _, spans in usual])
             running = self._run(batch)
             if waiting is not None:
                 self._collect(*waiting, add, totals, refuse)
@@ -159,33 +169,50 @@ class PartBuilder:
                 if isinstance(row, RowError):
                     raise row
                 found = reader.read(row)
-            except RowError as error:
-                refuse(number, error)
-                continue
-            except RecursionError:
-                refuse(number, RowError("wrong_type", "nested too deeply"))
+            except Exception as error:
+                refuse(number, as_row_error(error))
                 continue
             totals.rows += len(found) - 1
             for conversation in found:
-                script = min(bool(conversation.tools), len(self._templates) - 1)
-                ask: list[Request] = []
-                if conversation.is_chat:
-                    conversation = self._suited(conversation, self._recipe.scripts[script], totals)
-                    ask = requests(conversation, self._recipe.scripts[script].shape, self._recipe.train_on)
-                    wanted[script] += ask
-                pending.append(_Pending(number, conversation, script, len(ask)))
+                one = _Pending(number, conversation, min(bool(conversation.tools), len(self._templates) - 1))
+                try:
+                    asked = self._asked(one, totals) if conversation.is_chat else []
+                except Exception as error:
+                    refuse(number, as_row_error(error))
+                    continue
+                one.asked = len(asked)
+                wanted[one.script] += asked
+                pending.append(one)
         rendered = [iter(template.render_many(asked)) for template, asked in zip(self._templates, wanted, strict=True)]
         kept: list[_Pending] = []
         for one in pending:
             try:
                 self._mark(one, list(islice(rendered[one.script], one.asked)))
                 kept.append(one)
-            except RowError as error:
+            except Exception as raised:
+                error = as_row_error(raised)
                 system = one.conversation.is_chat and one.conversation.messages[0]["role"] == "system"
                 if system and "system" in self._recipe.scripts[one.script].shape.lacks:
                     error.change = error.change or FOLD
                 refuse(one.row, error)
         return kept
+
+    def _asked(self, one: _Pending, totals: PartTotals) -> list[Request]:
+        """What must be rendered of a conversation: what finds its borders, and where control tokens stand in its own
+        words, these broken up. Raises ``RowError``."""
+        script, setting = self._recipe.scripts[one.script], self._recipe.control_tokens
+        one.conversation = conversation = self._suited(one.conversation, script, totals)
+        for number, message in enumerate(conversation.messages):
+            if message["role"] == "assistant":
+                check_thoughts(message, number)
+        asked = requests(conversation, script.shape, self._recipe.train_on)
+        one.controls = self._controls.in_words(conversation.messages, conversation.tools)
+        if one.controls and setting == "error":
+            raise refused(one.controls)
+        one.as_words = bool(one.controls) and setting == "text" and script.shape.writes_turns
+        if one.as_words:
+            asked.append((*self._controls.broken(conversation.messages, conversation.tools), False))
+        return asked
 
     def _suited(self, conversation: Conversation, script: Script, totals: PartTotals) -> Conversation:
         """The conversation without tokens that the template will put there, and without a system message of its own
@@ -200,12 +227,13 @@ class PartBuilder:
         closed = [
             at
             for at, message in enumerate(messages)
-            if message["role"] == "assistant" and message["content"].endswith(ends)
+            if message["role"] == "assistant" and message["content"].rstrip().endswith(ends)
         ]
         if not begins and not closed:
             return conversation
+        conversation = _without_ends(conversation, start if begins else "", closed, ends)
         totals.trimmed += 1
-        return _without_ends(conversation, start if begins else "", closed, ends)
+        return conversation
 
     def _mark(self, one: _Pending, texts: Sequence[str | RowError]) -> None:
         conversation = one.conversation
@@ -217,8 +245,11 @@ class PartBuilder:
             whole = texts[0]
             if isinstance(whole, RowError):
                 raise whole
-            one.whole = whole
-            one.spans = self._borders[one.script].find(conversation, whole, texts[1:])
+            openings, broken = (texts[1:-1], texts[-1]) if one.as_words else (texts[1:], whole)
+            one.spans = self._borders[one.script].find(conversation, whole, openings)
+            if isinstance(broken, RowError):
+                raise broken
+            one.whole = self._controls.words(whole, broken) if one.as_words else whole
         if len(one.whole) > MAX_ROW_BYTES:
             raise RowError(
                 "too_large", f"the row makes a text of {len(one.whole):,} characters; at most {MAX_ROW_BYTES:,}"
@@ -255,14 +286,21 @@ class PartBuilder:
         for one, document in zip(pending, self._encoder.documents(batch), strict=True):
             if one.conversation.ids is not None:
                 document = self._of_ids(one.conversation)
+            elif one.as_words:
+                document = self._controls.encoder(self._recipe.tokenizer_json).document(one.whole, one.spans)
             if isinstance(document, RowError):
                 refuse(one.row, document)
                 continue
-            totals.moved += document.moved
             supervised = supervised_count(document.spans)
             if not supervised:
                 refuse(one.row, RowError("nothing_supervised", "no token of the row is trained on"))
                 continue
+            totals.moved += document.moved
+            if one.controls:
+                totals.with_controls += 1
+                totals.control_rows = [*totals.control_rows, one.row][:CONTROL_ROWS]
+                for token in one.controls:
+                    totals.controls[token] = totals.controls.get(token, 0) + 1
             totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
             add(one.row, document, supervised, one.conversation.carried)
 
@@ -312,14 +350,18 @@ def _without_ends(conversation: Conversation, start: str, closed: Sequence[int],
                 messages[0][name] = messages[0][name].removeprefix(start)
     for at in closed:
         content = messages[at]["content"]
-        end = next(end for end in ends if content.endswith(end))
-        messages[at]["content"] = content.removesuffix(end)
+        end = next(end for end in ends if content.rstrip().endswith(end))
+        messages[at]["content"] = content.rstrip().removesuffix(end)
+        removed = len(content) - len(messages[at]["content"])
         if at in pieces:
             size, weight = pieces[at][-1]
-            if size < len(end):
+            if size < removed:
                 raise RowError("mask", f"message {at}: its last part is a piece of the token that closes it")
-            pieces[at] = [*pieces[at][:-1], (size - len(end), weight)]
-        if not messages[at]["content"].strip() and "tool_calls" not in messages[at]:
+            pieces[at] = [*pieces[at][:-1], (size - removed, weight)]
+        said = content.strip()
+        while ended := next((end for end in ends if said.endswith(end)), ""):
+            said = said.removesuffix(ended).rstrip()
+        if not said and "tool_calls" not in messages[at]:
             raise RowError("empty_answer", f"message {at}: nothing but the token that closes it")
     return replace(conversation, messages=messages, pieces=pieces)
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tonnage.errors import TonnageError
+
 Message = dict[str, Any]
 
 Pieces = list[tuple[int, float]]
@@ -37,6 +39,26 @@ class RowError(Exception):
         if num_bytes:
             self.reason += f"; {num_bytes:,} bytes of the file are not read because of it"
         return self
+
+
+def as_row_error(error: Exception) -> RowError:
+    """What is wrong with the row at which something was raised, whatever that was.
+
+    Raises it again where it is not the row's: what the user has to know (``TonnageError``), what the system refuses,
+    and memory that is full.
+    """
+    if isinstance(error, RowError):
+        return error
+    if isinstance(error, TonnageError | OSError | MemoryError):
+        raise error
+    if isinstance(error, RecursionError):
+        return RowError("wrong_type", "nested too deeply")
+    reason = str(error).splitlines()[0][:300] if str(error) else "no reason"
+    return RowError(
+        "unexpected",
+        f"it cannot be prepared ({type(error).__name__}: {reason})",
+        "take it out, and report it: tonnage should have said what is wrong with it",
+    )
 
 
 @dataclass(slots=True)

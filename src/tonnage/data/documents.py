@@ -61,6 +61,12 @@ class PartTotals:
     """Conversations that held a token which the template puts there too."""
     thoughts: int = 0
     """Conversations of which the template leaves thoughts out, before the last question."""
+    with_controls: int = 0
+    """Conversations that hold control tokens in their own words, and became documents."""
+    controls: dict[str, int] = field(default_factory=dict)
+    """Those tokens -> conversations that hold them."""
+    control_rows: list[int] = field(default_factory=list)
+    """The first rows of these."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

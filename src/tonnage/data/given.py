@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.advice import advice, written
-from tonnage.data.conversation import Conversation, RowError
+from tonnage.data.conversation import Conversation, as_row_error
 from tonnage.data.formats import FORMATS, Form, as_turns, candidates, detect, fields_of, form_of, nearest_field, rename
 from tonnage.data.options import DataOptions, Source
 from tonnage.data.reader import Reader
@@ -192,8 +191,10 @@ def _conversations(rows: Sequence[dict[str, Any]], form: Form) -> Iterator[Conve
     """The conversations of those rows that can be read."""
     reader = Reader(form)
     for row in rows:
-        with suppress(RowError, RecursionError):
+        try:
             yield from reader.read(row)
+        except Exception as error:
+            as_row_error(error)  # a bad row, which is listed when all rows are read
 
 
 def _is_single(conversation: Conversation) -> bool:

@@ -20,6 +20,7 @@ Nothing is ever searched for in a user's words, so a user who writes ``<|im_star
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from typing import Any
 from tonnage.data.conversation import Conversation, Message, RowError
 from tonnage.data.rendering import ChatTemplate, Request
 from tonnage.data.shape import TurnShape, agreement, agreement_at_end, closing
+from tonnage.data.thoughts import check_rendered
 
 Span = tuple[int, int, float]
 """First character, one past the last, weight."""
@@ -96,6 +98,7 @@ class Borders:
             if start < end:
                 raise RowError("mask", f"message {turn} begins before the one in front of it ends")
             end = self._end(conversation, turn, whole, start)
+            check_rendered(conversation.messages[turn], turn, whole[start:end])
             spans += self._weighed(conversation, turn, whole, start, end)
         return _everything_but(spans, len(whole)) if self._train_on == "all" else spans
 
@@ -255,8 +258,7 @@ def _with_other_words(message: Message) -> Message:
     """A message in which every word is another one, and nothing else is."""
 
     def other(text: str) -> str:
-        mark = next(mark for mark in _MARKS if mark not in text)
-        return mark * 3
+        return _mark_outside(text) * 3
 
     content = message["content"]
     if message["role"] == "assistant" and "</think>" in content:
@@ -283,12 +285,16 @@ def _other_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     names = list(arguments)
     changed = dict(arguments)
     for name in (names[0], names[-1]):
-        mark = next(mark for mark in _MARKS if mark not in repr(arguments[name]))
-        changed[name] = mark * 3
+        changed[name] = _mark_outside(repr(arguments[name])) * 3
     return changed
 
 
 _MARKS = tuple("◆◇◈●◉◎★☆■□▲△▼▽")
+
+
+def _mark_outside(text: str) -> str:
+    """A character that a text does not hold."""
+    return next(mark for mark in itertools.chain(_MARKS, map(chr, range(0x4E00, 0xA000))) if mark not in text)
 
 
 def _everything_but(spans: Sequence[Span], length: int) -> list[Span]:

@@ -18,6 +18,7 @@ from tonnage.errors import Problem, UserError
 
 OVER_LENGTH = ("error", "drop", "truncate", "split")
 TRAIN_ON = ("assistant", "last", "all")
+CONTROL_TOKENS = ("text", "keep", "error")
 DOCUMENTS = ("file", "paragraph", "line")
 MOST_COPIES = 1_000_000
 """How often a row may be seen in an epoch."""
@@ -98,6 +99,8 @@ class DataOptions:
     """What a template that asks for the date is told; none is today."""
     fold_system: bool = False
     """Put a system message at the beginning of the first user's, where the template takes none."""
+    control_tokens: Literal["text", "keep", "error"] = "text"
+    """What becomes of the tokenizer's control tokens where a row's own words hold their characters."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     pack: bool = True
     order: Literal["shuffled", "given"] = "shuffled"
@@ -123,6 +126,7 @@ class DataOptions:
         must(self.max_length >= 2, "data.max_length", self.max_length, "at least 2 tokens")
         must(self.over_length in OVER_LENGTH, "data.over_length", self.over_length, " | ".join(OVER_LENGTH))
         must(self.train_on in TRAIN_ON, "data.train_on", self.train_on, " | ".join(TRAIN_ON))
+        must(self.control_tokens in CONTROL_TOKENS, "data.control_tokens", self.control_tokens, "text | keep | error")
         must(self.order in ("shuffled", "given"), "data.order", self.order, "shuffled | given")
         must(self.on_bad_row in ("error", "skip"), "data.on_bad_row", self.on_bad_row, "error | skip")
         must(self.duplicates in ("keep", "drop"), "data.duplicates", self.duplicates, "keep | drop")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.data import cache as store
 from tonnage.data.account import Account
 from tonnage.data.choice import TOOL_USE, Choice, choose, extended, of_tokenizer
+from tonnage.data.control import KEPT, control_tokens
 from tonnage.data.documents import Documents, PartTotals
 from tonnage.data.formats import Form
 from tonnage.data.given import Sources, read_sources
@@ -85,6 +86,7 @@ def prepare(
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
     recipe = _recipe(own, options, sources.formats)
+    own.init_kwargs = _with_kept(own, recipe)
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
         count = num_processes(sources.total_bytes, len(sources.parts)) if processes is None else processes
@@ -141,18 +143,29 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
     templates = [of_tokenizer(tokenizer, one, options.template_arguments, today) for one in tools]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
+    shapes = [turn_shape(one, tokenizer) for one in templates]
     return Recipe(
         tokenizer_json=plain_json(backend),
         scripts=tuple(
-            Script(one.text, dict(one.special), dict(one.arguments), one.date, turn_shape(one, tokenizer))
-            for one in templates
+            Script(one.text, dict(one.special), dict(one.arguments), one.date, shape)
+            for one, shape in zip(templates, shapes, strict=True)
         ),
         train_on=options.train_on,
         fold_system=options.fold_system,
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
         carry=options.carry,
+        control_tokens=options.control_tokens,
+        controls=control_tokens(tokenizer, shapes, options.added_tokens),
     )
+
+
+def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, Any]:
+    """The tokenizer's settings, with the control tokens that stay tokens where a prompt holds them."""
+    words = () if recipe.control_tokens == "keep" else recipe.controls
+    kept = [token for token in control_tokens(tokenizer, [one.shape for one in recipe.scripts]) if token not in words]
+    settings = {name: value for name, value in tokenizer.init_kwargs.items() if name != KEPT}
+    return settings | ({KEPT: kept} if kept else {})
 
 
 def _documents(
@@ -218,6 +231,7 @@ def _packs(
         "template_arguments": dict(options.template_arguments),
         "date": str(options.date or ""),
         "fold_system": options.fold_system,
+        "control_tokens": options.control_tokens,
     }
     weights = [(source.weight, source.first) for source in sources.given]
     name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])

@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data.choice import of_tokenizer
+from tonnage.data.control import KEPT, ControlTokens, control_tokens, special_tokens
 from tonnage.data.conversation import Conversation, Message, RowError
 from tonnage.data.rendering import ChatTemplate
 from tonnage.data.shape import TurnShape
+from tonnage.data.tokens import plain_json
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -22,22 +24,34 @@ def encode_prompt(
 ) -> list[int]:
     """Tokens of a conversation up to and including the opening of the assistant's next turn.
 
-    These are exactly the tokens that stand before the assistant's answer in training. Raises ``UserError`` when the
-    tokenizer has no template or its template refuses the conversation.
+    These are exactly the tokens that stand before the assistant's answer in training: control tokens in the words of
+    messages are words, unless the tokenizer's run kept them. Raises ``UserError`` when the tokenizer has no template,
+    or its template refuses the conversation.
     """
     tools = conversation.tools if isinstance(conversation, Conversation) else None
     given = conversation.messages if isinstance(conversation, Conversation) else conversation
     messages: list[Message] = [dict(message) for message in given]
     template = of_tokenizer(tokenizer, tools)
     shape = turn_shape(template, tokenizer)
+    kept = tokenizer.init_kwargs.get(KEPT, ())
+    controls = _controls(tuple(token for token in control_tokens(tokenizer, [shape]) if token not in kept))
     try:
         text = shape.opening(template.render(messages, tools, opened=shape.opens))
+        text.encode()
+        if shape.writes_turns and controls.in_words(messages, tools):
+            broken = shape.opening(template.render(*controls.broken(messages, tools), opened=shape.opens))
+            return controls.encoder(plain_json(tokenizer.backend_tokenizer)).ids(controls.words(text, broken))
     except RowError as error:
-        raise UserError(
-            Problem(found=f"the conversation cannot be rendered ({error.reason})", needed="messages the template knows")
-        ) from error
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+        reason, needed = error.reason, "messages the template knows"
+    except UnicodeEncodeError as error:
+        reason, needed = f"{error.object[error.start]!r} is not valid Unicode", "text"
+    else:
+        ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+        return ids
+    raise UserError(Problem(found=f"the conversation cannot be rendered ({reason})", needed=needed))
+
+
+_controls = lru_cache(maxsize=4)(ControlTokens)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -61,9 +75,3 @@ def turn_shape(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> Tu
 def _shape(text: str, told: str, date: str, tokens: tuple[str, ...]) -> TurnShape:
     special, arguments = json.loads(told)
     return TurnShape.of(ChatTemplate(text, special, arguments, date), tokens)
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Texts of all special tokens."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return tuple(dict.fromkeys([*map(str, tokenizer.all_special_tokens), *added]))

@@ -45,6 +45,10 @@ class Recipe:
     """What goes after a plain text: the end-of-text token."""
     carry: tuple[str, ...] = ()
     """Columns of the rows, numbers, that go with each document."""
+    control_tokens: str = "text"
+    """What becomes of control tokens in the words of rows: text | keep | error."""
+    controls: tuple[str, ...] = ()
+    """Which those are."""
 
     def to_json(self) -> str:
         """The recipe as JSON."""
@@ -62,5 +66,5 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """The recipe back from ``to_json``."""
         value = json.loads(text)
-        scripts, carry = tuple(map(Script.from_json, value.pop("scripts"))), tuple(value.pop("carry"))
-        return Recipe(scripts=scripts, carry=carry, **value)
+        scripts = tuple(map(Script.from_json, value.pop("scripts")))
+        return Recipe(scripts=scripts, **{name: tuple(v) if isinstance(v, list) else v for name, v in value.items()})

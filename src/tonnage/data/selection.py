@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
+from tonnage.data.builder import CONTROL_ROWS
 from tonnage.data.choice import Choice
-from tonnage.data.documents import Documents, half_read_files
+from tonnage.data.documents import Documents, StoredPart, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
 from tonnage.data.options import DataOptions
@@ -265,6 +266,9 @@ class Selection:
             turns_moved=sum(part.totals.moved for part in parts),
             rows_trimmed=sum(part.totals.trimmed for part in parts),
             rows_without_thoughts=sum(part.totals.thoughts for part in parts),
+            rows_with_control_tokens=sum(part.totals.with_controls for part in parts),
+            control_tokens=most_first(part.totals.controls for part in parts),
+            control_token_rows=_places(parts),
             lengths=Lengths.of(self.lengths[here]),
         )
 
@@ -282,6 +286,12 @@ class Selection:
             duplicate=count(whole, self.duplicate_dropped),
             left_out=count(whole, self.left_out),
         )
+
+
+def _places(parts: Sequence[StoredPart]) -> tuple[str, ...]:
+    """The first rows with control tokens in their words."""
+    places = [part.where(row) for part in parts for row in part.totals.control_rows]
+    return tuple(f"{Path(file).name}:{row}" for file, row in dict.fromkeys(places))[:CONTROL_ROWS]
 
 
 def most_first(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

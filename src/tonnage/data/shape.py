@@ -68,6 +68,13 @@ class TurnShape:
     """Of ``ends``, those that stand inside of a turn as well, behind its thought."""
     lacks: tuple[str, ...] = ()
     """What it has no place for: of system, tools, calls, results, thoughts."""
+    frame: str = ""
+    """What it writes around the words of a system message, questions and answers."""
+
+    @property
+    def writes_turns(self) -> bool:
+        """Whether anything tells the assistant's words from those before them."""
+        return bool((self.opener or self.header or self.earlier_header).strip())
 
     @property
     def end(self) -> str:
@@ -138,6 +145,7 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
         ends.append(after_call[-1])
     thought = _text(template, [_ASK, _THOUGHT], tools) or ""
     said = thought.find("Both of them.", len(before))
+    talk = [{"role": "system", "content": "Mind the plums."}, _ASK, both]
     within = [end for end in ends if len(ends) > 1 and end in thought[len(before) : max(said, len(before))]]
     return TurnShape(
         opens,
@@ -149,6 +157,7 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
         ordered,
         tuple(within),
         tuple(_lacking(template, tools)),
+        re.sub("Mind the plums.|Which one\\?|Both of them.|Neither.", "", four + (_text(template, talk, tools) or "")),
     )
 
 

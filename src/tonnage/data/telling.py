@@ -80,6 +80,9 @@ def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
             f"{whole.turns_moved:,} answers begin inside of a token that also holds the end of what is before them; "
             "that token is supervised"
         )
+    for source in account.sources:
+        if source.rows_with_control_tokens:
+            yield _control_tokens(source, account), "yellow"
     if whole.rows_bad:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in whole.bad_kinds.items())
         yield f"bad rows: {kinds}; listed in {account.bad_rows_file}", "yellow"
@@ -92,6 +95,20 @@ def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
         yield f"{account.supervised_loss:.2%} of the supervised tokens are cut", "yellow"
     if account.rows_in_both:
         yield f"{account.rows_in_both:,} validation rows are in the training data as well", "yellow"
+
+
+def _control_tokens(source: SourceAccount, account: Account) -> str:
+    """How many rows of a source hold control tokens in their own words, which and where, and what became of them."""
+    tokens = _some([f"{token} ({count:,})" for token, count in source.control_tokens.items()])
+    more = source.rows_with_control_tokens - len(source.control_token_rows)
+    places = ", ".join(source.control_token_rows) + (f" and {more:,} more" if more > 0 else "")
+    setting = account.options.get("control_tokens", "keep")
+    as_words = setting == "text" and account.template != "plain"
+    return (
+        f"{file_name(source.name)}: {source.rows_with_control_tokens:,} rows hold control tokens in their own words, "
+        f"{'trained as words' if as_words else 'which stay tokens'} (data.control_tokens: {setting}): {tokens}; "
+        f"in {places}"
+    )
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

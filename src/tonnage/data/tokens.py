@@ -20,13 +20,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonnage.data.conversation import RowError
+from tonnage.data.conversation import RowError, as_row_error
 from tonnage.data.masks import Span
 from tonnage.data.words import WINDOW_WORDS, Scanner, split_pattern
 
@@ -141,6 +141,8 @@ class Encoder:
 
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = _plain(tokenizer_json)
+        self.names: Mapping[str, str] = {}
+        """What tokens are called in a message, where it is not what they are."""
         self._by_word = split_pattern(self._tokenizer) is not None
         self._normalizer = self._tokenizer.normalizer
         self._windows: dict[str, list[int]] = {}
@@ -206,8 +208,8 @@ class Encoder:
                 if isinstance(encoding, RowError):
                     raise encoding
                 yield self._place(text, encoding, spans)
-            except RowError as error:
-                yield error
+            except Exception as error:
+                yield as_row_error(error)
 
     def _encode(self, texts: list[str]) -> list[Encoding | RowError]:
         """Encodings of whole texts; a text that is not valid Unicode gives a ``RowError`` in its place."""
@@ -223,7 +225,16 @@ class Encoder:
             return RowError(
                 "invalid_utf8", f"character {error.start} of the text is not valid Unicode ({text[error.start]!r})"
             )
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # such as of a vocabulary that lacks a character, and has no token for what it lacks
+            return RowError("tokenizer", f"the tokenizer does not take the text ({error})")
+
+    def document(self, text: str, spans: Sequence[Span]) -> Document | RowError:
+        """The document of one text, or why there is none."""
+        batch = self.begin([text], [spans])
+        self.run(batch)
+        return next(self.documents(batch))
 
     def ids(self, text: str) -> list[int]:
         """Tokens of one text."""
@@ -288,7 +299,13 @@ class Encoder:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def _show(self, ids: list[int], at: int) -> str:
-        return repr([self._tokenizer.id_to_token(token) for token in ids[at : at + 3]])
+        tokens = map(self._tokenizer.id_to_token, ids[at : at + 3])
+        return repr([self.names.get(token, token) for token in tokens])
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token; ``None`` if there is none."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
 
     def _window_holds(self, text: str, encoding: Encoding, ids: list[int], at: int, token: int) -> bool:
         if token < len(ids):

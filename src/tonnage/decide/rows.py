@@ -62,6 +62,7 @@ def data_options(config: Config) -> DataOptions:
         added_tokens=data.added_tokens,
         date=None if data.date == "auto" else datetime.date.fromisoformat(data.date),
         fold_system=data.fold_system,
+        control_tokens=data.control_tokens,
         train_on=data.train_on,
         pack=data.pack,
         order=data.order,

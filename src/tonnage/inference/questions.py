@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from tonnage.data import Source
-from tonnage.data.conversation import Conversation, Message, RowError
+from tonnage.data.conversation import Conversation, Message, RowError, as_row_error
 from tonnage.data.formats import FORMATS, Form, candidates, form_of, rename
 from tonnage.data.reader import Reader
 from tonnage.data.rows import Part, lines_of, read_rows
@@ -51,8 +51,8 @@ def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[
             if isinstance(row, RowError):
                 raise row
             questions += _questions(row, source)
-        except RowError as error:
-            problems.append(Problem(error.reason, "a row that can be asked", where=where))
+        except Exception as error:
+            problems.append(Problem(as_row_error(error).reason, "a row that can be asked", where=where))
     if problems:
         more = [Problem(f"{len(problems) - MOST_TOLD} more rows like these", "rows that can be asked")]
         raise UserError(*problems[:MOST_TOLD], *(more if len(problems) > MOST_TOLD else []))
