@@ -35,7 +35,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
 from tonnage.kernels.regions import region_of
-from tonnage.model.anatomy import Anatomy
+from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
 from tonnage.model.packed_layers import compute, forward_linear, stacks_of
@@ -216,7 +216,7 @@ def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Param
             yield from anatomy.head.parameters()
         case "norms":
             for path, module in model.named_modules():
-                if "norm" in type(module).__name__.lower() or "norm" in path.rpartition(".")[2].lower():
+                if is_norm(path, module):
                     yield from module.parameters(recurse=False)
 
 
