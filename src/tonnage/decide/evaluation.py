@@ -20,14 +20,14 @@ from transformers import PreTrainedConfig
 
 from tonnage.config.bounds import figure_of
 from tonnage.data import DataOptions, Prepared, Progress, Source, encode_prompt, prepare, silent
-from tonnage.decide.models import code_allowed, use_kernels_of
+from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.host.threads import usable_cores
-from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, form_of, generate, load, resolve_model
+from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, form_of, generate, load, place_of, resolve_model
 from tonnage.inference.questions import Question, read_questions
 from tonnage.kernels.threads import use_threads
-from tonnage.model.files import ModelFiles, check_fit, find_model, positions_of, read_model_config, read_tokenizer
+from tonnage.model.files import ModelFiles, check_fit, positions_of, read_model, read_tokenizer
 from tonnage.model.matching import ANY, check_weights
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.place import find_place
@@ -93,27 +93,24 @@ def evaluate_model(
     pattern: str | None = None,
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     trust_remote_code: bool = False,
+    allow_unexpected: Sequence[str] = (),
     tell: Callable[[str], None] = lambda told: None,
 ) -> Evaluation:
     """Evaluate a run, a model directory or a hub id on files of rows, in this process; a run with the kernels that it
     was trained with.
 
     ``answers`` is the most rows that answers are generated to, which ``scorer`` scores besides exact match
-    (``training.scorers``); ``tell`` hears what is remarkable about the weights.
+    (``training.scorers``). Tensors that the model has no place for are refused but for ``allow_unexpected`` and those
+    that the run allowed; ``tell`` hears what is remarkable about the weights.
 
     Raises:
         UserError: no such model, rows that cannot be read, or the two do not belong together.
     """
-    trusted = code_allowed(model, trust_remote_code)
     scorers = scorers_of(scorer, pattern)
-    directory = str(resolve_model(model, trust_remote_code=trusted))
-    use_kernels_of(model)
-    files = find_model(directory)
-    config = read_model_config(files, trust_remote_code=trusted)
+    unexpected = unexpected_allowed(model, allow_unexpected)
+    files, config = checked_model(model, unexpected, trust_remote_code=trust_remote_code, tell=tell)
+    trusted = code_allowed(model, trust_remote_code)
     tokenizer = read_tokenizer(files, trust_remote_code=trusted)
-    weights = check_weights(files, config, allow_unexpected=ANY)
-    if weights.left_out:
-        tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
     max_length = min(max_length, positions_of(config) or max_length)
     check_fit(config, tokenizer, max_length)
     sources = tuple(Source(path, format=format) for path in data)
@@ -126,7 +123,10 @@ def evaluate_model(
     )
     if said is None:  # by a model that is loaded once more: the other is gone
         gc.collect()
-        loaded = load(directory, template=template, **form_of(asked), trust_remote_code=trusted, tell=tell)
+        form = form_of(asked)
+        loaded = load(
+            place_of(files), template=template, **form, trust_remote_code=trusted, allow_unexpected=unexpected, tell=tell
+        )
         conversations = [question.conversation for question in asked]
         shown = _shown(progress)
         said = generate(loaded, conversations, Decoding(max_new_tokens), progress=shown)
@@ -140,6 +140,29 @@ def evaluate_model(
     exact = int(sum(scores["exact_match"]))
     tokens = prepared.train.supervised_tokens
     return Evaluation(told.loss.value, tokens, len(asked) if answers else None, exact, evaluated)
+
+
+def checked_model(
+    model: str,
+    allow_unexpected: Sequence[str],
+    *,
+    trust_remote_code: bool,
+    tell: Callable[[str], None] = lambda told: None,
+) -> tuple[ModelFiles, PreTrainedConfig]:
+    """The files of a run, a model directory or a hub id, and what they describe, after the checks that training makes;
+    this process computes with the run's kernels from here on.
+
+    Raises:
+        UserError: no such model, or its weights are not those that config.json describes, ``allow_unexpected`` aside.
+    """
+    trusted = code_allowed(model, trust_remote_code)
+    directory = str(resolve_model(model, trust_remote_code=trusted))
+    use_kernels_of(model)
+    files, config = read_model(directory, trust_remote_code=trusted)
+    weights = check_weights(files, config, allow_unexpected=allow_unexpected)
+    if weights.left_out:
+        tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
+    return files, config
 
 
 def scorers_of(scorer: str, pattern: str | None = None) -> dict[str, Scorer]:

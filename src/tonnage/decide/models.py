@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -137,6 +137,13 @@ def code_allowed(model: str, given: bool) -> bool:
     """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
     run = RunDirectory(model)
     return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
+
+
+def unexpected_allowed(model: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of tensors that a model may have no place for: those ``given``, and those of the run that made it."""
+    run = RunDirectory(model)
+    of_run = read_config(run.config, [], check_files=False).allow_unexpected if run.config.exists() else ()
+    return (*given, *of_run)
 
 
 def use_kernels_of(model: str) -> None:
