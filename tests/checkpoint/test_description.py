@@ -149,7 +149,6 @@ def test_an_end_of_text_that_is_no_token_is_not_replaced_without_a_word(tmp_path
     assert [str(broken) in note and "which is not token ids" in note for note in notes] == [True]
 
 
-
 @pytest.mark.parametrize(
     ("own", "config", "stops", "expected", "in_config"),
     [

@@ -182,6 +182,7 @@ def test_python_answers_with_no_half_a_model_either(model: Callable[..., Path]) 
     folder.mkdir()
     shutil.copyfile(config_for(half), folder / "config.yaml")
     (folder / "export").symlink_to(half)
+    (folder / "plan.json").touch()
     done, rows = tonnage.open_run(folder), [{"instruction": "a", "output": "b"}]
     for ask in (lambda: done.generate(["abc"]), done.chat, lambda: done.evaluate(rows)):
         with pytest.raises(UserError, match="no place for"):
@@ -278,8 +279,9 @@ def test_an_evaluation_says_what_it_leaves_out(model: Callable[..., Path], monke
     rows = tiny.write_rows(more.parent / "rows.jsonl", tiny.alpaca_rows(3))
     monkeypatch.setenv("TONNAGE_CACHE", str(more.parent / "cache"))
     words = ["eval", str(more), "--data", str(rows), "--max-length", "512", "--exact-match", "0"]
-    assert "change: put the right config.json beside them, or, to go on without them, --allow-unexpected 'visual.*'" in (
-        entry.refusal(*words)
+    assert (
+        "change: put the right config.json beside them, or, to go on without them, --allow-unexpected 'visual.*'"
+        in (entry.refusal(*words))
     )
     said = run(*words, "--allow-unexpected", "visual.*")
     assert "1 tensors that the model has no place for are left out" in said

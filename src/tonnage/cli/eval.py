@@ -135,7 +135,7 @@ def eval_(
             tell=console.print,
         )
     if json and speaks():
-        put(to_json(found.figures() | {"evaluation": found.evaluated.to_json()}))
+        put(to_json(found.figures() | {"evaluation": found.evaluated.to_json(), "base": found.base}))
     elif not json:
         _show(found, console)
 

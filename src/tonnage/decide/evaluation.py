@@ -11,7 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +20,10 @@ from transformers import PreTrainedConfig
 
 from tonnage.config.bounds import figure_of
 from tonnage.data import DataOptions, Prepared, Progress, Source, encode_prompt, prepare, silent
-from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
+from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
+from tonnage.host.quantized import Format
 from tonnage.host.threads import usable_cores
 from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, form_of, generate, load, place_of, resolve_model
 from tonnage.inference.questions import Question, read_questions
@@ -61,6 +62,8 @@ class Evaluation:
     """Answers that are the row's own."""
     evaluated: Evaluated = field(default_factory=Evaluated)
     """All figures with their intervals, by source as well."""
+    base: str = "none"
+    """How the weights under the adapter were quantised, as they were in training; ``none`` where they were not."""
 
     @property
     def perplexity(self) -> float:
@@ -117,15 +120,24 @@ def evaluate_model(
     options = DataOptions(train=sources, max_length=max_length, template=template)
     prepared = prepare(options, tokenizer, progress=progress)
     asked = _questions(sources, answers, scorer, pattern)
-    names = _named(data)
+    names, form = _named(data), form_of_base(model)
+    if form is not None:
+        tell(f"The weights under the adapter are in {form}, as they were in training.")
     told, by_source, said = _judged(
-        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress, tell
+        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress, tell, form
     )
     if said is None:  # by a model that is loaded once more: the other is gone
         gc.collect()
+        if form is not None:
+            tell(f"Answers are given with the adapter merged into the original weights, not into {form}.")
         form = form_of(asked)
         loaded = load(
-            place_of(files), template=template, **form, trust_remote_code=trusted, allow_unexpected=unexpected, tell=tell
+            place_of(files),
+            template=template,
+            **form,
+            trust_remote_code=trusted,
+            allow_unexpected=unexpected,
+            tell=tell,
         )
         conversations = [question.conversation for question in asked]
         shown = _shown(progress)
@@ -139,7 +151,7 @@ def evaluate_model(
     evaluated = Evaluated(told, by_source, scores=figures, answers=len(asked))
     exact = int(sum(scores["exact_match"]))
     tokens = prepared.train.supervised_tokens
-    return Evaluation(told.loss.value, tokens, len(asked) if answers else None, exact, evaluated)
+    return Evaluation(told.loss.value, tokens, len(asked) if answers else None, exact, evaluated, form or "none")
 
 
 def checked_model(
@@ -222,6 +234,7 @@ def _judged(
     max_new_tokens: int,
     progress: Progress,
     tell: Callable[[str], None],
+    quantize: Format | None,
 ) -> tuple[Told, dict[str, Told], list[str] | None]:
     """Figures of all rows and by source, and the answers to the questions; None where another has to give them."""
     rows = prepared.train
@@ -232,7 +245,7 @@ def _judged(
             long_documents=outgrows(config, max_length),
             cache=default_directory(),
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision, tell)
+        pipeline, dtypes = assembled(files, config, world, isolation, precision, tell, quantize)
         deal = deal_of(isolation, max_length, world, dtypes)
         told, by_source = judge(
             pipeline,
@@ -258,9 +271,11 @@ def assembled(
     isolation: Isolation,
     precision: Literal["auto", "bf16", "fp32"],
     tell: Callable[[str], None] = lambda told: None,
+    quantize: Format | None = None,
 ) -> tuple[Pipeline, Precision]:
     """The model that is evaluated, in a type of its own or another, and the types of its numbers. ``tell`` hears where
-    it has no room on a GPU."""
+    it has no room on a GPU. The weights under an adapter are those that it was trained over, if in the form that
+    ``quantize`` says."""
     compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
     dtypes = Precision.of(compute, world.data_size)
     found = assemble_model(
@@ -271,7 +286,7 @@ def assembled(
         allow_unexpected=ANY,
         arrangement=isolation.arrangement,
         attention=isolation.attention,
-        trains=trains_of_files(files, config),
+        trains=replace(trains_of_files(files, config), quantize=quantize if files.adapter is not None else None),
         evaluates=True,
     )
     if found.placed.on_host is not None:

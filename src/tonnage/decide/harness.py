@@ -21,7 +21,7 @@ import torch
 
 from tonnage.data import Progress, silent
 from tonnage.decide.evaluation import MOST_TOGETHER, assembled, checked_model, kept_tokens, ranks
-from tonnage.decide.models import code_allowed, unexpected_allowed
+from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.inference.generate import place_of
@@ -103,7 +103,7 @@ def evaluate_tasks(
         isolation = isolation_of(
             config, device=world.device, long_documents=outgrows(config, length), cache=default_directory()
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision)
+        pipeline, dtypes = assembled(files, config, world, isolation, precision, quantize=form_of_base(model))
         engine = Engine(
             pipeline,
             world,

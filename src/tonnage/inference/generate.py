@@ -186,8 +186,8 @@ def _blocks(model: Any, device: Any) -> Sequence[Any]:
 
 
 def _check_special_tokens(settings: Any, num_embeddings: int, where: str) -> None:
-    """Refuse ids of tokens that transformers would take for some and that are none: a fraction, a text, 2 to the 64; and
-    an end of text that no answer can reach."""
+    """Refuse ids of tokens that transformers would take for some and that are none: a fraction, a text, 2 to the 64;
+    and an end of text that no answer can reach."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         value = getattr(settings, name, None)
         most = num_embeddings if name == "eos_token_id" else 2**31  # some models pad with an id beyond their rows

@@ -8,7 +8,6 @@ nothing outside of the directory is read on its behalf, and no code of its own r
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -194,7 +193,7 @@ def _dangling(link: Path) -> Problem:
     """What is said of a link to a file that is not there."""
     return Problem(
         where=str(link),
-        found=f"a link to {os.readlink(link)}, where no file is",
+        found=f"a link to {link.readlink()}, where no file is",
         needed="weights",
         change="put the file there, or download the model again (a copied hub cache has links into its blobs)",
     )

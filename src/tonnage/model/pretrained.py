@@ -23,11 +23,9 @@ from tonnage.model.stored import read_headers
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_pretrained(
-    files: ModelFiles, *, trust_remote_code: bool = False, allow_unexpected: Sequence[str] = ()
-) -> Any:
-    """The model of a directory in the type of its weights, on the CPU; ``allow_unexpected`` are patterns of tensors that
-    may be left out, for which it has no place.
+def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow_unexpected: Sequence[str] = ()) -> Any:
+    """The model of a directory in the type of its weights, on the CPU; ``allow_unexpected`` are patterns of tensors
+    that may be left out, for which it has no place.
 
     Raises:
         UserError: weights are missing, damaged or not finite, there are others than config.json describes, or

@@ -36,11 +36,12 @@ class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
 
     ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole blocks.
-    ``decay`` is applied to parameters with two or more dimensions, but for those that are ``undecayed``: biases and norms
-    of several dimensions, by name (``model.anatomy.undecayed``). ``moments`` is how the moments rest, ``tier`` where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose
-    memory is a file. ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter
-    (1 if not named). ``seed`` is that of the random bits which round bf16 moments. ``device_copies`` are what a device
-    computes with, and has gradients of, where the parameters are in the host's memory.
+    ``decay`` is applied to parameters with two or more dimensions, but for those that are ``undecayed``: biases and
+    norms of several dimensions, by name (``model.anatomy.undecayed``). ``moments`` is how the moments rest, ``tier``
+    where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
+    ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter (1 if not named).
+    ``seed`` is that of the random bits which round bf16 moments. ``device_copies`` are what a device computes with, and
+    has gradients of, where the parameters are in the host's memory.
 
     ``turns`` says in which order a forward pass needs the parameters (0 if not named). With it, an update goes on in
     the background, in this order, while the next forward pass begins, which must ``wait_for`` each turn. The numbers
