@@ -142,6 +142,13 @@ def test_the_models_own_decoding_is_kept_and_our_stop_tokens_added(tmp_path: Pat
     assert GenerationConfig.from_pretrained(out).temperature == 0.6
 
 
+@pytest.mark.parametrize("broken", ["<|end|>", [], 9999, [256, -1]])
+def test_an_end_of_text_that_is_no_token_is_not_replaced_without_a_word(tmp_path: Path, broken: Any) -> None:
+    out, notes = described(tmp_path, llama_config(), OWN | {"eos_token_id": broken}, stop_tokens=[5])
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == [256, 5]
+    assert [str(broken) in note and "which is not token ids" in note for note in notes] == [True]
+
+
 @pytest.mark.parametrize(
     ("own", "config", "stops", "expected", "in_config"),
     [

@@ -14,14 +14,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+import entry
 import tiny
+import tonnage
 from tonnage.cli.main import app
 from tonnage.config import compare, read_config
 from tonnage.config.changes import as_json
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
 from tonnage.inference.generate import Decoding, generate, load
+from tonnage.model import pretrained
 from tonnage.model.files import find_model
+from tonnage.model.matching import Weights
 from tonnage.planning.plan import Plan, WeightFacts
 
 HEAD = "lm_head.weight"
@@ -127,13 +131,13 @@ def test_a_run_goes_on_whatever_may_be_missing_but_not_as_another_revision(model
 
 
 def test_answers_come_from_whole_weights_whatever_lies_beside_them(whole: Path, model: Callable[..., Path]) -> None:
-    """Under the prefixes of wrappers, with a stale entry of quantisation, beside a tower that nobody reads."""
+    """Under the prefixes of wrappers, with a stale entry of quantisation, beside a tower that may be left out."""
     asked = [[{"role": "user", "content": "abc"}]]
     expected = generate(load(whole, template="plain"), asked, Decoding(8))
     entry = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     more = {"visual.scale": torch.ones(3)}
     beside = model(lambda t: t | more, quantization_config=entry)
-    assert generate(load(beside, template="plain"), asked, Decoding(8)) == expected
+    assert generate(load(beside, template="plain", allow_unexpected=["visual.*"]), asked, Decoding(8)) == expected
     shutil.rmtree(beside)
     other = model(lambda t: t, transformers_weights="other.safetensors")
     save_file(
@@ -142,15 +146,94 @@ def test_answers_come_from_whole_weights_whatever_lies_beside_them(whole: Path, 
     assert generate(load(other, template="plain"), asked, Decoding(8)) == expected
     shutil.rmtree(other)
     wrapped = model(lambda t: {f"module._orig_mod.{n}": v for n, v in t.items()} | more, quantization_config=entry)
-    assert generate(load(wrapped, template="plain"), asked, Decoding(8)) == expected
+    assert generate(load(wrapped, template="plain", allow_unexpected=["*visual*"]), asked, Decoding(8)) == expected
 
 
-def test_no_answer_comes_from_weights_that_nobody_found(model: Callable[..., Path]) -> None:
-    lost = model(lambda t: {name: value for name, value in t.items() if "up_proj" not in name})
-    rows = tiny.write_rows(lost.parent / "rows.jsonl", tiny.alpaca_rows(3))
-    for words in (("generate", lost, "--prompt", "abc"), ("chat", lost), ("eval", lost, "--data", rows)):
-        with pytest.raises(UserError, match="not in the weight files"):
-            run(*words)
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "eval", "plan", "init"])
+@pytest.mark.parametrize(
+    ("layers", "found"),
+    [
+        (0, "tensors that the model has no place for: model.layers.0.input_layernorm.weight"),
+        (2, "parameters are not in the weight files: model.layers.1."),
+    ],
+)
+def test_no_command_answers_with_half_a_model(
+    command: str, layers: int, found: str, model: Callable[..., Path]
+) -> None:
+    half = model(lambda t: t, num_hidden_layers=layers)
+    rows = tiny.write_rows(half.parent / "rows.jsonl", tiny.alpaca_rows(3))
+    words = {
+        "generate": ["--prompt", "abc"],
+        "serve": ["--port", "0"],
+        "eval": ["--data", str(rows)],
+        "plan": [f"data.train={rows}", "data.max_length=128"],
+        "init": [str(rows), "--output", str(half.parent / "new.yaml")],
+    }
+    said = entry.refusal(command, str(half), *words.get(command, []))
+    assert found in said
+    if command in ("generate", "chat", "serve", "eval"):
+        assert "allow_missing" not in said
+        assert (" --allow-unexpected 'model.layers.0.*'" in said) == (layers == 0)
+
+
+def test_python_answers_with_no_half_a_model_either(model: Callable[..., Path]) -> None:
+    half = model(lambda t: t, num_hidden_layers=0)
+    folder = half.parent / "run"
+    folder.mkdir()
+    shutil.copyfile(config_for(half), folder / "config.yaml")
+    (folder / "export").symlink_to(half)
+    (folder / "plan.json").touch()
+    done, rows = tonnage.open_run(folder), [{"instruction": "a", "output": "b"}]
+    for ask in (lambda: done.generate(["abc"]), done.chat, lambda: done.evaluate(rows)):
+        with pytest.raises(UserError, match="no place for"):
+            ask()
+
+
+@pytest.mark.slow
+def test_what_may_be_left_out_is_said_by_an_option_or_by_the_run(model: Callable[..., Path]) -> None:
+    config = config_for(
+        model(lambda t: t | {"visual.scale": torch.ones(3)}),
+        allow_unexpected=["visual.*"],
+        adapter={"rank": 2},
+        track=[],
+    )
+    run("train", config)
+    made, words = config.parent / "run", ["--prompt", "abc", "--max-new-tokens", "2"]
+    answer = run("generate", made, *words)
+    assert "visual.scale" in entry.refusal("generate", str(made / "export"), *words)
+    assert run("generate", made / "export", *words, "--allow-unexpected", "visual.*") == answer
+
+
+def test_a_quantised_model_that_transformers_loads_has_all_its_tensors(
+    model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of packed weights transformers alone knows which belongs where: what it says of names is not left unread."""
+    whole = model(lambda t: t)
+    names = {"missing_keys": set[str](), "unexpected_keys": {"model.layers.1.mlp.up_proj.qweight"}}
+    made = pretrained.AutoModelForCausalLM.from_pretrained(whole)
+    monkeypatch.setattr(pretrained, "method_of", lambda config: "gptq")
+    monkeypatch.setattr(pretrained, "check_weights", lambda *given, **named: Weights())
+    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", lambda *given, **named: (made, names))
+    with pytest.raises(UserError, match=r"no place for: model\.layers\.1\.mlp\.up_proj\.qweight"):
+        load(whole)
+    load(whole, allow_unexpected=["model.layers.1.*"])
+    names |= {"missing_keys": {"model.norm.weight"}, "unexpected_keys": {"model.layers.0.mlp.up_proj.g_idx"}}
+    with pytest.raises(UserError, match=r"not in the weight files: model\.norm\.weight"):
+        load(whole)
+
+
+def test_links_that_lead_nowhere_are_followed_in_words(model: Callable[..., Path]) -> None:
+    copied = model(lambda t: t)
+    (copied / "model.safetensors").unlink()
+    (copied / "model.safetensors").symlink_to("../blobs/0a1b")
+    rows = tiny.write_rows(copied.parent / "rows.jsonl", tiny.alpaca_rows(3))
+    for words in (("generate", "--prompt", "abc"), ("plan", f"data.train={rows}")):
+        said = entry.refusal(words[0], str(copied), *words[1:])
+        assert f"{copied / 'model.safetensors'}: a link to ../blobs/0a1b, where no file is" in said
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (copied / "model.safetensors.index.json").write_text(json.dumps(index))
+    (copied / "model-2.safetensors").symlink_to("/nowhere/at-all")
+    assert "a link to /nowhere/at-all, where no file is" in entry.refusal("generate", str(copied), "--prompt", "abc")
 
 
 def test_no_answer_comes_from_weights_that_are_no_numbers(model: Callable[..., Path]) -> None:
@@ -195,6 +278,11 @@ def test_an_evaluation_says_what_it_leaves_out(model: Callable[..., Path], monke
     more = model(lambda t: t | {"visual.weight": torch.ones(3)})
     rows = tiny.write_rows(more.parent / "rows.jsonl", tiny.alpaca_rows(3))
     monkeypatch.setenv("TONNAGE_CACHE", str(more.parent / "cache"))
-    said = run("eval", more, "--data", rows, "--max-length", 512, "--exact-match", 0)
+    words = ["eval", str(more), "--data", str(rows), "--max-length", "512", "--exact-match", "0"]
+    assert (
+        "change: put the right config.json beside them, or, to go on without them, --allow-unexpected 'visual.*'"
+        in (entry.refusal(*words))
+    )
+    said = run(*words, "--allow-unexpected", "visual.*")
     assert "1 tensors that the model has no place for are left out" in said
     assert find_model(str(more)).weights

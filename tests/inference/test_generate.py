@@ -164,7 +164,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         resolve_model(tmp_path)
 
 
-@pytest.mark.parametrize("tokens", ["NaN", "1.5", str(2**63), "[256, -1]"])
+@pytest.mark.parametrize("tokens", ["NaN", "1.5", str(2**63), "[256, -1]", '"<|end|>"', "[]", "258"])
 def test_special_tokens_that_are_none_are_refused(directory: Path, tmp_path: Path, tokens: str) -> None:
     shutil.copytree(directory, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text(f'{{"eos_token_id": {tokens}}}')

@@ -41,6 +41,16 @@ def test_decay_spares_vectors_and_frozen_parameters() -> None:
     assert torch.equal(named["frozen"], before["frozen"])
 
 
+def test_decay_spares_what_is_named() -> None:
+    named = {name: nn.Parameter(torch.ones(4, 3)) for name in ("weight", "experts_bias")}
+    adamw = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.5, undecayed={"experts_bias"})
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    adamw.step(lr=0.1)
+    torch.testing.assert_close(named["weight"].detach(), torch.full((4, 3), 0.95))
+    assert torch.equal(named["experts_bias"], torch.ones(4, 3))
+
+
 def test_state_is_named_and_weighs_what_it_says() -> None:
     fp32, bf16, fp16 = (optimizer(parameters(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16))
     assert set(fp32.tensors()) == {"weight.m", "weight.v", "norm.m", "norm.v"}

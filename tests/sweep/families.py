@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tiny import byte_tokenizer
+from tonnage.model.build import on_meta
 from tonnage.model.tiny import POSITION_COUNTS, draw, shrink
 
 NAMES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -89,3 +91,15 @@ def _write_tiny(given: PreTrainedConfig, directory: Path, gain: float) -> PreTra
     model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
     return config
+
+
+def built(name: str, **changes: Any) -> PreTrainedModel:
+    """A small model of a family on the meta device, as transformers' classes make it; skips the test of one that they
+    make none of."""
+    try:
+        config = shrink(text_config(name), long_documents=False)
+        for key, value in changes.items():
+            setattr(config, key, value)
+        return on_meta(config, torch.float32)
+    except Exception as error:  # as above
+        pytest.skip(f"transformers builds no small {name}: {error}")

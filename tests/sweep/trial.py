@@ -25,6 +25,7 @@ from tonnage.decide.exports import export_run
 from tonnage.decide.written import write_run
 from tonnage.errors import TonnageError
 from tonnage.launch.local import reserved_port
+from tonnage.model.anatomy import undecayed
 from tonnage.model.stored import read_headers
 from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
@@ -213,8 +214,9 @@ def _plain(decision: Decision) -> tuple[list[tuple[float, float]], float]:
     documents of a pack are one."""
     data, config = decision.prepared.train, decision.config
     model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32, attn_implementation="eager").eval()
-    decays = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    kept = undecayed(model)
+    decays = [parameter for name, parameter in model.named_parameters() if name not in kept]
+    others = [parameter for name, parameter in model.named_parameters() if name in kept]
     groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8)
     found, leak = [], 0.0

@@ -240,13 +240,14 @@ class Run:
 
     def _load(self, **form: Any) -> Loaded:
         """The exported model, ready to answer. Raises ``UserError``."""
-        from tonnage.decide.models import code_allowed, use_kernels_of
+        from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
         from tonnage.inference.generate import load, resolve_model
 
         trusted = code_allowed(str(self.path), given=False)
         directory = resolve_model(self.path, trust_remote_code=trusted)
         use_kernels_of(str(self.path))
-        return load(directory, trust_remote_code=trusted, **form)
+        unexpected = unexpected_allowed(str(self.path), ())
+        return load(directory, trust_remote_code=trusted, allow_unexpected=unexpected, **form)
 
     def resume(
         self,

@@ -131,12 +131,8 @@ def adapter_config(
 ) -> dict[str, Any]:
     """What ``adapter_config.json`` says."""
     anatomy = dissect(model)
-    every = [one for one in find_targets(model, anatomy, "all-linear", strict=False) if not one.experts]
     plain = [one for one in targets if not one.experts]
     linear = [one for one in plain if not one.embeds]
-    ends = peft.short_names(plain, every) if plain else ()
-    if "all-linear" in ends:  # of peft's own, routers may be a part
-        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in plain))
     experts = [".".join(one.path.rsplit(".", 3)[-3:]) for one in targets if one.experts]
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
     alpha = described.alpha
@@ -152,11 +148,19 @@ def adapter_config(
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": any(one.lies_turned for one in linear),
-        "target_modules": list(ends),
+        "target_modules": _module_names(model, [one.path for one in plain]),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
         **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
     }
+
+
+def _module_names(model: PreTrainedModel, paths: Sequence[str]) -> list[str]:
+    """How peft is told of modules: by the last parts of their names, or all of those whose last part another has too,
+    be that no layer at all (``blocks.0``)."""
+    last = {path: path.rpartition(".")[2] for path in paths}
+    shared = {path.rpartition(".")[2] for path, _ in model.named_modules() if path not in last}
+    return list(dict.fromkeys(path if end in shared else end for path, end in last.items()))
 
 
 def _check(directory: Path, digest: str, model: PreTrainedModel, described: Described) -> None:

@@ -172,13 +172,24 @@ def _own_generation(config: PreTrainedConfig, origin: Path | None) -> tuple[dict
 
 def add_stop_tokens(generation: dict[str, Any], config: PreTrainedConfig, stop_tokens: Sequence[int]) -> list[str]:
     """Let what ends a turn end an answer, beside what ended one before; in ``generation`` and ``config``."""
-    before = _tokens(generation.get("eos_token_id"))
+    stated, most = generation.get("eos_token_id"), getattr(config, "vocab_size", None) or 2**31
+    before = [token for token in _tokens(stated) if 0 <= token < most]
+    odd = [one for one in (stated if isinstance(stated, list | tuple) else [stated]) if one not in before]
+    broken = stated is not None and (odd or not before)
     said = [*(before or _tokens(config.eos_token_id)), *stop_tokens]
+    if broken:
+        del generation["eos_token_id"]
     if said:
         generation["eos_token_id"] = list(dict.fromkeys(said)) if len(set(said)) > 1 else said[0]
     in_config = list(dict.fromkeys([*_tokens(config.eos_token_id), *stop_tokens]))
     if in_config:
         config.eos_token_id = in_config if len(in_config) > 1 else in_config[0]
+    if broken:
+        written = generation.get("eos_token_id", "nothing")
+        return [
+            f"eos_token_id of the model's {GENERATION} is {str(stated)[:100]}, which is not token ids below "
+            f"{most:,}: {written} stands there now"
+        ]
     added = [str(token) for token in stop_tokens if before and token not in before]
     return [f"eos_token_id of {GENERATION}: {', '.join(added)} added, which ends a turn"] if added else []
 

@@ -32,12 +32,21 @@ def chat(
         bool,
         typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
     ] = False,
+    allow_unexpected: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-unexpected",
+            metavar="PATTERN",
+            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
+            parser=word,
+        ),
+    ] = None,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
     from tonnage.host.allocators import choose_allocators
 
     choose_allocators()
-    from tonnage.decide.models import code_allowed, use_kernels_of
+    from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
     from tonnage.display.terminal import say, terminal
     from tonnage.inference.generate import Decoding, load_to_talk, resolve_model
 
@@ -46,7 +55,13 @@ def chat(
     directory = resolve_model(model, trust_remote_code=trusted)
     use_kernels_of(model)
     with console.status("loading the model"):
-        loaded = load_to_talk(directory, template, trust_remote_code=trusted, tell=partial(say, console))
+        loaded = load_to_talk(
+            directory,
+            template,
+            trust_remote_code=trusted,
+            allow_unexpected=unexpected_allowed(model, allow_unexpected or ()),
+            tell=partial(say, console),
+        )
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 

@@ -65,6 +65,15 @@ def eval_(
         bool,
         typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
     ] = False,
+    allow_unexpected: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-unexpected",
+            metavar="PATTERN",
+            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
+            parser=word,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ) -> None:
     """Loss, token accuracy and scores of answers, with 95% intervals, on the rows of files.
@@ -98,6 +107,7 @@ def eval_(
                 chat=chat,
                 precision=precision,
                 trust_remote_code=trust_remote_code,
+                allow_unexpected=allow_unexpected or (),
             )
         if speaks():
             put(to_json(told["results"]) if json else as_table(told))
@@ -121,10 +131,11 @@ def eval_(
             pattern=pattern,
             precision=precision,
             trust_remote_code=trust_remote_code,
+            allow_unexpected=allow_unexpected or (),
             tell=console.print,
         )
     if json and speaks():
-        put(to_json(found.figures() | {"evaluation": found.evaluated.to_json()}))
+        put(to_json(found.figures() | {"evaluation": found.evaluated.to_json(), "base": found.base}))
     elif not json:
         _show(found, console)
 
@@ -142,6 +153,15 @@ def _of_run(model: str, console: Console, json: bool) -> None:
         change = f"tonnage eval {run.word} --data FILE"
         raise UserError(Problem("a model, and no rows", "rows to evaluate it on", change, "--data"))
     found = compare(run)
+    if found.after is None and found.passed:
+        raise UserError(
+            Problem(
+                "a run without validation rows: nothing was evaluated",
+                "rows to evaluate it on, which it was not trained on",
+                f"tonnage eval {run.word} --data FILE; data.validation=0.02 sets rows of the next run aside",
+                "--data",
+            )
+        )
     if json:
         put(to_json(found.to_json()))
     else:

@@ -44,13 +44,22 @@ def generate(
         bool,
         typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
     ] = False,
+    allow_unexpected: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-unexpected",
+            metavar="PATTERN",
+            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
+            parser=word,
+        ),
+    ] = None,
 ) -> None:
     """Answer one prompt, or every row of a file."""
     from tonnage.host.allocators import choose_allocators
 
     choose_allocators()
     from tonnage.data import Conversation, Source
-    from tonnage.decide.models import code_allowed, use_kernels_of
+    from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, say, terminal, to_json
     from tonnage.errors import refusals
@@ -70,7 +79,10 @@ def generate(
         conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]
     with progress_bar(console) as progress:
         tell = partial(say, console)
-        loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trusted, tell=tell)
+        unexpected, form = unexpected_allowed(model, allow_unexpected or ()), form_of(questions)
+        loaded = load(
+            directory, template=template, **form, trust_remote_code=trusted, allow_unexpected=unexpected, tell=tell
+        )
         import torch
 
         torch.manual_seed(seed)

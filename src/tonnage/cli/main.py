@@ -39,6 +39,8 @@ name that Python has taken."""
 
 TAKE_CONFIG = ("train", "plan", "inspect", "profile")
 """Commands whose first argument is a config."""
+TAKE_MODEL = ("eval", "chat", "generate", "serve")
+"""Commands whose first argument is a run or a model, and which load it."""
 
 INTERRUPTED = 130
 USUAL_THRESHOLDS = gc.get_threshold()
@@ -114,11 +116,24 @@ class _TakesConfig(TyperCommand):
         print(f" Keys of a config (KEY=VALUE):\n\n{render_help(min(get_terminal_size().columns, 140))}\n")
 
 
+class _TakesModel(TyperCommand):
+    """A command without a config: what it advises are options of its own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry it out."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            from tonnage.cli.option_advice import with_options
+
+            raise with_options(error, {option for one in self.params for option in one.opts}) from error
+
+
 for _panel, _names in COMMANDS.items():
     for _name in _names:
         _module = import_module(f"tonnage.cli.{_name}{'_' * iskeyword(_name)}")
         _function = getattr(_module, _name if hasattr(_module, _name) else f"{_name}_")
-        _class = _TakesConfig if _name in TAKE_CONFIG else TyperCommand
+        _class = _TakesConfig if _name in TAKE_CONFIG else _TakesModel if _name in TAKE_MODEL else TyperCommand
         app.command(_name, cls=_class, rich_help_panel=_panel)(_function)
 
 

@@ -28,12 +28,21 @@ def serve(
         bool,
         typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
     ] = False,
+    allow_unexpected: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-unexpected",
+            metavar="PATTERN",
+            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
+            parser=word,
+        ),
+    ] = None,
 ) -> None:
     """Serve a run or a model as OpenAI's API does, for trying it."""
     from importlib.util import find_spec
     from pathlib import Path
 
-    from tonnage.decide.models import code_allowed, use_kernels_of
+    from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
     from tonnage.display.terminal import say, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.inference.generate import load_to_talk, resolve_model
@@ -53,7 +62,13 @@ def serve(
     use_kernels_of(model)
     with listen(host, port) as socket:
         with console.status("loading the model"):
-            loaded = load_to_talk(directory, template, trust_remote_code=trusted, tell=partial(say, console))
+            loaded = load_to_talk(
+                directory,
+                template,
+                trust_remote_code=trusted,
+                allow_unexpected=unexpected_allowed(model, allow_unexpected or ()),
+                tell=partial(say, console),
+            )
         name = Path(model).resolve().name if Path(model).is_dir() else model
         engine = Engine(loaded, max_tokens=max_new_tokens, most_waiting=waiting)
         app = create_app(engine, name, only_local=host in LOCAL)

@@ -347,7 +347,7 @@ class Optimizer(Section):
     lr: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LR
     """Highest learning rate, reached after warm-up; by default ten times as much with an `adapter`."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Decoupled weight decay, not applied to norms and biases."""
+    """Decoupled weight decay of matrices: not of norms, biases, scales and vectors, however they are shaped."""
     betas: Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
         BeforeValidator(_as_tuple),

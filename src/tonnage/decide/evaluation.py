@@ -11,7 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,14 +20,15 @@ from transformers import PreTrainedConfig
 
 from tonnage.config.bounds import figure_of
 from tonnage.data import DataOptions, Prepared, Progress, Source, encode_prompt, prepare, silent
-from tonnage.decide.models import code_allowed, use_kernels_of
+from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
+from tonnage.host.quantized import Format
 from tonnage.host.threads import usable_cores
-from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, form_of, generate, load, resolve_model
+from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, form_of, generate, load, place_of, resolve_model
 from tonnage.inference.questions import Question, read_questions
 from tonnage.kernels.threads import use_threads
-from tonnage.model.files import ModelFiles, check_fit, find_model, positions_of, read_model_config, read_tokenizer
+from tonnage.model.files import ModelFiles, check_fit, positions_of, read_model, read_tokenizer
 from tonnage.model.matching import ANY, check_weights
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.place import find_place
@@ -61,6 +62,8 @@ class Evaluation:
     """Answers that are the row's own."""
     evaluated: Evaluated = field(default_factory=Evaluated)
     """All figures with their intervals, by source as well."""
+    base: str = "none"
+    """How the weights under the adapter were quantised, as they were in training; ``none`` where they were not."""
 
     @property
     def perplexity(self) -> float:
@@ -93,40 +96,49 @@ def evaluate_model(
     pattern: str | None = None,
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     trust_remote_code: bool = False,
+    allow_unexpected: Sequence[str] = (),
     tell: Callable[[str], None] = lambda told: None,
 ) -> Evaluation:
     """Evaluate a run, a model directory or a hub id on files of rows, in this process; a run with the kernels that it
     was trained with.
 
     ``answers`` is the most rows that answers are generated to, which ``scorer`` scores besides exact match
-    (``training.scorers``); ``tell`` hears what is remarkable about the weights.
+    (``training.scorers``). Tensors that the model has no place for are refused but for ``allow_unexpected`` and those
+    that the run allowed; ``tell`` hears what is remarkable about the weights.
 
     Raises:
         UserError: no such model, rows that cannot be read, or the two do not belong together.
     """
-    trusted = code_allowed(model, trust_remote_code)
     scorers = scorers_of(scorer, pattern)
-    directory = str(resolve_model(model, trust_remote_code=trusted))
-    use_kernels_of(model)
-    files = find_model(directory)
-    config = read_model_config(files, trust_remote_code=trusted)
+    unexpected = unexpected_allowed(model, allow_unexpected)
+    files, config = checked_model(model, unexpected, trust_remote_code=trust_remote_code, tell=tell)
+    trusted = code_allowed(model, trust_remote_code)
     tokenizer = read_tokenizer(files, trust_remote_code=trusted)
-    weights = check_weights(files, config, allow_unexpected=ANY)
-    if weights.left_out:
-        tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
     max_length = min(max_length, positions_of(config) or max_length)
     check_fit(config, tokenizer, max_length)
     sources = tuple(Source(path, format=format) for path in data)
     options = DataOptions(train=sources, max_length=max_length, template=template)
     prepared = prepare(options, tokenizer, progress=progress)
     asked = _questions(sources, answers, scorer, pattern)
-    names = _named(data)
+    names, form = _named(data), form_of_base(model)
+    if form is not None:
+        tell(f"The weights under the adapter are in {form}, as they were in training.")
     told, by_source, said = _judged(
-        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress, tell
+        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress, tell, form
     )
     if said is None:  # by a model that is loaded once more: the other is gone
         gc.collect()
-        loaded = load(directory, template=template, **form_of(asked), trust_remote_code=trusted, tell=tell)
+        if form is not None:
+            tell(f"Answers are given with the adapter merged into the original weights, not into {form}.")
+        form = form_of(asked)
+        loaded = load(
+            place_of(files),
+            template=template,
+            **form,
+            trust_remote_code=trusted,
+            allow_unexpected=unexpected,
+            tell=tell,
+        )
         conversations = [question.conversation for question in asked]
         shown = _shown(progress)
         said = generate(loaded, conversations, Decoding(max_new_tokens), progress=shown)
@@ -139,7 +151,30 @@ def evaluate_model(
     evaluated = Evaluated(told, by_source, scores=figures, answers=len(asked))
     exact = int(sum(scores["exact_match"]))
     tokens = prepared.train.supervised_tokens
-    return Evaluation(told.loss.value, tokens, len(asked) if answers else None, exact, evaluated)
+    return Evaluation(told.loss.value, tokens, len(asked) if answers else None, exact, evaluated, form or "none")
+
+
+def checked_model(
+    model: str,
+    allow_unexpected: Sequence[str],
+    *,
+    trust_remote_code: bool,
+    tell: Callable[[str], None] = lambda told: None,
+) -> tuple[ModelFiles, PreTrainedConfig]:
+    """The files of a run, a model directory or a hub id, and what they describe, after the checks that training makes;
+    this process computes with the run's kernels from here on.
+
+    Raises:
+        UserError: no such model, or its weights are not those that config.json describes, ``allow_unexpected`` aside.
+    """
+    trusted = code_allowed(model, trust_remote_code)
+    directory = str(resolve_model(model, trust_remote_code=trusted))
+    use_kernels_of(model)
+    files, config = read_model(directory, trust_remote_code=trusted)
+    weights = check_weights(files, config, allow_unexpected=allow_unexpected)
+    if weights.left_out:
+        tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
+    return files, config
 
 
 def scorers_of(scorer: str, pattern: str | None = None) -> dict[str, Scorer]:
@@ -199,6 +234,7 @@ def _judged(
     max_new_tokens: int,
     progress: Progress,
     tell: Callable[[str], None],
+    quantize: Format | None,
 ) -> tuple[Told, dict[str, Told], list[str] | None]:
     """Figures of all rows and by source, and the answers to the questions; None where another has to give them."""
     rows = prepared.train
@@ -209,7 +245,7 @@ def _judged(
             long_documents=outgrows(config, max_length),
             cache=default_directory(),
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision, tell)
+        pipeline, dtypes = assembled(files, config, world, isolation, precision, tell, quantize)
         deal = deal_of(isolation, max_length, world, dtypes)
         told, by_source = judge(
             pipeline,
@@ -235,9 +271,11 @@ def assembled(
     isolation: Isolation,
     precision: Literal["auto", "bf16", "fp32"],
     tell: Callable[[str], None] = lambda told: None,
+    quantize: Format | None = None,
 ) -> tuple[Pipeline, Precision]:
     """The model that is evaluated, in a type of its own or another, and the types of its numbers. ``tell`` hears where
-    it has no room on a GPU."""
+    it has no room on a GPU. The weights under an adapter are those that it was trained over, if in the form that
+    ``quantize`` says."""
     compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
     dtypes = Precision.of(compute, world.data_size)
     found = assemble_model(
@@ -248,7 +286,7 @@ def assembled(
         allow_unexpected=ANY,
         arrangement=isolation.arrangement,
         attention=isolation.attention,
-        trains=trains_of_files(files, config),
+        trains=replace(trains_of_files(files, config), quantize=quantize if files.adapter is not None else None),
         evaluates=True,
     )
     if found.placed.on_host is not None:

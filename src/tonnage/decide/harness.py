@@ -20,13 +20,13 @@ from typing import Any, Literal
 import torch
 
 from tonnage.data import Progress, silent
-from tonnage.decide.evaluation import MOST_TOGETHER, assembled, kept_tokens, ranks
-from tonnage.decide.models import code_allowed, use_kernels_of
+from tonnage.decide.evaluation import MOST_TOGETHER, assembled, checked_model, kept_tokens, ranks
+from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
-from tonnage.inference.generate import resolve_model
+from tonnage.inference.generate import place_of
 from tonnage.model.attention import Shared
-from tonnage.model.files import find_model, positions_of, read_model_config, read_tokenizer
+from tonnage.model.files import positions_of, read_tokenizer
 from tonnage.parallel.world import World
 from tonnage.rundir.samples import Prompt
 from tonnage.training.answers import Asking, answer
@@ -72,6 +72,7 @@ def evaluate_tasks(
     chat: bool = False,
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     trust_remote_code: bool = False,
+    allow_unexpected: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What lm-evaluation-harness says of a run, a model directory or a hub id: its ``simple_evaluate``'s dictionary,
     which it leaves empty on all but a machine's first rank.
@@ -95,17 +96,14 @@ def evaluate_tasks(
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         change = "lm_eval ls tasks lists them; --tasks-from names a folder with YAML of your own"
         raise UserError(Problem(f"no task {', '.join(unknown)}", "tasks of lm-evaluation-harness", change, "--tasks"))
-    trusted = code_allowed(model, trust_remote_code)
-    directory = str(resolve_model(model, trust_remote_code=trusted))
-    use_kernels_of(model)
-    files = find_model(directory)
-    config = read_model_config(files, trust_remote_code=trusted)
+    unexpected = unexpected_allowed(model, allow_unexpected)
+    files, config = checked_model(model, unexpected, trust_remote_code=trust_remote_code)
     length = positions_of(config) or DEFAULT_LENGTH
     with ranks() as world:
         isolation = isolation_of(
             config, device=world.device, long_documents=outgrows(config, length), cache=default_directory()
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision)
+        pipeline, dtypes = assembled(files, config, world, isolation, precision, quantize=form_of_base(model))
         engine = Engine(
             pipeline,
             world,
@@ -114,9 +112,9 @@ def evaluate_tasks(
             kept=lambda lengths: kept_tokens(config, dtypes.compute, lengths),
             progress=progress,
         )
-        tokenizer = read_tokenizer(files, trust_remote_code=trusted)
+        tokenizer = read_tokenizer(files, trust_remote_code=code_allowed(model, trust_remote_code))
         found = simple_evaluate(
-            model=behind_its_interface(engine, tokenizer, length, _ends_of(Path(directory), tokenizer)),
+            model=behind_its_interface(engine, tokenizer, length, _ends_of(place_of(files), tokenizer)),
             tasks=list(tasks),
             task_manager=manager,
             num_fewshot=few_shot,

@@ -144,16 +144,16 @@ def _ranks(model_config: PreTrainedConfig, config: Config) -> _Values:
             )
         )
     model = build_on_meta(copy.deepcopy(model_config), torch.float32)
-    smallest = min(find_targets(model, dissect(model), config.adapter.targets), key=lambda one: min(one.shape))
-    limit = min(smallest.shape)
+    largest = max(find_targets(model, dissect(model), config.adapter.targets), key=lambda one: min(one.shape))
+    limit = min(largest.shape)  # more than that adds to no layer
     step = RANKS if limit >= 4 * RANKS else 1
 
     def put(config: Config, value: int) -> Config:
         assert isinstance(config.adapter, Adapter)
         return config.model_copy(update={"adapter": config.adapter.model_copy(update={"rank": value})})
 
-    rows, columns = smallest.shape
-    whose = f"{smallest.path.rpartition('.')[2]} is a matrix of {rows:,} x {columns:,}"
+    rows, columns = largest.shape
+    whose = f"{largest.path.rpartition('.')[2]} is a matrix of {rows:,} x {columns:,}"
     return _Values(step, limit // step, whose, put)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,8 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+    from tonnage.host.quantized import Format
+    from tonnage.model.adapters import Adapter as AdapterAdded
     from tonnage.model.files import ModelFiles
 
 
@@ -120,7 +122,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
             optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})
         return config.model_copy(update={"adapter": said, "optimizer": optimizer})
     wanted = trains_of(config).adapter
-    if wanted is None or replace(wanted, dropout=0.0) != found:  # with other dropout it may go on
+    if wanted is None or not _is_same(wanted, found, model.config):
         raise UserError(
             Problem(
                 where="adapter",
@@ -133,10 +135,44 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     return config
 
 
+def _is_same(wanted: AdapterAdded, found: AdapterAdded, model_config: PreTrainedConfig) -> bool:
+    """Whether two adapters add the same to the same layers, however those are named; with other dropout one may go on
+    as the other."""
+    import torch
+
+    from tonnage.model.adapters import find_targets
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import on_meta
+
+    if replace(wanted, dropout=0.0, targets=found.targets, also=found.also) != replace(found, dropout=0.0):
+        return False
+    if set(wanted.also) != set(found.also):
+        return False
+    model = on_meta(copy.deepcopy(model_config), torch.float32)
+    anatomy = dissect(model)
+    paths = [{one.path for one in find_targets(model, anatomy, adapter.targets)} for adapter in (wanted, found)]
+    return paths[0] == paths[1]
+
+
 def code_allowed(model: str, given: bool) -> bool:
     """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
     run = RunDirectory(model)
     return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
+
+
+def unexpected_allowed(model: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Patterns of tensors that a model may have no place for: those ``given``, and those of the run that made it."""
+    run = RunDirectory(model)
+    of_run = read_config(run.config, [], check_files=False).allow_unexpected if run.config.exists() else ()
+    return (*given, *of_run)
+
+
+def form_of_base(model: str) -> Format | None:
+    """In which form the weights rest under the adapter of a run; None where ``model`` is no run, or they are not
+    quantised."""
+    run = RunDirectory(model)
+    adapter = read_config(run.config, [], check_files=False).adapter if run.config.exists() else "none"
+    return None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
 
 
 def use_kernels_of(model: str) -> None:

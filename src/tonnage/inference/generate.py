@@ -93,10 +93,12 @@ def load(
     formats: Sequence[str] = (),
     single_turn: bool = True,
     trust_remote_code: bool = False,
+    allow_unexpected: Sequence[str] = (),
     tell: Callable[[str], None] = lambda told: None,
 ) -> Loaded:
     """Load a model directory in the type of its weights, on the accelerator if there is one. Of a model that has no
     room there blocks rest in the host's memory, and come for as long as they run; ``tell`` hears of that.
+    ``allow_unexpected`` are patterns of tensors that may be left out.
 
     ``template``, ``formats`` and ``single_turn`` matter where the tokenizer has no chat template of its own: one is
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
@@ -120,7 +122,7 @@ def load(
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    model = load_pretrained(files, trust_remote_code=trust_remote_code)
+    model = load_pretrained(files, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected)
     if files.adapter is not None:
         if files.adapter.vocabulary > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(files.adapter.vocabulary, mean_resizing=False)  # merging fills all rows
@@ -139,7 +141,7 @@ def load(
                 where=str(directory),
             )
         )
-    _check_special_tokens(model.generation_config, where=str(Path(directory) / "generation_config.json"))
+    _check_special_tokens(model.generation_config, num_embeddings, str(Path(directory) / "generation_config.json"))
     if has_no_room(model, device):
         tell(BLOCK_BY_BLOCK)
         come_and_go(model, _blocks(model, device), device)
@@ -149,7 +151,12 @@ def load(
 
 
 def load_to_talk(
-    directory: str | Path, template: str, *, trust_remote_code: bool, tell: Callable[[str], None]
+    directory: str | Path,
+    template: str,
+    *,
+    trust_remote_code: bool,
+    allow_unexpected: Sequence[str],
+    tell: Callable[[str], None],
 ) -> Loaded:
     """As ``load``, for conversations of several turns."""
     return load(
@@ -158,6 +165,7 @@ def load_to_talk(
         formats=("messages",),
         single_turn=False,
         trust_remote_code=trust_remote_code,
+        allow_unexpected=allow_unexpected,
         tell=tell,
     )
 
@@ -180,17 +188,20 @@ def _blocks(model: Any, device: Any) -> Sequence[Any]:
         ) from error
 
 
-def _check_special_tokens(settings: Any, where: str) -> None:
-    """Refuse ids of tokens that transformers would take for some and that are none: a fraction, a text, 2 to the 64."""
+def _check_special_tokens(settings: Any, num_embeddings: int, where: str) -> None:
+    """Refuse ids of tokens that transformers would take for some and that are none: a fraction, a text, 2 to the 64;
+    and an end of text that no answer can reach."""
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         value = getattr(settings, name, None)
-        for token in value if isinstance(value, list) else [value]:
-            if token is not None and not (type(token) is int and 0 <= token < 2**31):
+        most = num_embeddings if name == "eos_token_id" else 2**31  # some models pad with an id beyond their rows
+        tokens = value if isinstance(value, list) else [value]
+        for token in tokens or [""]:
+            if token is not None and not (type(token) is int and 0 <= token < most):
                 raise UserError(
                     Problem(
                         where=where,
                         found=f"{name} is {str(value)[:100]}",
-                        needed="the id of a token, or a list of such",
+                        needed=f"the id of a token, or a list of such, below {most:,}",
                         change="mend that file, or remove it",
                     )
                 )

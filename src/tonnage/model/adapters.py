@@ -35,10 +35,11 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
 from tonnage.kernels.regions import region_of
-from tonnage.model.anatomy import Anatomy
+from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
-from tonnage.model.packed_layers import compute, forward_linear, stacks_of
+from tonnage.model.packed_layers import compute, forward_linear, is_linear, stacks_of
+from tonnage.model.peft import unreadable
 
 DOWN, UP = "lora_A", "lora_B"
 EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
@@ -147,13 +148,12 @@ def prepare(
     Additions with dropout draw their masks for what is ``drawn``; without it, nothing is dropped.
 
     Raises:
-        UserError: a target that matches nothing or cannot be adapted, a rank that is larger than a layer, experts whose
-            additions are to have dropout.
+        UserError: a target that matches nothing or cannot be adapted, experts whose additions are to have dropout.
     """
     if trains.all:
         return []
     if trains.quantize is not None:
-        for module in (one for block in anatomy.blocks for one in block.modules() if type(one) is nn.Linear):
+        for module in (one for block in anatomy.blocks for one in block.modules() if is_linear(one)):
             module.forward = MethodType(forward_linear, module)  # type: ignore[method-assign]
     names = trained_names(model, anatomy, trains)
     targets = find_targets(model, anatomy, trains.adapter.targets) if trains.adapter is not None else []
@@ -216,7 +216,7 @@ def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Param
             yield from anatomy.head.parameters()
         case "norms":
             for path, module in model.named_modules():
-                if "norm" in type(module).__name__.lower() or "norm" in path.rpartition(".")[2].lower():
+                if is_norm(path, module):
                     yield from module.parameters(recurse=False)
 
 
@@ -235,14 +235,16 @@ def whole_of(model: nn.Module, anatomy: Anatomy, names: Collection[str]) -> list
 def find_targets(
     model: nn.Module, anatomy: Anatomy, targets: str | Sequence[str], *, strict: bool = True
 ) -> list[Target]:
-    """The matrices of ``model`` that ``targets`` name, in the model's order; ``strict``: ``all-linear`` is no matrix
-    less than all of the blocks.
+    """The matrices of ``model`` that ``targets`` name, in the model's order; ``strict``: for training, where
+    ``all-linear`` is no matrix less than all of the blocks, and what is trained can be loaded by peft.
 
     Raises:
         UserError: a name or pattern that matches nothing, or something that cannot be adapted.
     """
-    there = list(adaptable(model, anatomy))
-    linear = [one for one in there if not one.embeds]
+    everything, hidden = list(adaptable(model, anatomy)), unreadable(model)
+    readable = [one for one in everything if one.experts or one.path.rpartition(".")[2] not in hidden]
+    there = readable if strict else everything
+    linear = [one for one in readable if not one.embeds]
     wanted = (targets,) if isinstance(targets, str) else targets
     if ALL_LINEAR in wanted and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
         raise _cannot(ALL_LINEAR, left_out, linear)
@@ -253,7 +255,8 @@ def find_targets(
     for name in nothing:
         others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
         if others:
-            raise _cannot(name, others, linear)
+            not_loaded = hidden.intersection(path.rpartition(".")[2] for path in others)
+            raise _cannot(name, others, linear, " (peft could not load the addition)" if not_loaded else "")
     if nothing:
         raise _matches_nothing("adapter.targets", nothing, [one.path for one in there], "layers")
     chosen = {id(one) for those in found.values() for one in those}
@@ -268,7 +271,7 @@ def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
     for path, module in model.named_modules():
         if module is anatomy.head:
             continue
-        if type(module) is nn.Linear:
+        if is_linear(module):
             yield Target(path, module, "", (module.out_features, module.in_features))
         elif type(module) is Conv1D:
             yield Target(path, module, "", (module.weight.shape[1], module.weight.shape[0]))
@@ -339,15 +342,6 @@ def _is_the_head(path: str) -> UserError:
 
 
 def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn | None) -> None:
-    if adapter.rank > min(target.shape):
-        raise UserError(
-            Problem(
-                where="adapter.rank",
-                found=f"rank {adapter.rank}, and {target.path} is a matrix of {target.shape[0]} x {target.shape[1]}",
-                needed="a rank that is smaller than the layers that are adapted",
-                change=f"adapter.rank={max(1, min(target.shape) // 2)}, or adapter.targets without this layer",
-            )
-        )
     if target.embeds:
         attach_to_embedding(target, adapter, storage)
         return
@@ -358,7 +352,7 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn
     if adapter.dropout and drawn is not None:
         owner.lora_dropout = LayerDropout(target.path, adapter.dropout, drawn)
     if not target.experts:
-        owner.forward = MethodType(forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner)
+        owner.forward = MethodType(_forward_conv1d if type(owner) is Conv1D else forward_linear, owner)
 
 
 def attach_to_embedding(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
@@ -443,11 +437,11 @@ def _matches_nothing(where: str, patterns: Sequence[str], there: Iterable[str], 
     )
 
 
-def _cannot(said: str, found: Sequence[str], there: Sequence[Target]) -> UserError:
+def _cannot(said: str, found: Sequence[str], there: Sequence[Target], why: str = "") -> UserError:
     return UserError(
         Problem(
             where="adapter.targets",
-            found=f"{said}: {_ends(found)} cannot be adapted",
+            found=f"{said}: {_ends(found)} cannot be adapted{why}",
             needed=f"linear layers of the blocks, experts or embeddings; there are {_ends(one.path for one in there)}",
             change=f"adapter.targets={_as_list(there)}"
             + (", or adapter.also=[head] to train the head whole" if "head" in _ends(found) else ""),

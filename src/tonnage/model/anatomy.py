@@ -11,9 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import Problem, UserError
+
+WEIGHTED = (nn.Linear, Conv1D, _ConvNd, nn.Embedding)
+"""Layers whose ``weight`` is a matrix, or a stack of them, whatever they or their subclasses are called."""
+CHANNELWISE = ("A_log", "D")
+"""State-space parameters that are multiplied number by number: Mamba's authors do not decay them."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +117,33 @@ def _logit_scale(config: PreTrainedConfig) -> float:
     if (factor := getattr(config, "logit_scale", None)) is not None:
         return float(factor)
     return 1.0
+
+
+def is_norm(path: str, module: nn.Module) -> bool:
+    """Whether a module normalises, by its class or by the name that the model has for it."""
+    names = type(module).__name__, path.rpartition(".")[2]
+    return not isinstance(module, WEIGHTED) and any("norm" in name.lower() for name in names)
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay is not for: biases, norms, scales, state-space parameters and vectors,
+    of however many dimensions they are stored. Left are matrices: of linear layers, experts, routers, convolutions and
+    embeddings, and low-rank additions."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and not _is_decayed(path, module, name, parameter)
+    }
+
+
+def _is_decayed(path: str, module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    if "lora_" in name:
+        return True
+    if "bias" in name or "bias" in path.rpartition(".")[2]:  # the latter is an embedding that is added to scores
+        return False
+    if name == "weight" and isinstance(module, WEIGHTED):
+        return True
+    if name in CHANNELWISE or name.endswith("scale") or "norm" in name or is_norm(path, module):
+        return False
+    return sum(size > 1 for size in parameter.shape) > 1

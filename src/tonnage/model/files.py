@@ -158,6 +158,8 @@ def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]
         index = _read_index(directory / INDEX_FILE)
         names = sorted(set(index.values()))
         missing = [name for name in names if not (directory / name).is_file()]
+        if dangling := [directory / name for name in missing if (directory / name).is_symlink()]:
+            raise UserError(*map(_dangling, dangling[:5]))
         if missing:
             raise UserError(
                 Problem(
@@ -172,6 +174,8 @@ def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]
     if (directory / SINGLE_FILE).is_file():
         _check_inside(directory, [SINGLE_FILE])
         return (directory / SINGLE_FILE,), {}
+    if (file := directory / SINGLE_FILE).is_symlink() or (file := directory / INDEX_FILE).is_symlink():
+        raise UserError(_dangling(file))
     others = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
     raise UserError(
         Problem(
@@ -182,6 +186,16 @@ def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]
             if others
             else "add the weights, or set `init: random` to train from scratch",
         )
+    )
+
+
+def _dangling(link: Path) -> Problem:
+    """What is said of a link to a file that is not there."""
+    return Problem(
+        where=str(link),
+        found=f"a link to {link.readlink()}, where no file is",
+        needed="weights",
+        change="put the file there, or download the model again (a copied hub cache has links into its blobs)",
     )
 
 

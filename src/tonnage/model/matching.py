@@ -218,11 +218,11 @@ def match(
     if not placed:
         raise UserError(_nothing_found(stored, len(missing), where))
     buffers = {one: name for one in stored if (name := names.buffer(one.key)) in names.saved_buffers}
-    initialised = [name for name in missing if _matches(name, allow_missing) or names.may_be_missing(name)]
-    left_out = [one.key for one in unplaced if _matches(one.key, allow_unexpected)]
+    initialised = [name for name in missing if matches(name, allow_missing) or names.may_be_missing(name)]
+    left_out = [one.key for one in unplaced if matches(one.key, allow_unexpected)]
     problems = [
         *_missing([name for name in missing if name not in initialised], names, model.config, where),
-        *_unexpected([one.key for one in unplaced if one.key not in left_out], where),
+        *unexpected([one.key for one in unplaced if one.key not in left_out], where),
         *_other_shapes(places, names.shapes, names.vocabulary if grows else ()),
         *_other_shapes(buffers, {name: tuple(model.get_buffer(name).shape) for name in buffers.values()}),
         *faults(groups, names, whole.model if whole is not None else model, where),
@@ -274,7 +274,8 @@ def sort(names: Names, stored: Sequence[Stored]) -> Sorted:
     return Sorted(places, groups, sorted(set(names.shapes) - filled), unplaced, list(carried))
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one that patterns allow."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -295,13 +296,20 @@ def _missing(lost: Sequence[str], names: Names, config: PreTrainedConfig, where:
     change = f"give complete weights, or, to have them initialised, allow_missing: [{patterns}]"
     if set(lost) < names.vocabulary and getattr(config, "tie_word_embeddings", None) is False:
         change += '; if the head is the embedding, write "tie_word_embeddings": true into config.json'
-    yield Problem(
-        where=where,
-        found=f"{len(lost):,} of the model's {len(names.shapes):,} parameters are not in the weight files: "
-        f"{_some(lost)}",
-        needed="every parameter",
-        change=change,
-    )
+    yield from missing_from_files(lost, len(names.shapes), where, change)
+
+
+def missing_from_files(
+    lost: Sequence[str], number: int, where: str, change: str = "give complete weights"
+) -> Iterator[Problem]:
+    """What is said of ``lost`` parameters, of the ``number`` that a model has."""
+    if lost:
+        yield Problem(
+            where=where,
+            found=f"{len(lost):,} of the model's {number:,} parameters are not in the weight files: {_some(lost)}",
+            needed="every parameter",
+            change=change,
+        )
 
 
 def _patterns(lost: Sequence[str], names: Names) -> list[str]:
@@ -319,7 +327,8 @@ def _patterns(lost: Sequence[str], names: Names) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _unexpected(keys: Sequence[str], where: str) -> Iterator[Problem]:
+def unexpected(keys: Sequence[str], where: str) -> Iterator[Problem]:
+    """What is said of tensors that a model has no place for."""
     if keys:
         patterns = dict.fromkeys(_beginning(key) for key in keys)
         yield Problem(

@@ -10,12 +10,14 @@ Packed is every linear layer of the blocks and every stack of experts that is fr
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -118,8 +120,25 @@ def packable_names(root: nn.Module, blocks: Iterable[nn.Module]) -> frozenset[st
     return frozenset(names[id(module._parameters[name])] for module in modules for name in _matrices(module))
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module computes what ``nn.Linear`` does. A class made of it may (Falcon's) or may not (routers, layers
+    in groups): it is tried on a layer of two inputs and three outputs."""
+    if type(module) is nn.Linear or not isinstance(module, nn.Linear):
+        return type(module) is nn.Linear
+    small, inputs = copy.copy(module), torch.tensor([[1.0, 2.0], [-3.0, 0.5]])
+    weight, bias = torch.arange(6.0).view(3, 2), torch.tensor([0.5, -1.0, 4.0])
+    small._parameters = {"weight": nn.Parameter(weight), "bias": None if module.bias is None else nn.Parameter(bias)}
+    small.in_features, small.out_features = 2, 3
+    try:
+        with torch.no_grad():
+            found = type(module).forward(small, inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+        return False
+    return isinstance(found, Tensor) and torch.equal(found, F.linear(inputs, *small._parameters.values()))
+
+
 def _matrices(module: nn.Module) -> dict[str, nn.Parameter]:
-    weight = module._parameters.get("weight") if type(module) is nn.Linear else None
+    weight = module._parameters.get("weight") if is_linear(module) else None
     return {"weight": weight} if weight is not None else stacks_of(module)
 
 

@@ -90,6 +90,24 @@ _VOCABULARY = re.compile(r"(embed|wte|head|output)[^.]*\.weight$")
 """Ends of the names of embeddings and heads."""
 
 
+STATE_SPACE = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Families whose ``out_proj`` peft refuses: kernels of theirs compute with its weight alone."""
+STACKED = frozenset({"gate_proj", "up_proj", "down_proj"})
+"""Names of layers that experts had before transformers stacked them: in families that it converts like Qwen 2's
+mixture, peft takes them for the experts, and has no addition to a layer of that name beside them."""
+
+
+def unreadable(model: nn.Module) -> frozenset[str]:
+    """Last names of linear layers of a model whose additions peft cannot load."""
+    from transformers import conversion_mapping
+
+    family = str(getattr(getattr(model, "config", None), "model_type", ""))
+    if family in STATE_SPACE:
+        return frozenset({"out_proj"})
+    patterns: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
+    return STACKED if patterns.get(family) == "qwen2_moe" else frozenset()
+
+
 @dataclass(frozen=True)
 class AdapterFiles:
     """An adapter on this disk."""
@@ -250,7 +268,9 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     also = whole_of(model, anatomy, half)
     if also is None or not targets:
         raise _another_model(files, f"weights trained whole beside it: {', '.join(sorted(half)[:3])}")
-    chosen = short_names(targets, there)
+    hidden = unreadable(model)
+    readable = [one for one in there if one.experts or one.path.rpartition(".")[2] not in hidden]
+    chosen = short_names(targets, readable)
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
     return Adapter(files.rank, files.factor, chosen, tuple(also))
 
@@ -275,7 +295,7 @@ def short_names(targets: Sequence[Target], there: Sequence[Target]) -> str | tup
         ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in embeddings))
         return (*((others,) if isinstance(others, str) else others), *ends)
     there = [one for one in there if not one.embeds]
-    if len(targets) == len(there):
+    if {one.path for one in targets} == {one.path for one in there}:
         return "all-linear"
     ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets))
     same = [one for one in there if one.path.rpartition(".")[2] in ends]

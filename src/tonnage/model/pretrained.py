@@ -5,7 +5,7 @@ Transformers can do here what training cannot yet: unpack quantised weights of e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,30 +16,38 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from tonnage.errors import Problem, UserError
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
 from tonnage.model.files import ModelFiles, read_model_config, read_whole_config
-from tonnage.model.matching import ANY, check_weights, find_places
-from tonnage.model.quantised import QUANTISATION
+from tonnage.model.matching import check_weights, find_places, matches, missing_from_files, unexpected
+from tonnage.model.quantised import QUANTISATION, method_of
 from tonnage.model.stored import read_headers
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
-    """The model of a directory in the type of its weights, on the CPU.
+def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow_unexpected: Sequence[str] = ()) -> Any:
+    """The model of a directory in the type of its weights, on the CPU; ``allow_unexpected`` are patterns of tensors
+    that may be left out, for which it has no place.
 
     Raises:
-        UserError: weights are missing, damaged or not finite, or transformers cannot load them.
+        UserError: weights are missing, damaged or not finite, there are others than config.json describes, or
+            transformers cannot load them.
     """
     config = read_model_config(files, trust_remote_code=trust_remote_code)
-    weights = check_weights(files, config, allow_unexpected=ANY, unpacks=True)
+    weights = check_weights(files, config, allow_unexpected=allow_unexpected, unpacks=True)
     unwanted = ["transformers_weights"]  # another name for the files than the one under which they were checked
     if weights.once_quantised is not None:
         unwanted += QUANTISATION
     for name in unwanted:
         if hasattr(config, name):
             delattr(config, name)
+    is_packed = method_of(config) is not None and not (weights.once_quantised or weights.unpacked)
     whole = read_whole_config(files, trust_remote_code=trust_remote_code)
     is_foreign = weights.unwrapped or type(whole) is not type(config)
-    model = _by_ourselves(files, config) if is_foreign else _plainly(files, config, trust_remote_code)
+    if is_foreign:
+        model = _by_ourselves(files, config, allow_unexpected)
+    else:
+        model, names = _plainly(files, config, trust_remote_code)
+        if is_packed:  # of those weights, transformers alone knows which belongs where
+            _check_names(model, names, allow_unexpected, str(files.directory))
     broken = [
         name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)
     ]
@@ -59,12 +67,30 @@ def _is_finite(value: Any) -> bool:
     return value.numel() == 0 or all(bool(end.isfinite()) for end in value.detach().aminmax())
 
 
-def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
+def _check_names(model: Any, names: Any, allow_unexpected: Sequence[str], where: str) -> None:
+    """Refuse a quantised model of which transformers missed parameters, or found tensors of modules that it has not."""
+    modules = dict(model.named_modules())
+    strange = [key for key in sorted(names["unexpected_keys"]) if key.rpartition(".")[0] not in modules]
+    problems = [
+        *missing_from_files(sorted(names["missing_keys"]), sum(1 for _ in model.parameters()), where),
+        *unexpected([key for key in strange if not matches(key, allow_unexpected)], where),
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
+def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The model, and which names transformers missed or did not expect."""
     try:
         with _without_report():
-            return AutoModelForCausalLM.from_pretrained(
-                files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code
+            model, names = AutoModelForCausalLM.from_pretrained(
+                files.directory,
+                config=config,
+                dtype="auto",
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
             )
+            return model, names
     except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
         lines = str(error).strip().split("\n")
         raise UserError(
@@ -88,11 +114,11 @@ def _without_report() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
-def _by_ourselves(files: ModelFiles, config: PreTrainedConfig) -> Any:
+def _by_ourselves(files: ModelFiles, config: PreTrainedConfig, allow_unexpected: Sequence[str]) -> Any:
     """A model whose names transformers would not find, or that is a part of the one in the files."""
     dtype = next(one.dtype for one in read_headers(files.weights) if one.is_float)
     model = on_meta(config, TYPES[dtype])
-    found = find_places(model, files, allow_unexpected=ANY)
+    found = find_places(model, files, allow_unexpected=allow_unexpected)
     allocate(model, torch.device("cpu"))
     load_buffers(model, found)
     load_weights(model, found, seed=0)

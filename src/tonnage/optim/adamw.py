@@ -8,7 +8,7 @@ everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -36,11 +36,12 @@ class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
 
     ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole blocks.
-    ``decay`` is applied to parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the
-    moments rest, ``tier`` where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose
-    memory is a file. ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter
-    (1 if not named). ``seed`` is that of the random bits which round bf16 moments. ``device_copies`` are what a device
-    computes with, and has gradients of, where the parameters are in the host's memory.
+    ``decay`` is applied to parameters with two or more dimensions, but for those that are ``undecayed``: biases and
+    norms of several dimensions, by name (``model.anatomy.undecayed``). ``moments`` is how the moments rest, ``tier``
+    where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
+    ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter (1 if not named).
+    ``seed`` is that of the random bits which round bf16 moments. ``device_copies`` are what a device computes with, and
+    has gradients of, where the parameters are in the host's memory.
 
     ``turns`` says in which order a forward pass needs the parameters (0 if not named). With it, an update goes on in
     the background, in this order, while the next forward pass begins, which must ``wait_for`` each turn. The numbers
@@ -54,6 +55,7 @@ class AdamW:
         betas: tuple[float, float],
         eps: float,
         decay: float,
+        undecayed: Collection[str] = (),
         moments: Codec = "fp32",
         tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
         gradients: Callable[[Sequence[Trained]], Gradients] = gradient_tiers.InMemory,
@@ -73,7 +75,14 @@ class AdamW:
         """Updates made so far."""
         there = device_copies or {}
         self._trained = {
-            name: _trained(name, parameter, decay, turns.get(name, 0), (copies or {}).get(name, 1), there.get(name))
+            name: _trained(
+                name,
+                parameter,
+                0.0 if name in undecayed else decay,
+                turns.get(name, 0),
+                (copies or {}).get(name, 1),
+                there.get(name),
+            )
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }

@@ -11,6 +11,7 @@ from torch import nn
 
 from tonnage.errors import Problem, UserError
 from tonnage.kernels.moments import Codec
+from tonnage.model.anatomy import undecayed
 from tonnage.offload.pages import Joined, Pages
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -67,6 +68,7 @@ def optimizer_of(
         betas=settings.betas,
         eps=settings.eps,
         decay=settings.weight_decay,
+        undecayed=set[str]().union(*(undecayed(stage.model) for stage in stages)),
         moments=layout.moments,
         tier=_tier(setting),
         gradients=_gradients(setting),
