@@ -336,6 +336,7 @@ def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:
         for one, name in found.places
         if (parameter := parameters.get(name)) is not None
         and not parameter.requires_grad
+        and name not in found.zeroed
         and not isinstance(parameter, DTensor)  # of which a rank has a part
         and one.view() is None
         and DTYPES.get(one.dtype) == parameter.dtype

@@ -1,4 +1,4 @@
-"""Whether documents keep to themselves: a model is asked, not believed.
+"""Whether documents keep to themselves, and recompute changes nothing: a model is asked, not believed.
 
 Documents of a step may lie in one row, one after another (*packed*), or each in a row of its own, padded at the right
 (*padded*). Which of them is exact depends on what a family does between its tokens: attention can be told where
@@ -6,7 +6,7 @@ documents end, a convolution or a recurrence mostly cannot, and nothing that is 
 right. No list of families says so. A tiny model of the very architecture (``model.tiny``) computes documents one by
 one in plain transformers, and then laid out in each way as training lays them out; losses and gradients must be equal.
 Its weights are so large that documents in one row without borders differ: where they do not, nothing is shown, and the
-family is refused.
+family is refused. How a block may recompute is asked in the same way: gradients must be those of one that keeps all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from tonnage.model import attention
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.tiny import draw, shorten, shrink
+from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.planning.layout import Arrangement
 from tonnage.training.batch import Document, MicroBatch
 from tonnage.training.loss import LossModel
@@ -56,9 +57,10 @@ SHOWS = 1e-2
 """By how much documents in one row without borders must change the loss of a token, for a trial to show anything."""
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 5e-5, 1e-3
 """Rounding of a tiny model in fp32, of losses and of gradients relative to the largest of a parameter."""
+RECOMPUTES: tuple[Recompute, ...] = ("selective", "full")
 MOST_PARAMETERS = 300_000_000
 """Of a model whose widths cannot be shrunk."""
-FORMAT = 3
+FORMAT = 4
 """Of what is kept, and of how it is found."""
 
 
@@ -75,6 +77,8 @@ class Isolation:
     """What was found where documents lay in one row; empty if they may."""
     asked_on: str = "cpu"
     """Type of the device that the trial ran on."""
+    inexact_recompute: Mapping[Recompute, str] = field(default_factory=dict)
+    """Ways to recompute that change a gradient, and what was found."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch
             continue
         shares = arrangement == "packed" and device.type == "cpu" and _shares(draws[0][1], draws[0][0], device)
         why = "" if arrangement == "packed" else refusals[0].partition(": ")[2]
-        return Isolation(arrangement, name, shares, why, device.type)
+        inexact = _inexact_recompute(draws[0][1], lay_out(draws[0][0]), name, device)
+        return Isolation(arrangement, name, shares, why, device.type, inexact)
     raise UserError(
         Problem(
             where=f"model type {config.model_type}",
@@ -163,6 +168,18 @@ def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch
             change="choose another model family",
         )
     )
+
+
+def _inexact_recompute(
+    plain: PreTrainedModel, batch: MicroBatch, name: str, device: torch.device
+) -> dict[Recompute, str]:
+    kept, found = _computed(plain, batch, name, device), dict[Recompute, str]()
+    for mode in RECOMPUTES:
+        try:
+            _compare(_computed(plain, batch, name, device, mode), kept)
+        except Exception as error:  # whatever a family's code says to a second forward pass
+            found[mode] = _told(error)
+    return found
 
 
 def _documents(seed: int) -> list[Tensor]:
@@ -267,13 +284,16 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _computed(plain: PreTrainedModel, batch: MicroBatch, name: str, device: torch.device) -> _Computed:
+def _computed(
+    plain: PreTrainedModel, batch: MicroBatch, name: str, device: torch.device, recompute: Recompute = "none"
+) -> _Computed:
     """What training computes of documents that are laid out so."""
     config = copy.deepcopy(plain.config)
     model = build_on_meta(config, torch.float32, attention_name=name)
     allocate(model, device)
     model.load_state_dict(plain.state_dict())
-    loss_model = LossModel(model, dissect(model))
+    loss_model = LossModel(model, anatomy := dissect(model))
+    recompute_blocks(anatomy.blocks, recompute)
     number = len(batch.targets)
     losses = torch.stack([loss.detach() for loss in _each(loss_model, batch)])
     model.zero_grad(set_to_none=True)
