@@ -82,7 +82,8 @@ class _Writes(TorchDispatchMode):
         schema = operation._schema
         for argument, value in zip(schema.arguments, args, strict=False):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written and isinstance(value, Tensor) and value.is_meta:
-                if name := self._names.get(value.untyped_storage()._cdata):
-                    self.seen.append((name, operation, value))
+            if not is_written or not isinstance(value, Tensor):
+                continue
+            if name := self._names.get(value.untyped_storage()._cdata):
+                self.seen.append((name, operation, value))
         return operation(*args, **(kwargs or {}))

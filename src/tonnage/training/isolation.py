@@ -126,6 +126,18 @@ def isolation_of(
     return found
 
 
+def inexact_recompute(where: str, mode: Recompute, config: PreTrainedConfig, asked: Isolation) -> Problem:
+    """What is said of a way to recompute that changes gradients."""
+    exact = [one for one in ("selective", "full", "none") if one not in asked.inexact_recompute]
+    return Problem(
+        where=where,
+        found=f"blocks of a {config.model_type} that compute other gradients with {mode} recompute than without, in a "
+        f"tiny model of it ({asked.inexact_recompute[mode]})",
+        needed="the same gradients",
+        change=" or ".join(f"memory.recompute={one}" for one in exact),
+    )
+
+
 def outgrows(config: PreTrainedConfig, max_length: int) -> bool:
     """Whether documents of ``max_length`` tokens are longer than what positions of a model were first trained for, in a
     family that computes positions of longer ones in another way."""
@@ -149,7 +161,7 @@ def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch
     ways: list[tuple[Arrangement, str]] = [("packed", attention.NAME), ("padded", attention.NAME)]
     ways += [("padded", name) for name in ("sdpa", "eager")]
     for arrangement, name in ways:
-        lay_out = _packed if arrangement == "packed" else _padded
+        lay_out = packed_rows if arrangement == "packed" else padded_rows
         try:
             for documents, plain, alone in draws:
                 _compare(_computed(plain, lay_out(documents), name, device), alone)
@@ -341,7 +353,7 @@ def _shares(plain: PreTrainedModel, documents: Sequence[Tensor], device: torch.d
     return True
 
 
-def _packed(documents: Sequence[Tensor]) -> MicroBatch:
+def packed_rows(documents: Sequence[Tensor]) -> MicroBatch:
     return MicroBatch.of([_pack(documents)])
 
 
@@ -357,7 +369,7 @@ def _pack(documents: Sequence[Tensor], prefix: int = -1) -> Pack:
     )
 
 
-def _padded(documents: Sequence[Tensor]) -> MicroBatch:
+def padded_rows(documents: Sequence[Tensor]) -> MicroBatch:
     return MicroBatch.padded([Document(one.numpy(), _weights(one), at, -1) for at, one in enumerate(documents)])
 
 
