@@ -13,13 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sweep.families import NoText, NotMade, write_tiny
@@ -32,13 +29,12 @@ from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.world import World, join_world
 from tonnage.training.batch import MicroBatch
 from tonnage.training.building import assemble_model
-from tonnage.training.isolation import Isolation, isolation_of, packed_rows, padded_rows
+from tonnage.training.isolation import FLOOR, TIMES, InDouble, Isolation, isolation_of, packed_rows, padded_rows
 
 SEEDS = (11, 12)
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 6, 2, 24, 200
+NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 5, 2, 20, 200
 RANK, FACTOR, ADDED = 4, 2.0, 0.05
-TIMES, FLOOR = 8.0, 2e-6
 LEAK = 1e-4
 """By how much of itself the loss must differ where documents see each other."""
 
@@ -210,7 +206,9 @@ def _load(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
 def _documents(seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(SHORTEST, LONGEST + 1, (NUM_DOCUMENTS,), generator=generator)
-    return [torch.randint(3, NUM_TOKENS, (int(length),), generator=generator) for length in lengths]
+    lengths[0] = LONGEST
+    lengths = lengths.sort(descending=True).values  # as in padded rows
+    return [torch.randint(3, NUM_TOKENS, (length,), generator=generator) for length in lengths.tolist()]
 
 
 def _plain(model: PreTrainedModel, documents: list[Tensor], additions: Mapping[str, Tensor]) -> _Computed:
@@ -218,7 +216,7 @@ def _plain(model: PreTrainedModel, documents: list[Tensor], additions: Mapping[s
     model.zero_grad(set_to_none=True)
     dtype = next(model.parameters()).dtype
     trained = {name: one.to(dtype).requires_grad_() for name, one in additions.items()}
-    with _double() if dtype == torch.float64 else nullcontext():
+    with InDouble() if dtype == torch.float64 else nullcontext():
         merged = dict(_merged(model, trained)) if trained else {}
         loss = _loss_tensor(model, documents, merged)
         loss.backward()
@@ -236,7 +234,7 @@ def _merged(model: PreTrainedModel, trained: Mapping[str, Tensor]) -> Iterator[t
 
 
 def _loss(model: PreTrainedModel, documents: list[Tensor]) -> float:
-    with torch.no_grad(), _double():
+    with torch.no_grad(), InDouble():
         return float(_loss_tensor(model, documents, {}))
 
 
@@ -248,20 +246,6 @@ def _loss_tensor(model: PreTrainedModel, documents: list[Tensor], merged: Mappin
         logits = torch.func.functional_call(model, dict(merged), (ids,), {"use_cache": False}).logits[0, :-1]
         losses.append(F.cross_entropy(logits, document[1:], reduction="none"))
     return torch.cat(losses).mean()
-
-
-class _double(TorchFunctionMode):  # noqa: N801 (a context manager)
-    """Within it, what is to be computed in fp32 is computed in fp64."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.float:
-            function = Tensor.double
-        args, kwargs = tree_map(_wide, (args, kwargs or {}))
-        return function(*args, **kwargs)
-
-
-def _wide(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
