@@ -85,7 +85,8 @@ def _exactness(names: list[str], processes: int, seconds: float, output: Path | 
     import torch
     import transformers
 
-    from sweep.exact import FLOOR, RECOMPUTES, SEEDS, TIMES, judge
+    from sweep.exact import RECOMPUTES, SEEDS, judge
+    from tonnage.training.isolation import FLOOR, TIMES
 
     before = json.loads(output.read_text())["families"] if output and output.exists() else []
     done = {family["name"]: family for family in before}
@@ -159,7 +160,7 @@ def _line(outcome: Any) -> str:
 
 def _exact_line(outcome: Any) -> str:
     """The largest difference of a gradient as multiples of that of plain fp32."""
-    from sweep.exact import FLOOR
+    from tonnage.training.isolation import FLOOR
 
     times = [
         off.gradient / max(runs["plain fp32"].gradient, FLOOR / 8)

@@ -34,8 +34,8 @@ adapter, with weights and documents of two seeds, against plain transformers in 
 off by no more than 8 times what plain transformers in fp32 is off, or 2e-6 where that is off by less
 ([results](../benchmarks/results/models_exact.json), which say what was not reached; `python -m tests.sweep --exact`).
 
-**What transformers changes as it loads**: of these families, Youtu's padding token gets a row of zeros whatever its file
-has there, so it has one here too.
+**What transformers changes as it loads**: of these families, Youtu's padding token gets a row of zeros whatever its
+file has there, so it has one here too.
 
 Each family that trains was also trained by two workers with ZeRO 3, with full recompute (gradient checkpointing), with
 its optimizer on disk, and with everything on disk, each time stopped after a step, resumed and exported

@@ -240,7 +240,7 @@ def test_layers_whose_heads_have_another_size_are_weighed_with_it(layers: dict[s
     """Where it stands by the number of the layer, as in Gemma 4, and fewer layers are run."""
     config = Gemma4TextConfig(**GEMMA_4 | layers)
     profile = weigh(config, document_tokens=32, recomputes=["none"])
-    size = fmean(16 if kind == "full_attention" else 8 for kind in config.layer_types)
+    size = fmean(16 if kind == "full_attention" else 8 for kind in config.layer_types or ())
     assert profile.attention_size == round(4 * size)
     assert isolation_of(config, device=torch.device("cpu")).arrangement == "packed"
 

@@ -231,7 +231,7 @@ def is_by_layer(key: str, value: Any, layers: int) -> bool:
     return is_one and BY_LAYER.search(key) is not None
 
 
-def overrides_of(overrides: Mapping[Any, Any], layers: Sequence[int]) -> dict[int, dict[str, Any]]:
+def overrides_of(overrides: Mapping[Any, Any], layers: Sequence[int]) -> dict[int | str, dict[str, Any]]:
     """``per_layer_config`` of a model that has these ``layers`` of another, in this order."""
     by_layer = {int(layer): values for layer, values in overrides.items()}
     return {place: dict(by_layer[layer]) for place, layer in enumerate(layers) if layer in by_layer}

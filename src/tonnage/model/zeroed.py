@@ -33,8 +33,8 @@ def zeroed_rows(model: PreTrainedModel) -> dict[str, range]:
     tensors = [*model.parameters(), *model.buffers()]
     before = [(one, one.__dict__.pop(_MARK, None)) for one in (*tensors, *model.modules())]
     writes = _Writes({one.untyped_storage()._cdata: name for name, one in model.named_parameters()})
-    for one in tensors:
-        setattr(one, _MARK, True)
+    for tensor in tensors:
+        setattr(tensor, _MARK, True)
     try:
         with writes, torch.random.fork_rng(devices=[]):
             model.initialize_weights()
@@ -57,7 +57,7 @@ def zero_rows(target: Tensor, rows: range) -> None:
 def _rows(name: str, model: PreTrainedModel, operation: Any, part: Tensor) -> range:
     whole = model.get_parameter(name)
     width = whole[0].numel()
-    start, odd = divmod(part.storage_offset(), width)
+    start, odd = divmod(int(part.storage_offset()), width)
     if operation is not _aten.zero_.default or odd or part.numel() % width or not part.is_contiguous():
         raise UserError(
             Problem(

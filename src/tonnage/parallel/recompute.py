@@ -78,7 +78,7 @@ def recompute_blocks(blocks: Sequence[nn.Module], mode: Recompute) -> None:
         block.forward = partial(run, block.forward)
 
 
-_HOW = {"use_reentrant": False, "preserve_rng_state": False}
+_HOW: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
 
 
 def _run_selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
