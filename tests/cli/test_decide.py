@@ -25,6 +25,7 @@ from tonnage.decide.plans import suppose
 from tonnage.decide.written import write_run
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
+from tonnage.errors import UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.planning import saving, space
 from tonnage.planning.plan import SAFETY
@@ -262,3 +263,21 @@ def test_prefixes_are_shared_only_where_the_trial_allows_it(config: str, monkeyp
 
     monkeypatch.setattr(isolation, "isolation_of", without)
     assert not decide(config, []).plan.layout.share_prefixes
+
+
+def test_recompute_that_changes_gradients_is_never_planned(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = isolation.isolation_of
+
+    def inexact(*given: Any, **named: Any) -> isolation.Isolation:
+        return replace(asked(*given, **named), inexact_recompute={"selective": "the gradient of x is off by 27.0%"})
+
+    monkeypatch.setattr(isolation, "isolation_of", inexact)
+    with pytest.raises(UserError) as refused:
+        decide(config, ["memory.recompute=selective"])
+    message = str(refused.value)
+    assert "memory.recompute" in message
+    assert "other gradients with selective recompute than without" in message
+    assert "the gradient of x is off by 27.0%" in message
+    assert "memory.recompute=full or memory.recompute=none" in message
+    for override in ([], ["memory.recompute=full"], ["memory.recompute_blocks=1"]):
+        assert decide(config, override).plan.layout.recompute != "selective"

@@ -62,6 +62,22 @@ def test_it_has_the_gradients_of_both_layers(
         assert one.grad.equal(before)
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_what_a_layer_gives_may_be_added_to(dims: int) -> None:
+    """Gemma 3n adds its hidden states to a product in place."""
+    weight, bias, down, up = (one.requires_grad_() for one in layer(torch.float32))
+    inputs = torch.randn((2, 5, 64)[-dims:])
+    output = adapted_linear(inputs, weight.detach(), bias.detach(), down, up, 0.5)
+    output += 1.0
+    output.mul_(output.detach())
+    output.sum().backward()
+    ours, down.grad, up.grad = (down.grad, up.grad), None, None
+    plain = F.linear(inputs, weight.detach(), bias.detach()) + 0.5 * F.linear(F.linear(inputs, down), up) + 1.0
+    (plain * plain.detach()).sum().backward()
+    for found, expected in zip(ours, (down.grad, up.grad), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_operations_are_counted(form: Format | None) -> None:
     weight, bias, down, up = layer(torch.float32)

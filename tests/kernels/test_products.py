@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.kernels import products
+from tonnage.parallel import deferred
+from tonnage.parallel.deferred import WeightGradients
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -57,6 +59,23 @@ def test_a_linear_layer_and_its_gradients(dtype: torch.dtype) -> None:
     assert layer.weight.grad.equal((rows.t() @ flat).to(dtype))
     assert inputs.grad.equal((rows @ layer.weight.float()).to(dtype).view(2, 5, 12))
     torch.testing.assert_close(layer.bias.grad, rows.sum(0).to(dtype))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+def test_what_a_layer_gives_may_be_added_to(dtype: torch.dtype, bias: bool) -> None:
+    """By this layer, and by the one of a pipeline whose weight's gradient comes later."""
+    layer = nn.Linear(12, 9, bias=bias).to(dtype)
+    products.use_fast_products(layer)
+    inputs = randn(2, 5, 12, dtype=dtype).requires_grad_()
+    output = layer(inputs)
+    wanted = output.detach() + 1.0
+    output += 1.0
+    assert output.equal(wanted)
+    output.sum().backward()
+    put_off = deferred._forward(WeightGradients([layer], lambda parameter: None), layer, inputs)
+    put_off += 1.0
+    assert put_off.equal(wanted)
 
 
 def test_what_is_frozen_gets_no_gradient() -> None:

@@ -3,6 +3,10 @@
 python -m tests.sweep --output benchmarks/results/models.json --page docs/models.md
 python -m tests.sweep llama qwen3_5_text
 python -m tests.sweep --layouts --output benchmarks/results/models_layouts.json llama qwen3_5_text
+python -m tests.sweep --exact --output benchmarks/results/models_exact.json
+
+With --exact nothing is trained: gradients, in every way to recompute, whole and of an adapter, are judged against plain
+transformers in fp64 (``exact``). Run again with the same --output, it goes on with the families that are not in there.
 """
 
 from __future__ import annotations
@@ -15,15 +19,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sweep.trial import Outcome
+from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
 SECONDS = 300.0
@@ -36,6 +39,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="of families; all of transformers' causal mapping without any")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--layouts", action="store_true", help="in several layouts, stopped, resumed and exported")
+    parser.add_argument("--exact", action="store_true", help="gradients, against plain transformers in fp64")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="after which --exact begins no other family"
+    )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--page", type=Path, help="the table of the documentation")
     asked = parser.parse_args()
@@ -51,7 +58,9 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     names = asked.names or list(families.NAMES)
     began = time.monotonic()
-    outcomes = _all(names, asked.processes, layouts=asked.layouts)
+    if asked.exact:
+        return _exactness(names, asked.processes, asked.seconds, asked.output)
+    outcomes = _all(names, asked.processes, partial(trial.attempt, layouts=asked.layouts), _line)
     counts = Counter(outcome.kind for outcome in outcomes)
     print(dict(counts), f"{time.monotonic() - began:.0f} s")
     date = datetime.now(UTC).date().isoformat()
@@ -71,18 +80,56 @@ def main() -> int:
     return int(any(outcome.kind in trial.BAD for outcome in outcomes))
 
 
-def _all(names: list[str], processes: int, *, layouts: bool) -> list[Outcome]:
-    """Each in a process of its own, forked from this one."""
+def _exactness(names: list[str], processes: int, seconds: float, output: Path | None) -> int:
+    """Judge those of ``names`` that ``output`` does not have yet; returns 1 where any is not exact."""
+    import torch
+    import transformers
+
+    from sweep.exact import RECOMPUTES, SEEDS, judge
+    from tonnage.training.isolation import FLOOR, TIMES
+
+    before = json.loads(output.read_text())["families"] if output and output.exists() else []
+    done = {family["name"]: family for family in before}
+    outcomes = _all([name for name in names if name not in done], processes, judge, _exact_line, seconds)
+    done |= {outcome.name: asdict(outcome) for outcome in outcomes}
+    counts = Counter(family["kind"] for family in done.values())
+    print(dict(counts))
+    if output:
+        result = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "judged": f"off by no more than {TIMES:g} times plain fp32, or {FLOOR:g}, from fp64",
+            "recompute": list(RECOMPUTES),
+            "seeds": list(SEEDS),
+            "counts": dict(counts),
+            "not_reached": sorted(set(names) - done.keys()),
+            "families": [done[name] for name in sorted(done)],
+        }
+        output.write_text(json.dumps(result, indent=1) + "\n")
+    return int(bool(counts.keys() & {"different", "traceback", "too slow"}))
+
+
+def _all(
+    names: list[str],
+    processes: int,
+    work: Callable[[str, Path], Any],
+    line: Callable[[Any], str],
+    begins_for: float = float("inf"),
+) -> list[Any]:
+    """What ``work`` finds of each, in a process of its own, forked from this one; none begins after ``begins_for``
+    seconds."""
     from sweep.trial import Outcome
 
     context = multiprocessing.get_context("fork")
-    waiting, found = list(reversed(names)), list[Outcome]()
+    began, waiting, found = time.monotonic(), list(reversed(names)), list[Any]()
     running: dict[Connection, tuple[str, ForkProcess, float]] = {}
     while waiting or running:
+        if time.monotonic() - began > begins_for:
+            waiting.clear()
         while waiting and len(running) < processes:
             name = waiting.pop()
             here, there = context.Pipe()
-            process = context.Process(target=_one, args=(name, there, layouts))
+            process = context.Process(target=_one, args=(name, there, work))
             process.start()
             there.close()
             running[here] = name, process, time.monotonic()
@@ -91,7 +138,7 @@ def _all(names: list[str], processes: int, *, layouts: bool) -> list[Outcome]:
             seconds = time.monotonic() - since
             if end not in ready and seconds < SECONDS:
                 continue
-            outcome = Outcome(name, "too slow", f"more than {SECONDS:.0f} s to plan and train two steps")
+            outcome: Any = Outcome(name, "too slow", f"more than {SECONDS:.0f} s")
             if end in ready:
                 try:
                     outcome = end.recv()
@@ -102,22 +149,33 @@ def _all(names: list[str], processes: int, *, layouts: bool) -> list[Outcome]:
             process.join()
             del running[end]
             found.append(outcome)
-            print(
-                f"{outcome.name:28} {outcome.kind:14} loss {outcome.loss:.1e} norm {outcome.norm:.1e} leak "
-                f"{outcome.leak:.1e} {seconds:4.0f} s  {outcome.note[:200]}",
-                flush=True,
-            )
+            print(f"{outcome.name:28} {outcome.kind:14} {seconds:4.0f} s  {line(outcome)}", flush=True)
     return sorted(found, key=lambda outcome: outcome.name)
 
 
-def _one(name: str, end: Connection, layouts: bool) -> None:
-    from sweep.trial import attempt
+def _line(outcome: Any) -> str:
+    numbers = f"loss {outcome.loss:.1e} norm {outcome.norm:.1e} leak {outcome.leak:.1e}"
+    return f"{numbers}  {outcome.note[:200]}"
 
+
+def _exact_line(outcome: Any) -> str:
+    """The largest difference of a gradient as multiples of that of plain fp32."""
+    from tonnage.training.isolation import FLOOR
+
+    times = [
+        off.gradient / max(runs["plain fp32"].gradient, FLOOR / 8)
+        for runs in getattr(outcome, "runs", {}).values()
+        for off in runs.values()
+    ]
+    return f"{max(times, default=0.0):.1f} times  {outcome.note[:200]}"
+
+
+def _one(name: str, end: Connection, work: Callable[[str, Path], Any]) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
-        end.send(attempt(name, Path(folder), layouts=layouts))
+        end.send(work(name, Path(folder)))
 
 
 if __name__ == "__main__":

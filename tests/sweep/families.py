@@ -34,11 +34,6 @@ COMPLETED: dict[str, dict[str, Any]] = {
 """What a family's default configuration lacks: those that are published have it. Some are given the layers that are."""
 
 
-GAINS = {"youtu": 0.5}
-"""Where weights of the usual size make scores so large that fp32 rounds away which token has the largest: with these,
-losses agree to 1e-7."""
-
-
 class NoText(Exception):
     """A family has no text model of its own."""
 
@@ -60,7 +55,7 @@ def text_config(name: str) -> PreTrainedConfig:
     return found
 
 
-def write_tiny(name: str, directory: Path) -> PreTrainedConfig:
+def write_tiny(name: str, directory: Path, seed: int = 0) -> PreTrainedConfig:
     """A tiny model of a family in ``directory``, with weights so large that a leak shows, and a tokenizer of bytes.
 
     Raises:
@@ -69,12 +64,12 @@ def write_tiny(name: str, directory: Path) -> PreTrainedConfig:
     """
     given = text_config(name)
     try:
-        return _write_tiny(given, directory, GAINS.get(name, 1.0))
+        return _write_tiny(given, directory, seed)
     except Exception as error:
         raise NotMade(f"{type(error).__name__}: {str(error).strip()[:200]}") from error
 
 
-def _write_tiny(given: PreTrainedConfig, directory: Path, gain: float) -> PreTrainedConfig:
+def _write_tiny(given: PreTrainedConfig, directory: Path, seed: int) -> PreTrainedConfig:
     config = shrink(given, long_documents=False)
     config.vocab_size = VOCABULARY
     for key in ("vocab_size_per_layer_input", "decoder_vocab_size"):
@@ -85,9 +80,9 @@ def _write_tiny(given: PreTrainedConfig, directory: Path, gain: float) -> PreTra
     for key in POSITION_COUNTS:
         if getattr(config, key, None) is not None:
             setattr(config, key, POSITIONS)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    draw(model, gain)
+    draw(model, 1.0, seed)
     model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
     return config

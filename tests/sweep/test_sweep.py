@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 import transformers
 
 from sweep import families
+from sweep.exact import Off, judge
 from sweep.trial import BAD, attempt
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+RESULT = PAGE.parents[1] / "benchmarks" / "results" / "models_exact.json"
 SLICE = {
     "bert": "refused",
     "glm_moe_dsa": "refused",
@@ -36,6 +39,32 @@ REST = {
 def test_a_family_trains_as_in_plain_transformers_or_is_refused(name: str, tmp_path: Path) -> None:
     outcome = attempt(name, tmp_path)
     assert outcome.kind == (SLICE | REST)[name], outcome
+
+
+EXACT = ["gemma3n_text", "llama4_text", "youtu"]
+"""One that writes to products in place, one whose rows are padded, one of which a row is zero once it is loaded."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [*EXACT, *(pytest.param(name, marks=pytest.mark.matrix) for name in families.NAMES if name not in EXACT)]
+)
+def test_gradients_are_off_from_fp64_by_no_more_than_plain_fp32_is(name: str, tmp_path: Path) -> None:
+    found = judge(name, tmp_path)
+    assert found.kind not in BAD, found
+    assert name not in EXACT or found.kind == "exact"
+
+
+def test_a_difference_beyond_that_of_fp32_is_seen() -> None:
+    noise = Off(1e-7, 1e-7, 6e-7)
+    assert not Off(1.9e-6, 1.9e-6, 4.7e-6).beyond(noise)
+    assert Off(2.1e-6, 0.0, 0.0).beyond(noise)
+    assert Off(0.0, 0.0, 4.9e-6).beyond(noise)
+
+
+def test_no_family_is_known_to_be_inexact() -> None:
+    result = json.loads(RESULT.read_text())
+    assert not [family["name"] for family in result["families"] if family["kind"] in BAD]
 
 
 @pytest.mark.slow

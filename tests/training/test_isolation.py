@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -102,6 +105,22 @@ def test_borders_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     found = isolation_of(of("llama"), device=CPU)
     assert (found.arrangement, found.attention) == ("padded", "sdpa")
     assert "the loss of a token is off by" in found.why_not_packed
+
+
+def test_recompute_that_changes_a_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own selective checkpoint, with what Gemma 3n writes to in place."""
+
+    def as_torch_does(blocks: Sequence[torch.nn.Module], mode: str) -> None:
+        how = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.bmm.default])
+        for block in blocks if mode == "selective" else ():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=how)
+
+    assert not isolation_of(of("gemma3n_text"), device=CPU).inexact_recompute
+    monkeypatch.setattr(isolation, "recompute_blocks", as_torch_does)
+    found = isolation_of(of("gemma3n_text"), device=CPU).inexact_recompute
+    assert list(found) == ["selective"]
+    assert "the gradient of" in found["selective"]
+    assert not isolation_of(of("llama"), device=CPU).inexact_recompute
 
 
 def test_a_trial_that_shows_nothing_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

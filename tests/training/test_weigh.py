@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
+    Gemma4TextConfig,
     GPTNeoXConfig,
     JambaConfig,
     Lfm2Config,
@@ -28,6 +30,7 @@ from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import recompute_blocks
 from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Line, ModelProfile
 from tonnage.training import weigh as module
+from tonnage.training.isolation import isolation_of
 from tonnage.training.ledger import Ledger
 from tonnage.training.weigh import weigh, weigh_once
 
@@ -208,6 +211,38 @@ def test_blocks_of_several_kinds_are_weighed_one_kind_after_the_other() -> None:
     for name in ("forward_peak", "backward_peak", "evaluation_peak"):
         values = [getattr(cost, name)(1000) for cost in (mixed, mixture, plain)]
         assert values[0] == max(values[1:])
+
+
+GEMMA_4 = {
+    "vocab_size": 96,
+    "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 8,
+}
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"num_hidden_layers": 2},
+        {"num_hidden_layers": 6},
+        {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] + 2 * ["full_attention"]},
+        {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "use_double_wide_mlp": True},
+    ],
+)
+def test_layers_whose_heads_have_another_size_are_weighed_with_it(layers: dict[str, Any]) -> None:
+    """Where it stands by the number of the layer, as in Gemma 4, and fewer layers are run."""
+    config = Gemma4TextConfig(**GEMMA_4 | layers)
+    profile = weigh(config, document_tokens=32, recomputes=["none"])
+    size = fmean(16 if kind == "full_attention" else 8 for kind in config.layer_types or ())
+    assert profile.attention_size == round(4 * size)
+    assert isolation_of(config, device=torch.device("cpu")).arrangement == "packed"
 
 
 @pytest.mark.slow

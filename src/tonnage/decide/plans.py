@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tonnage.planning.plan import Plan, Rows
     from tonnage.planning.profile import ModelProfile
     from tonnage.planning.ways import Compared
+    from tonnage.training.isolation import Isolation
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,7 @@ def _plan_of(
         long_documents=outgrows(model_config, data.max_length),
         cache=default_directory(),
     )
+    _check_recompute(config, model_config, isolation)
     parts = {
         degree: weigh_once(
             model_config,
@@ -327,6 +329,9 @@ def _plan_of(
     }
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
     could_share = config.data.share_prefixes and isolation.shares_prefixes and parts[1].shares_prefixes
+    for part in parts.values():
+        for mode in isolation.inexact_recompute:
+            part.blocks.pop(mode, None)
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
@@ -375,6 +380,17 @@ def _plan_of(
     if place.how:
         reasons["machine"] = place.how
     return replace(plan, reasons=reasons)
+
+
+def _check_recompute(config: Config, model_config: PreTrainedConfig, isolation: Isolation) -> None:
+    """Refuse a way to recompute that changes gradients. Raises ``UserError``."""
+    from tonnage.training.isolation import RECOMPUTES, inexact_recompute
+
+    memory = config.memory
+    asked = "full" if memory.recompute_blocks != "auto" else memory.recompute
+    for mode in RECOMPUTES:
+        if mode == asked and mode in isolation.inexact_recompute:
+            raise UserError(inexact_recompute("memory.recompute", mode, model_config, isolation))
 
 
 def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Config], Plan]) -> None:

@@ -42,10 +42,11 @@ def adapted_linear(
     frozen: tuple[Any, ...] = (weight, None, None, None, None)
     if isinstance(weight, PackedWeight):
         frozen = (weight.codes, weight.scales, weight.outer, weight.mean, weight.form)
+    rows = inputs.reshape(-1, inputs.shape[-1])
     output: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
-        inputs, *frozen, bias, down, up, *_with_mask(factor, mask)
+        rows, *frozen, bias, down, up, *_with_mask(factor, mask)
     )
-    return output
+    return output.view(*inputs.shape[:-1], len(up))  # here: what such a function makes a view of, none may add to
 
 
 def _with_mask(factor: float, mask: Mask | None) -> tuple[float, Tensor | None, Tensor | None, int, int]:
@@ -63,7 +64,7 @@ class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: Tensor,
+        rows: Tensor,
         weight: Tensor,
         scales: Tensor | None,
         outer: Tensor | None,
@@ -78,18 +79,17 @@ class _AdaptedLinear(torch.autograd.Function):
         first_channel: int,
         threshold: int,
     ) -> Tensor:
-        rows, frozen = inputs.reshape(-1, inputs.shape[-1]), (weight, scales, outer, mean)
+        frozen = (weight, scales, outer, mean)
         output, low = _multiply(rows, *frozen, form, bias, down, up, factor, keys, salt, first_channel, threshold)
         ctx.save_for_backward(rows, low, down, up, keys, salt, *frozen)
-        ctx.form, ctx.factor, ctx.shape, ctx.drops = form, factor, inputs.shape, (first_channel, threshold)
-        output = output.view(*inputs.shape[:-1], len(up))
+        ctx.form, ctx.factor, ctx.drops = form, factor, (first_channel, threshold)
         assert isinstance(output, Tensor)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
         rows, low, down, up, keys, salt, *frozen = ctx.saved_tensors
-        slopes, of_inputs = gradient.reshape(-1, gradient.shape[-1]), None
+        of_inputs = None
         if ctx.needs_input_grad[0]:
             if ctx.form is None:
                 of_inputs = product(slopes, frozen[0])
@@ -97,8 +97,7 @@ class _AdaptedLinear(torch.autograd.Function):
                 of_inputs = quantized_linear(slopes.contiguous(), *frozen, None, ctx.form, rows.shape[1], 0, True)
         mask = _mask_of(keys, salt, *ctx.drops)
         of_inputs, of_down, of_up = _through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
-        whole = None if of_inputs is None else of_inputs.view(ctx.shape)
-        return (whole, *[None] * 6, of_down, of_up, *[None] * 5)
+        return (of_inputs, *[None] * 6, of_down, of_up, *[None] * 5)
 
 
 def _through_addition(

@@ -162,20 +162,21 @@ def _(matrix: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """``F.linear`` with products of ours."""
+    """The rows of ``F.linear``, with products of ours. Rows, since what leaves such a function as a view takes no
+    addition in place."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
+        rows = inputs.reshape(-1, inputs.shape[-1])
         if not goes_through_fp32(inputs):
-            return F.linear(inputs, weight, bias)
-        output: Tensor = product_in_fp32(inputs.reshape(-1, inputs.shape[-1]), weight.t(), bias)
-        return output.view(*inputs.shape[:-1], weight.shape[0])
+            return F.linear(rows, weight, bias)
+        output: Tensor = product_in_fp32(rows, weight.t(), bias)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        rows = gradient.reshape(-1, gradient.shape[-1])
         need_input, need_weight, need_bias = ctx.needs_input_grad
         return (
             product(rows, weight).view(inputs.shape) if need_input else None,
@@ -192,7 +193,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(inputs, weight, bias)
     output: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
-    return output
+    return output.view(*inputs.shape[:-1], weight.shape[0])
 
 
 def use_fast_products(model: nn.Module) -> None:

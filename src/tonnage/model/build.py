@@ -27,6 +27,7 @@ from tonnage.kernels.regions import region_of
 from tonnage.model import attention, experts
 from tonnage.model.kept import keep_in_fp32
 from tonnage.model.stored import Stored, read
+from tonnage.model.zeroed import zero_rows
 
 if TYPE_CHECKING:
     from tonnage.model.matching import Match
@@ -281,9 +282,10 @@ def load_weights(
 
     Only the byte ranges of the local shard are read. Parameters that are allowed to be missing are initialised
     randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
-    the mean of the old ones. What is merged or split is so on the CPU, one group of tensors at a time. ``progress`` is
-    called after every tensor, or group of them. What is ``packed`` is so as it is read, one weight at a time; of what
-    is ``there`` already it is only checked that it is finite.
+    the mean of the old ones. What is merged or split is so on the CPU, one group of tensors at a time. Rows that
+    transformers sets to zero on loading are zero. ``progress`` is called after every tensor, or group of them. What is
+    ``packed`` is so as it is read, one weight at a time; of what is ``there`` already it is only checked that it is
+    finite.
 
     Raises:
         UserError: a weight is not finite.
@@ -297,6 +299,8 @@ def load_weights(
             num_lost = _num_not_finite(targets[places[one]].data)
         else:
             num_lost = _read_shard(targets[places[one]], view, one.shape)
+            if places[one] in found.zeroed:
+                zero_rows(targets[places[one]], found.zeroed[places[one]])
         if num_lost > 0:
             problems.append(_not_finite(one, num_lost, targets[places[one]].dtype))
         progress()

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
 from tonnage.model.stored import Stored, read, read_headers
 from tonnage.model.towers import Carried, described, digest, find_whole
+from tonnage.model.zeroed import zeroed_rows
 
 ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|base_layer|modules_to_save|ia3_l|oft_[A-Za-z]+|vera_[A-Za-z_]+)(\.|$)")
 ANY = ("*",)
@@ -62,6 +63,8 @@ class Match:
     """Keys that the model has no place for and the user allowed to be left out."""
     unwrapped: bool = False
     """Whether prefixes of wrappers were taken off."""
+    zeroed: Mapping[str, range] = field(default_factory=dict)
+    """Rows of parameters that are zero once they are loaded, whatever is stored (``zeroed``)."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,7 @@ def match(
         missing=tuple(initialised),
         left_out=tuple(left_out),
         unwrapped=wrapped,
+        zeroed=zeroed_rows(model),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,7 +102,6 @@ SMALL = {
     "global_attn_every_n_layers": 2,
     "no_rope_layer_interval": 2,
     "n_layers_per_attn_res_block": 2,
-    "num_kv_shared_layers": 2,
     "max_window_layers": 1,
     "num_nextn_predict_layers": 0,
     "num_layers_per_stack": 2,
@@ -140,6 +139,8 @@ LAYER_COUNTS = (
     "num_decoder_layers",
     "num_blocks",
 )
+SHARING_LAYERS = "num_kv_shared_layers"
+"""The key for how many layers, the last ones, have the keys and values of others."""
 BY_LAYER = re.compile("layer|pattern|block_type|intermediate_size")
 """Keys whose lists may hold a value for each layer."""
 LAYER_NUMBERS = ("moe_layers", "mlp_only_layers", "full_attn_idxs", "hybrid_layer_ids", "cross_attention_layers")
@@ -199,17 +200,19 @@ def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
     _, layers = count_layers(given)
     kept = _layers_kept(given, layers)
     lengths = {key for key, value in SMALL.items() if value == WINDOW or "window" in key}
-    small = {
+    small: dict[str, Any] = {
         key: _smaller(key, value, kept, layers)
         if key in lengths
         or key in LAYER_COUNTS
         or key in POSITION_COUNTS
-        or key == "vocab_size"
+        or key in ("vocab_size", SHARING_LAYERS)
         or TOKENS.search(key)
         or isinstance(value, list)
         else value
         for key, value in given.items()
     }
+    if overrides := given.get("per_layer_config"):
+        small["per_layer_config"] = overrides_of(overrides, kept)
     return type(config).from_dict(small)
 
 
@@ -228,10 +231,18 @@ def is_by_layer(key: str, value: Any, layers: int) -> bool:
     return is_one and BY_LAYER.search(key) is not None
 
 
+def overrides_of(overrides: Mapping[Any, Any], layers: Sequence[int]) -> dict[int | str, dict[str, Any]]:
+    """``per_layer_config`` of a model that has these ``layers`` of another, in this order."""
+    by_layer = {int(layer): values for layer, values in overrides.items()}
+    return {place: dict(by_layer[layer]) for place, layer in enumerate(layers) if layer in by_layer}
+
+
 def _layers_kept(given: Mapping[str, Any], layers: int) -> list[int]:
     """Numbers of the layers that stay: of every kind the first two, in order."""
     lists = [value for key, value in given.items() if is_by_layer(key, value, layers)]
     numbers = [set(given[key]) for key in LAYER_NUMBERS if isinstance(given.get(key), list)]
+    if sharing := given.get(SHARING_LAYERS):
+        numbers.append(set(range(layers - sharing, layers)))
     seen: dict[str, int] = {}
     kept: list[int] = []
     for layer in range(layers):
@@ -245,11 +256,9 @@ def _layers_kept(given: Mapping[str, Any], layers: int) -> list[int]:
 
 def _smaller(key: str, value: Any, kept: list[int], layers: int) -> Any:
     if key == "per_layer_config" and isinstance(value, Mapping):
-        of_layers = {int(layer): one for layer, one in value.items()}
         return {
-            place: {name: _smaller(name, one, kept, 0) for name, one in of_layers[layer].items()}
-            for place, layer in enumerate(kept)
-            if layer in of_layers
+            place: {name: _smaller(name, one, kept, 0) for name, one in overrides.items()}
+            for place, overrides in overrides_of(value, kept).items()
         }
     if isinstance(value, list) and key in LAYER_NUMBERS:
         return [place for place, layer in enumerate(kept) if layer in value]
@@ -267,6 +276,8 @@ def _smaller(key: str, value: Any, kept: list[int], layers: int) -> Any:
         return value
     if key in LAYER_COUNTS:
         return len(kept)
+    if key == SHARING_LAYERS:
+        return sum(layer >= layers - value for layer in kept)
     if key in POSITION_COUNTS:
         return min(value, POSITIONS)
     return min(value, _size(key, value))

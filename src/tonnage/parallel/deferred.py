@@ -71,22 +71,22 @@ def _is_trained(layer: nn.Linear) -> bool:
 
 def _forward(later: WeightGradients, module: nn.Linear, inputs: Tensor) -> Tensor:
     output: Tensor = _Linear.apply(inputs, module.weight, module.bias, later)  # type: ignore[no-untyped-call]
-    return output
+    return output.view(*inputs.shape[:-1], output.shape[-1])
 
 
 class _Linear(torch.autograd.Function):
-    """``linear`` whose gradient with respect to its weight may come later."""
+    """The rows of ``linear``, whose gradient with respect to its weight may come later."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.weight, ctx.later = weight, later
-        return linear(inputs, weight, bias)
+        return linear(inputs.reshape(-1, inputs.shape[-1]), weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        rows, inputs_rows = gradient.reshape(-1, gradient.shape[-1]), inputs.reshape(-1, inputs.shape[-1])
+        inputs_rows = inputs.reshape(-1, inputs.shape[-1])
         need_input, need_weight, need_bias, _ = ctx.needs_input_grad
         off = need_weight and ctx.later.keep(ctx.weight, inputs_rows, rows)
         return (

@@ -15,17 +15,26 @@ the loss.
 
 The numbers do not change: the same operations run on the same values. Nothing random happens in a block: a model's own
 dropout is off, and what an adapter drops is a function of its tokens (``model.dropout``). So no random state is kept.
+
+Some families write to the result of a product in place (``predictions += hidden_states``, in Gemma 3n). Had it been
+kept, the second forward would find there what the first has left. So ``selective`` watches what is written to: a kept
+result is given up when its memory changes, and computed again. torch's own selective checkpoint looks at the version
+counter of the kept tensor alone, and 3D products come out of ``_unsafe_view``, whose result has a counter of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 from tonnage.model.attention import is_computed_anew
 
@@ -64,16 +73,110 @@ def recompute_blocks(blocks: Sequence[nn.Module], mode: Recompute) -> None:
     """Let each block recompute as ``mode`` says. Names of parameters do not change."""
     if mode == "none":
         return
-    more: dict[str, Any] = {}
-    if mode == "selective":
-        more["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    run = _run_selectively if mode == "selective" else partial(checkpoint, **_HOW)
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **more)
+        block.forward = partial(run, block.forward)
 
 
-def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-    if is_computed_anew():
-        return CheckpointPolicy.PREFER_RECOMPUTE
-    if operation in _DEAR or str(getattr(operation, "_schema", "")).split("(")[0] in _DEAR_NAMES:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+_HOW: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+
+
+def _run_selectively(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    results = _Results()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        outputs = forward(*args, **kwargs)
+        for output in tree_leaves(outputs):  # whoever gets them may write to them
+            results.give_up(output)
+        return outputs
+
+    return checkpoint(run, *args, context_fn=lambda: (_Keep(results), _Reuse(results)), **_HOW, **kwargs)
+
+
+class _Results:
+    """What a block keeps: the results of each operation, in the order of its calls."""
+
+    def __init__(self) -> None:
+        self._of: dict[Any, deque[list[Any]]] = defaultdict(deque)
+        self._in_memory: dict[int, list[list[Any]]] = defaultdict(list)
+
+    def keep(self, operation: Any, result: Any) -> None:
+        held = [tree_map(_detached, result)]
+        self._of[operation].append(held)
+        for part in tree_leaves(result):
+            for memory in _memory_of(part):
+                self._in_memory[memory].append(held)
+
+    def give_up(self, written: Any) -> None:
+        """No longer keep what shares memory with a tensor."""
+        for memory in _memory_of(written):
+            for held in self._in_memory.pop(memory, ()):
+                held.clear()
+
+    def take(self, operation: Any) -> list[Any]:
+        """The next result of an operation; nothing if it was given up."""
+        return self._of[operation].popleft()
+
+
+class _Keep(TorchDispatchMode):
+    """The forward pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, results: _Results) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._results = results
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for place, name in _written_by(operation):
+            self._results.give_up(args[place] if place < len(args) else kwargs.get(name))
+        result = operation(*args, **kwargs)
+        if _is_dear(operation) and not is_computed_anew():
+            self._results.keep(operation, result)
+        return result
+
+
+class _Reuse(TorchDispatchMode):
+    """The forward pass that runs again, within the backward pass."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, results: _Results) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._results = results
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_dear(operation) and not is_computed_anew() and (held := self._results.take(operation)):
+            return held.pop()
+        return operation(*args, **(kwargs or {}))
+
+
+@cache
+def _is_dear(operation: Any) -> bool:
+    return operation in _DEAR or str(getattr(operation, "_schema", "")).split("(")[0] in _DEAR_NAMES
+
+
+@cache
+def _written_by(operation: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names of the arguments that an operation writes to."""
+    schema = getattr(operation, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    return tuple(
+        (place, one.name)
+        for place, one in enumerate(arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    )
+
+
+def _detached(part: Any) -> Any:
+    return part.detach() if isinstance(part, Tensor) else part
+
+
+def _memory_of(value: Any) -> Iterator[int]:
+    """Numbers of the memory in which a tensor, or each of a list of them, lies; a sharded one's is that of its part."""
+    for part in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(part, DTensor):
+            part = part.to_local()
+        if isinstance(part, Tensor):
+            yield part.untyped_storage()._cdata

@@ -257,6 +257,8 @@ def candidates(
                 continue
             if layout.moments == "int8" and not model.keeps_blocks:
                 continue
+            if layout.recompute not in model.blocks:  # it would change gradients
+                continue
             choice = _weighed(layout, config.stages_per_worker, model, data, machine)
             choice = _gathering_ahead(choice, model, data, machine, budget)
             choice = _compiled_where_worth(choice, config, model, data, machine, num_steps)

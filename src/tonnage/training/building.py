@@ -39,7 +39,7 @@ from tonnage.parallel.world import World
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.plan import Plan
 from tonnage.planning.space import packed_directory
-from tonnage.training.isolation import isolation_of, outgrows
+from tonnage.training.isolation import inexact_recompute, isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
@@ -136,7 +136,7 @@ def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None
     """Ask the model once more, where the run is: the plan may have been made on another machine.
 
     Raises:
-        UserError: its documents are to be laid out in another way here.
+        UserError: its documents are to be laid out in another way here, or recompute as planned changes gradients.
     """
     asked = isolation_of(
         config,
@@ -156,6 +156,8 @@ def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None
                 change="make the plan where the run will be (tonnage plan CONFIG), or install the same versions",
             )
         )
+    if layout.recompute in asked.inexact_recompute:
+        raise UserError(inexact_recompute("the plan", layout.recompute, config, asked))
 
 
 def assemble_model(
@@ -336,6 +338,7 @@ def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:
         for one, name in found.places
         if (parameter := parameters.get(name)) is not None
         and not parameter.requires_grad
+        and name not in found.zeroed
         and not isinstance(parameter, DTensor)  # of which a rank has a part
         and one.view() is None
         and DTYPES.get(one.dtype) == parameter.dtype

@@ -26,11 +26,11 @@ def use_tiles(layer: nn.Linear, weight: TiledWeight) -> None:
 def _forward(layer: nn.Linear, weight: TiledWeight, inputs: Tensor) -> Tensor:
     anchor = torch.zeros((), device=inputs.device, requires_grad=True)
     output: Tensor = _Linear.apply(inputs, layer.bias, anchor, weight)  # type: ignore[no-untyped-call]
-    return output
+    return output.view(*inputs.shape[:-1], weight.rows)
 
 
 class _Linear(torch.autograd.Function):
-    """``kernels.products.linear`` tile by tile."""
+    """The rows of ``kernels.products.linear``, tile by tile."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, bias: Tensor | None, anchor: Tensor, weight: TiledWeight) -> Tensor:
@@ -44,12 +44,12 @@ class _Linear(torch.autograd.Function):
             for those, part in zip(tile.rows, _parts(tile, found), strict=True):
                 output[:, those] = part
             del found
-        return output.view(*inputs.shape[:-1], weight.rows)
+        return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_rows: Tensor) -> tuple[Tensor | None, ...]:
         (inputs,), weight = ctx.saved_tensors, ctx.weight
-        rows, of_rows = inputs.reshape(-1, inputs.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        rows = inputs.reshape(-1, inputs.shape[-1])
         need_inputs, need_bias, *_ = ctx.needs_input_grad
         of_inputs = torch.zeros_like(rows, dtype=torch.float32)
         for tile in weight.tiles(backwards=True):

@@ -55,7 +55,7 @@ from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.model.tiny import count_layers, is_by_layer
+from tonnage.model.tiny import SHARING_LAYERS, count_layers, is_by_layer, overrides_of
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
@@ -632,19 +632,23 @@ def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int)
     small, described = copy.deepcopy(config), config.to_dict()
     count, layers = count_layers(described)
     by_layer = {key: value for key, value in described.items() if is_by_layer(key, value, layers)}
+    sharing = getattr(config, SHARING_LAYERS, 0)
     kinds = {repr([value[at] for value in by_layer.values()]): at for at in reversed(range(layers))}
-    before = sorted(kinds.values()) if len(kinds) > 1 else []
+    before = sorted(kinds.values()) if len(kinds) > 1 or sharing else []
+    order = (*before, *[layer] * number)
     for key, value in by_layer.items():
-        setattr(small, key, [value[at] for at in (*before, *[layer] * number)])
+        setattr(small, key, [value[at] for at in order])
     if count:
-        setattr(small, count, len(before) + number)
+        setattr(small, count, len(order))
+    if overrides := described.get("per_layer_config"):
+        small.per_layer_config = overrides_of(overrides, order)
     for key in [key for key, value in described.items() if key.endswith("_layer_period") and isinstance(value, int)]:
         offset = key.replace("period", "offset")  # a kind of block comes again after so many: now always, or never
         comes = layer % described[key] == described.get(offset, 0)
         setattr(small, key, 1 if comes else NEVER)
         setattr(small, offset, 0 if comes else NEVER - 1)
-    if sharing := getattr(config, "num_kv_shared_layers", 0):  # the last ones have keys and values of others
-        small.num_kv_shared_layers = number if layer >= layers - sharing else 0
+    if sharing:  # the last ones have keys and values of others
+        setattr(small, SHARING_LAYERS, number if layer >= layers - sharing else 0)
     small.vocab_size = 8 * tensor
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(small, name, None) is not None:  # some classes take no other than a number there
