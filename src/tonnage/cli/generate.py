@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,8 @@ from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
     from tonnage.data import Conversation
+
+LONGEST_ROW = 64 << 20
 
 
 def generate(
@@ -59,7 +60,7 @@ def generate(
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
 
-    _check(prompt, file, output)
+    _check(prompt, file, output, template)
     console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
@@ -95,8 +96,9 @@ def generate(
         say(console, f"{len(rows):,} answers: ", (str(output), "bold"))
 
 
-def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
+def _check(prompt: str | None, file: str | None, output: Path | None, template: str) -> None:
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.files.places import check_file, check_writable
 
     problems = []
     if (prompt is None) == (file is None):
@@ -110,17 +112,21 @@ def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
         raise UserError(*problems)
     if output is not None:  # the answers may take hours
         with refusals("the answers could not be written", output):
-            _try_to_write(output)
+            inputs = [one for one in (file, template) if one is not None]
+            check_file(output, is_own=_is_answered, inputs=inputs, where="--output")
+            check_writable(output.parent)
 
 
-def _try_to_write(path: Path) -> None:
-    """Find out now whether a file can be made in the place of ``path``. Raises ``OSError``."""
-    from tempfile import TemporaryFile
+def _is_answered(path: Path) -> bool:
+    """Whether a file is one of answers: whether its first row has one."""
+    import json
 
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a directory", str(path))
-    with TemporaryFile(dir=path.absolute().parent) as file:
-        file.write(b" " * 4096)
+    with path.open("rb") as file:
+        try:
+            row = json.loads(file.readline(LONGEST_ROW))
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(row, dict) and "generated" in row
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
