@@ -33,7 +33,9 @@ def generate(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message before every conversation without one.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens; by default 256, if the model has room for it.", min=1)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
     template: Annotated[
@@ -71,14 +73,21 @@ def generate(
         conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]
     with progress_bar(console) as progress:
         tell = partial(say, console)
-        loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trusted, tell=tell)
+        loaded = load(
+            directory,
+            template=template,
+            **form_of(questions),
+            trust_remote_code=trusted,
+            max_new_tokens=max_new_tokens,
+            tell=tell,
+        )
         import torch
 
         torch.manual_seed(seed)
         answers = answer(
             loaded,
             conversations,
-            Decoding(max_new_tokens, temperature, top_p),
+            Decoding(max_new_tokens or 256, temperature, top_p),
             batch_size=batch_size,
             progress=lambda done, total: progress("generate", done, total),
         )

@@ -14,7 +14,7 @@ from tonnage.config.contradiction import Contradiction, did_you_mean
 from tonnage.config.schema import Config, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.paths import is_jinja, literal_variable, matching
-from tonnage.files.places import check_vacant, check_writable
+from tonnage.files.places import check_vacant, check_writable, kind_of
 from tonnage.host.cachedir import default_directory
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
@@ -93,7 +93,8 @@ def _directory(key: str, name: str) -> Iterator[Contradiction]:
         there = there.parent
     if not there.is_dir():
         what = name if there == Path(name).absolute() else f"{there}, in which {name} would be,"
-        yield Contradiction((key,), f"{key} {what} is a file", "a directory, which need not exist yet")
+        kind = kind_of(there.stat().st_mode)
+        yield Contradiction((key,), f"{key} {what} is {kind}", "a directory, which need not exist yet")
 
 
 def _model(config: Config) -> Iterator[Contradiction]:
@@ -164,6 +165,8 @@ def _near(text: str) -> str:
     path = Path(text)
     if variable := literal_variable(text):
         return f"{variable} is not put in here: write the path out, or give it on the command line, where a shell does"
+    if path.is_symlink():
+        return f"{path} is a link to {os.readlink(path)}, where nothing is: mend the link"
     if not path.parent.is_dir():
         return f"there is no directory {path.parent}"
     names = sorted(item.name for item in path.parent.iterdir())
@@ -226,7 +229,7 @@ def check_output(config: Config) -> None:
     run = RunDirectory(config.output)
     change = "write output=... with another name"
     if run.is_locked() and not run.is_locked_here():
-        raise run.is_taken()
+        raise run.is_taken(f"; or {change}")
     if run.is_run() and os.path.lexists(run.plan):
         found, needed = f"output {config.output} already holds a run", "a directory of its own for every run"
         if complete_checkpoints(run.checkpoints):

@@ -1,8 +1,8 @@
 """Where commands may write: only where nothing of somebody else's is touched.
 
-A directory to write into must be new, empty, or hold nothing but what we left in it; a file to write must be new, empty,
-or what the same command wrote before. Links, devices and pipes are refused: a file that is written whole would take
-their place.
+A directory to write into must be new, empty, or hold nothing but what we left in it; a file to write must be new,
+empty, or what the same command wrote before. Links, devices and pipes are refused: a file that is written whole would
+take their place.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def check_vacant(
         OSError: it cannot be looked at.
     """
     where = where or str(directory)
-    if not directory.exists():
+    if not os.path.lexists(directory):
         return
     if not directory.is_dir():
-        raise UserError(Problem(f"{directory} is {kind_of(directory.stat().st_mode)}", needed, change, where))
+        raise UserError(Problem(f"{directory} is {kind_of(directory.lstat().st_mode)}", needed, change, where))
     others = sorted(path.name for path in directory.iterdir() if not (is_own(path) or is_unfinished(path)))
     if others:
         shown = ", ".join(others[:SHOWN_NAMES])
@@ -71,7 +71,7 @@ def check_file(
         return
     if not stat.S_ISREG(mode):
         change = "name a new file"
-        if stat.S_ISLNK(mode):
+        if stat.S_ISLNK(mode) and path.is_file():
             change = f"name what it leads to, {os.path.realpath(path)}, or a new file"
         raise UserError(Problem(f"{path} is {kind_of(mode)}", needed, change, where))
     if any(Path(one).exists() and path.samefile(one) for one in inputs):

@@ -36,7 +36,8 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
 
     Args:
         runs: their directories.
-        output: the file; an earlier report is replaced, nothing else is; by default ``report.html`` in the directory of the one run.
+        output: the file; an earlier report is replaced, nothing else is. By default ``report.html`` in the directory of
+            the one run.
 
     Raises:
         UserError: there is no run, a file of one is damaged, or the report cannot be written.

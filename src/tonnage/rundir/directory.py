@@ -251,15 +251,15 @@ class RunDirectory:
             os.close(descriptor)
         return False
 
-    def is_taken(self) -> UserError:
-        """That another process works in this directory: which, and where."""
+    def is_taken(self, otherwise: str = "") -> UserError:
+        """That another process works in this directory: which, and where. ``otherwise``: what else could be done."""
         holder = self._holder()
         found = f"another run works in this directory (process {holder.get('pid', '?')} on "
         return UserError(
             Problem(
                 found=f"{found}{holder.get('host', 'an unknown host')})",
                 needed="one run at a time",
-                change=f"wait for its end, stop it (tonnage stop {self.word}), or write output=... with another name",
+                change=f"wait for its end, or stop it: tonnage stop {self.word}{otherwise}",
                 where=str(self.path),
             )
         )
