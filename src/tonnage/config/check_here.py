@@ -166,7 +166,7 @@ def _near(text: str) -> str:
     if variable := literal_variable(text):
         return f"{variable} is not put in here: write the path out, or give it on the command line, where a shell does"
     if path.is_symlink():
-        return f"{path} is a link to {os.readlink(path)}, where nothing is: mend the link"
+        return f"{path} is a link to {path.readlink()}, where nothing is: mend the link"
     if not path.parent.is_dir():
         return f"there is no directory {path.parent}"
     names = sorted(item.name for item in path.parent.iterdir())
