@@ -114,6 +114,11 @@ REFUSALS = {
     errno.ENXIO: ("a device that is there", "name another place"),
     errno.EBUSY: ("a file that nobody else holds", "wait for its end, or name another place"),
     errno.ENAMETOOLONG: ("a name of at most 255 bytes in a path of at most 4,095", "write a shorter name"),
+    errno.ENOENT: (
+        "a file that is there, in a directory that takes new ones",
+        "put it back if it was removed, or name another place",
+    ),
+    errno.ENOTSUP: ("a regular file, or none", "name another place: it is a link, a device or a pipe"),
     errno.ENOTDIR: ("directories all along the path", "name another place: a part of it is a file"),
     errno.EISDIR: ("a file", "name a file: it is a directory"),
     errno.EEXIST: ("a directory", "name another place: it is a file"),

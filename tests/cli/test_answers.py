@@ -53,7 +53,7 @@ def test_one_prompt_is_answered_on_standard_output(model: Path, loaded: Loaded) 
 
 def test_a_file_is_answered_row_by_row(model: Path, loaded: Loaded, tmp_path: Path) -> None:
     rows, output = tiny.write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "answers.jsonl"
-    output.write_text("of an earlier time\n")
+    output.write_text('{"generated": "of an earlier time"}\n')
     command = ["generate", model, "--file", rows, "--max-new-tokens", 8, "--batch-size", 2]
     run(*command, "--output", output)
     written = [json.loads(line) for line in output.read_text().splitlines()]
@@ -65,10 +65,10 @@ def test_a_file_is_answered_row_by_row(model: Path, loaded: Loaded, tmp_path: Pa
 
 def test_a_file_is_left_alone_when_answering_fails(model: Path, tmp_path: Path) -> None:
     rows, output = tiny.write_rows(tmp_path / "rows.jsonl", [{"prompt": "x" * 600}]), tmp_path / "answers.jsonl"
-    output.write_text("of an earlier time\n")
+    output.write_text('{"generated": "of an earlier time"}\n')
     with pytest.raises(UserError, match="fewer than 512"):
         run("generate", model, "--file", rows, "--output", output)
-    assert output.read_text() == "of an earlier time\n"
+    assert output.read_text() == '{"generated": "of an earlier time"}\n'
 
 
 def test_a_system_message_stands_before_the_prompt(model: Path, loaded: Loaded) -> None:

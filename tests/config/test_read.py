@@ -617,7 +617,11 @@ def test_any_tree_is_read_or_refused_with_places(tmp_path: Path, tree: dict[str,
 def test_an_output_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, MINIMAL), [f"output={tmp_path / 'run'}"])
     check_output(config)
-    write_config(config, RunDirectory(config.output).config)
+    run = RunDirectory(config.output)
+    write_config(config, run.config)
+    with pytest.raises(UserError, match=r"not empty: it holds config\.yaml"):  # which may be anybody's
+        check_output(config)
+    run.plan.touch()
     with pytest.raises(UserError, match="already holds a run"):
         check_output(config)
 

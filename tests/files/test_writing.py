@@ -43,14 +43,17 @@ def test_a_new_file_that_was_not_finished_is_gone(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
-    path, left, living, other = (tmp_path / name for name in ("file", ".file.7", ".file.8", ".file.json.7"))
-    for name in (left, living, other):
+    path, left, living, other = (
+        tmp_path / name for name in ("file", ".file.7.tonnage", ".file.8.tonnage", ".file.json.7.tonnage")
+    )
+    of_others = [tmp_path / ".file.7", tmp_path / ".file.8.tonnages"]
+    for name in (left, living, other, *of_others):
         name.write_text("half")
     with living.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         write_whole(path, "whole")
     assert path.read_text() == "whole"
-    assert sorted(tmp_path.iterdir()) == sorted([path, living, other])
+    assert sorted(tmp_path.iterdir()) == sorted([path, living, other, *of_others])
 
 
 def test_a_writer_that_is_taken_for_dead_before_it_could_say_otherwise(
@@ -61,7 +64,7 @@ def test_a_writer_that_is_taken_for_dead_before_it_could_say_otherwise(
 
     def removed_first(descriptor: int, operation: int) -> None:
         if not turns:
-            (tmp_path / f".file.{os.getpid()}").unlink()
+            (tmp_path / f".file.{os.getpid()}.tonnage").unlink()
         turns.append(descriptor)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -310,6 +311,37 @@ def test_a_refusal_names_the_field(served: Served) -> None:
     for prompt in ([], "", [10**6], ["a", "b"], [-1], 5, None):
         status, answer = served.ask(TEXT, {"model": "tiny", "prompt": prompt})
         assert (status, answer["error"]["param"].split(".")[0]) == (400, "prompt"), prompt
+
+
+def test_of_several_types_the_one_that_fits_is_told(served: Served) -> None:
+    cases = {
+        "stop": (question("a", stop=list("abcde")), "at most 4 items"),
+        "stop.1": (question("a", stop=["a", 3]), "valid string"),
+        "messages.0.content": (message(content=[]), "at least 1 item"),
+        "messages.0.content.0.type": (message(content=[{"type": "image", "text": "a"}]), "'text'"),
+    }
+    for place, (asked, needed) in cases.items():
+        error = served.ask(CHAT, asked)[1]["error"]
+        assert (error["param"], needed in error["message"]) == (place, True), error
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_what_is_sent_without_end_is_not_read_to_its_end(served: Served, chunked: bool, path: str) -> None:
+    size, sent = 200 << 20, 0
+    how = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    piece = b" " * (1 << 20)
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{how}\r\n\r\n"
+        connection.sendall(head.encode())
+        with suppress(ConnectionError):
+            while sent < size:
+                connection.sendall(b"100000\r\n%s\r\n" % piece if chunked else piece)
+                sent += len(piece)
+        with suppress(ConnectionError):
+            assert connection.recv(1000).startswith(b"HTTP/1.1 413 " if path == CHAT else b"HTTP/1.1 404 ")
+    assert sent < size / 4
+    assert said(served.chat("Say a")) == served.expected("Say a")
 
 
 def test_other_routes_and_pages_of_a_browser_are_refused(served: Served) -> None:

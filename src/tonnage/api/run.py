@@ -328,7 +328,8 @@ class Run:
     def report(self, output: str | os.PathLike[str] | None = None) -> Path:
         """Write the page about the run that every run leaves when it ends, again; returns where it is.
 
-        ``output``: the file, which is replaced; by default ``report.html`` in the run's directory.
+        ``output``: the file; an earlier report is replaced, nothing else is. By default ``report.html`` in the run's
+        directory.
 
         Raises ``UserError``: a file of the run is damaged, or the report cannot be written.
         """

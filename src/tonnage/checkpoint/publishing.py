@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tonnage.checkpoint.save import explained, synchronise
-from tonnage.errors import Problem, UserError
+from tonnage.files.places import check_vacant
+from tonnage.files.writing import UNFINISHED
 
 
 def check_empty(directory: Path) -> None:
@@ -17,15 +19,7 @@ def check_empty(directory: Path) -> None:
     Raises:
         UserError: it does.
     """
-    if directory.exists() and any(directory.iterdir()):
-        raise UserError(
-            Problem(
-                where=str(directory),
-                found="a directory that is not empty",
-                needed="a new or empty directory",
-                change="choose another directory, or remove this one",
-            )
-        )
+    check_vacant(directory, "a new or empty directory", "choose another directory")
 
 
 @contextmanager
@@ -36,7 +30,8 @@ def published(directory: Path, needed: str) -> Iterator[Path]:
     Raises:
         UserError: the disk does not take it.
     """
-    temporary = directory.with_name(f".{directory.name}.partial")
+    directory = Path(os.path.realpath(directory))  # of a link what it leads to
+    temporary = directory.with_name(f".{directory.name}.partial{UNFINISHED}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)

@@ -22,7 +22,9 @@ def chat(
         typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
     ],
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 512,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens; by default 512, if the model has room for it.", min=1)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
     template: Annotated[
@@ -60,13 +62,14 @@ def chat(
             template,
             trust_remote_code=trusted,
             allow_unexpected=unexpected_allowed(model, allow_unexpected or ()),
+            max_new_tokens=max_new_tokens,
             tell=partial(say, console),
         )
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 
         say(console, f"{directory}  ", (HELP, "dim"))
-    converse(loaded, Decoding(max_new_tokens, temperature, top_p), system)
+    converse(loaded, Decoding(max_new_tokens or 512, temperature, top_p), system)
 
 
 def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:

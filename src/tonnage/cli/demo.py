@@ -7,6 +7,7 @@ held-out instructions with the answers from before and after.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,13 +83,15 @@ def demo(
     console = terminal()
     started = time.monotonic()
     path = output if output is not None else free_folder(Path("runs"))
-    if path.exists():
+    if os.path.lexists(path):
         raise UserError(Problem(f"{path} exists", "a new folder for the demo", where="--output"))
 
     with refusals("the demo's folder could not be written", path):
         try:
             folder = write_folder(path)
             write_untrained(folder)
+        except FileExistsError:  # somebody made it in this moment
+            raise
         except Exception:
             shutil.rmtree(path, ignore_errors=True)
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,8 @@ from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
     from tonnage.data import Conversation
+
+LONGEST_ROW = 64 << 20
 
 
 def generate(
@@ -32,7 +33,9 @@ def generate(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message before every conversation without one.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens; by default 256, if the model has room for it.", min=1)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
     template: Annotated[
@@ -68,7 +71,7 @@ def generate(
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
 
-    _check(prompt, file, output)
+    _check(prompt, file, output, template)
     console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
@@ -81,7 +84,13 @@ def generate(
         tell = partial(say, console)
         unexpected, form = unexpected_allowed(model, allow_unexpected or ()), form_of(questions)
         loaded = load(
-            directory, template=template, **form, trust_remote_code=trusted, allow_unexpected=unexpected, tell=tell
+            directory,
+            template=template,
+            **form,
+            trust_remote_code=trusted,
+            allow_unexpected=unexpected,
+            max_new_tokens=max_new_tokens,
+            tell=tell,
         )
         import torch
 
@@ -89,7 +98,7 @@ def generate(
         answers = answer(
             loaded,
             conversations,
-            Decoding(max_new_tokens, temperature, top_p),
+            Decoding(max_new_tokens or 256, temperature, top_p),
             batch_size=batch_size,
             progress=lambda done, total: progress("generate", done, total),
         )
@@ -107,8 +116,9 @@ def generate(
         say(console, f"{len(rows):,} answers: ", (str(output), "bold"))
 
 
-def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
+def _check(prompt: str | None, file: str | None, output: Path | None, template: str) -> None:
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.files.places import check_file, check_writable
 
     problems = []
     if (prompt is None) == (file is None):
@@ -122,17 +132,21 @@ def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
         raise UserError(*problems)
     if output is not None:  # the answers may take hours
         with refusals("the answers could not be written", output):
-            _try_to_write(output)
+            inputs = [one for one in (file, template) if one is not None]
+            check_file(output, is_own=_is_answered, inputs=inputs, where="--output")
+            check_writable(output.parent)
 
 
-def _try_to_write(path: Path) -> None:
-    """Find out now whether a file can be made in the place of ``path``. Raises ``OSError``."""
-    from tempfile import TemporaryFile
+def _is_answered(path: Path) -> bool:
+    """Whether a file is one of answers: whether its first row has one."""
+    import json
 
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a directory", str(path))
-    with TemporaryFile(dir=path.absolute().parent) as file:
-        file.write(b" " * 4096)
+    with path.open("rb") as file:
+        try:
+            row = json.loads(file.readline(LONGEST_ROW))
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(row, dict) and "generated" in row
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:

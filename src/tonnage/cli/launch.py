@@ -9,6 +9,8 @@ import typer
 
 from tonnage.files.paths import word
 
+WRITTEN = "# Written by tonnage launch kube, which replaces it.\n"
+
 
 def launch(
     where: Annotated[Literal["kube"], typer.Argument(metavar="kube", help="Kubernetes: the only one there is.")],
@@ -35,6 +37,7 @@ def launch(
     from tonnage.config import read_config
     from tonnage.display.terminal import say, terminal
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.files.places import begins_with, check_file
     from tonnage.files.writing import made, write_whole
     from tonnage.launch import kube
     from tonnage.planning.workers import decided_for_pods
@@ -49,9 +52,11 @@ def launch(
     directory, name = Path(to), kube.name_of(found)
     manifests = {"rayjob": kube.ray_job(found, pods), "job": kube.indexed_job(found, pods)}
     texts = {
-        directory / f"{name}-{kind}.yaml": yaml.safe_dump_all(documents, sort_keys=False)
+        directory / f"{name}-{kind}.yaml": WRITTEN + yaml.safe_dump_all(documents, sort_keys=False)
         for kind, documents in manifests.items()
     }
+    for path in texts:
+        check_file(path, is_own=begins_with(WRITTEN), inputs=[config])
     new = [path for path in texts if not path.exists()]
     with refusals("the manifests could not be written", directory), made(directory):
         try:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,8 +147,13 @@ def main() -> None:
     choose_allocators()
     atexit.register(gc.freeze)
     close_to_others()
-    with streams():
-        status = _carry_out()
+    status: str | int | None = INTERRUPTED
+    with suppress(KeyboardInterrupt):  # another one, while the first is seen to
+        try:
+            with streams():
+                status = _carry_out()
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries would print tracebacks at their exit
     sys.exit(status)
 
 

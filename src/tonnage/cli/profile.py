@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,8 @@ COLOURS = {
 """On a terminal and in the picture."""
 WAITS = ("communication", "waiting for other stages")
 SHOWN_OPERATIONS, SHOWN_WORKERS = 8, 16
+PROFILE = re.compile(r"profile\.(json|svg)|trace-[0-9]+\.json\.gz")
+"""Files of a profile."""
 
 
 def profile(
@@ -48,20 +51,27 @@ def profile(
     import shutil
     import tempfile
 
+    from tonnage.config import read_config
     from tonnage.decide.decision import decide
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put_json, terminal
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.files.places import check_vacant, check_writable
     from tonnage.files.writing import made, write_json, write_whole
     from tonnage.rundir.directory import RunDirectory
 
     console = terminal(stderr=as_json)
+    folder = output or Path(f"{read_config(config, overrides or []).output}-profile")
+    with refusals("the profile could not be written", folder):
+        check_vacant(
+            folder, "a new or empty directory, or an earlier profile's", "name another: --output", is_own=_is_own
+        )
+        check_writable(folder)
     with progress_bar(console) as progress:
         decision = decide(config, overrides or [], progress)
     if decision.plan.num_steps < (needed := 2 * steps + 1):
         found = f"{decision.plan.num_steps} steps in the run"
         raise UserError(Problem(found, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
-    folder = output or Path(f"{decision.config.output}-profile")
     with (
         refusals("the profile could not be written", folder),
         made(folder),
@@ -84,6 +94,19 @@ def profile(
         f"trace: {folder / 'trace-0.json.gz'} (for https://ui.perfetto.dev)",
         soft_wrap=True,
     )
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file is one of those that a profile consists of, beside figures as it writes them."""
+    from tonnage.errors import UserError
+    from tonnage.files.reading import read_object
+
+    if not PROFILE.fullmatch(path.name):
+        return False
+    try:
+        return "causes" in read_object(path.with_name("profile.json"), dict)
+    except UserError:
+        return False
 
 
 def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:

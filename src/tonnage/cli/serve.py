@@ -19,7 +19,12 @@ def serve(
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer where a request does not say.", min=1)] = 512,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest answer where a request does not say; by default 512, if the model has room for it.", min=1
+        ),
+    ] = None,
     waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused.", min=1)] = 64,
     template: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
@@ -67,10 +72,11 @@ def serve(
                 template,
                 trust_remote_code=trusted,
                 allow_unexpected=unexpected_allowed(model, allow_unexpected or ()),
+                max_new_tokens=max_new_tokens,
                 tell=partial(say, console),
             )
         name = Path(model).resolve().name if Path(model).is_dir() else model
-        engine = Engine(loaded, max_tokens=max_new_tokens, most_waiting=waiting)
+        engine = Engine(loaded, max_tokens=max_new_tokens or 512, most_waiting=waiting)
         app = create_app(engine, name, only_local=host in LOCAL)
         address = f"http://{'localhost' if host in LOCAL else host}:{socket.getsockname()[1]}/v1"
         say(console, "Serving ", (name, "bold"), " at ", (address, "bold"), ", one answer at a time: for trying it.")

@@ -6,15 +6,17 @@ import difflib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tonnage.config import sbatch
 from tonnage.config.contradiction import Contradiction, did_you_mean
 from tonnage.config.schema import Config, SlurmLaunch, Source
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.paths import is_jinja, literal_variable, matching
-from tonnage.rundir.directory import RunDirectory
+from tonnage.files.places import check_vacant, check_writable, kind_of
+from tonnage.host.cachedir import default_directory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
@@ -91,7 +93,8 @@ def _directory(key: str, name: str) -> Iterator[Contradiction]:
         there = there.parent
     if not there.is_dir():
         what = name if there == Path(name).absolute() else f"{there}, in which {name} would be,"
-        yield Contradiction((key,), f"{key} {what} is a file", "a directory, which need not exist yet")
+        kind = kind_of(there.stat().st_mode)
+        yield Contradiction((key,), f"{key} {what} is {kind}", "a directory, which need not exist yet")
 
 
 def _model(config: Config) -> Iterator[Contradiction]:
@@ -162,6 +165,8 @@ def _near(text: str) -> str:
     path = Path(text)
     if variable := literal_variable(text):
         return f"{variable} is not put in here: write the path out, or give it on the command line, where a shell does"
+    if path.is_symlink():
+        return f"{path} is a link to {path.readlink()}, where nothing is: mend the link"
     if not path.parent.is_dir():
         return f"there is no directory {path.parent}"
     names = sorted(item.name for item in path.parent.iterdir())
@@ -216,14 +221,33 @@ def _is_installed(name: str) -> bool:
 
 
 def check_output(config: Config) -> None:
-    """Refuse an output directory that already holds a run. Raises ``UserError``."""
+    """Refuse an output directory that holds a run or anything else, or cannot be made.
+
+    What a run left that was killed before it began does not count, nor do the cache and the places for offload that the
+    config puts there. Raises ``UserError``.
+    """
     run = RunDirectory(config.output)
-    if run.is_run():
-        raise UserError(
-            Problem(
-                f"output {config.output} already holds a run",
-                "a directory of its own for every run",
-                f"write output=... with another name, or remove {config.output}",
-                "output",
-            )
-        )
+    change = "write output=... with another name"
+    if run.is_locked() and not run.is_locked_here():
+        raise run.is_taken(f"; or {change}")
+    if run.is_run() and os.path.lexists(run.plan):
+        found, needed = f"output {config.output} already holds a run", "a directory of its own for every run"
+        if complete_checkpoints(run.checkpoints):
+            change = f"go on with it: tonnage train --resume {run.word}, or {change}"
+        raise UserError(Problem(found, needed, change, "output"))
+    inside = [
+        Path(place).absolute()
+        for place in (default_directory(), config.data.cache, *config.memory.offload_dirs)
+        if place
+    ]
+    own = {*run.beginnings(), *(run.path / name for name in _first_names(inside, run.path.absolute()))}
+    with refusals("the run's directory could not be made", run.path):
+        check_vacant(run.path, "a new or empty directory for a run", change, is_own=own.__contains__, where="output")
+        check_writable(run.path)
+
+
+def _first_names(paths: Iterable[Path], directory: Path) -> Iterator[str]:
+    """Of paths inside a directory, what they are in there."""
+    for path in paths:
+        if path != directory and path.is_relative_to(directory):
+            yield path.relative_to(directory).parts[0]

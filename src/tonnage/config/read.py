@@ -17,9 +17,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tonnage.config import check, keys, other_names, yaml_tree
@@ -225,12 +226,22 @@ def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Probl
         return Problem(f"unknown key {name}", needed, _hint_for_key(document, path), where)
     field = keys.field_at(path)
     takes = keys.takes(field) if field is not None else str(detail["msg"])
+    value = _value_at(document.value, path)
+    if isinstance(value, list) and (count := _fixed_length(field)) not in (None, len(value)):
+        found = f"{name} has {len(value):,} value{'s' * (len(value) != 1)}"
+        return Problem(found, f"{count} values: {takes}", where=where)
     if detail["type"] == "missing":
         return Problem(f"{name} is missing", takes, f"write {name}: ...", document.place(path[:-1]))
-    value = _value_at(document.value, path)
     shown = shortened(repr(value) if isinstance(value, str) else keys.as_written(value))
     change = _hint(value, field.annotation if field else None, takes)
     return Problem(f"{name} is {shown}", _needed(takes, detail), change, where)
+
+
+def _fixed_length(field: FieldInfo | None) -> int | None:
+    """How many values a field takes that takes a certain number; else None."""
+    arguments = get_args(field.annotation) if field is not None else ()
+    is_fixed = field is not None and get_origin(field.annotation) is tuple and Ellipsis not in arguments
+    return len(arguments) if is_fixed else None
 
 
 def _needed(takes: str, detail: ErrorDetails) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -183,6 +183,12 @@ def apply_override(document: Document, text: str) -> None:
     own = Document(where={})
     try:
         node = _compose(written)
+        if node is None:  # nothing, or a comment: a shell has put in a variable that is not set
+            field = keys.field_at(path)
+            may_be_none = field is not None and type(None) in get_args(field.annotation)
+            change = f"write {shortened(key)}=null for none, or leave it out" if may_be_none else "leave it out"
+            document.problems.append(Problem(f"{shortened(key)} without a value", "a value", change, where))
+            return
         value = None if node is None else _build(node, path, own, lambda _: where)
     except _UNREADABLE as error:
         document.problems.append(_syntax_problem(error, written, lambda _: where))

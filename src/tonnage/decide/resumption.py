@@ -142,6 +142,7 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
     """What can be found out at once: no run, no usable checkpoint, an output. Raises ``UserError``."""
     from tonnage.checkpoint.resume import choose
     from tonnage.config import overridden_key
+    from tonnage.rundir.directory import complete_checkpoints
 
     if not run.config.exists() or not run.plan.exists():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
@@ -149,6 +150,8 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
         raise UserError(
             Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
         )
+    if not complete_checkpoints(run.checkpoints) and run.is_locked() and not run.is_locked_here():
+        raise run.is_taken()
     choose(run.checkpoints, step)
 
 

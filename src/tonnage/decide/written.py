@@ -79,24 +79,14 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
         yield
     except (UserError, OSError):
         if not run.metrics.exists():
-            for path in (
-                run.config,
-                run.data,
-                run.rows,
-                run.prompts,
-                run.questions,
-                run.environment,
-                run.plan,
-                run.resume,
-                run.job_script,
-                run.loss,
-                run.by_hand,
-                run.lock,
-            ):
-                with suppress(OSError):
-                    path.unlink()
-            for folder in (run.tokenizer, run.plans, run.workers):
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                run.config.unlink()
+            for path in run.beginnings():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with suppress(OSError):
+                        path.unlink()
             with suppress(OSError):  # something of others is there
                 run.path.rmdir()
         raise

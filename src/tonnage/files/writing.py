@@ -6,6 +6,8 @@ import errno
 import fcntl
 import json
 import os
+import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 from tonnage.errors import ROOM
 
 CLOSED_TO_OTHERS = 0o022
+UNFINISHED = ".tonnage"
+"""End of a file's name before it is in its place: nobody else's files are called so."""
 
 
 def close_to_others() -> None:
@@ -43,17 +47,21 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
     """Write a file so that others see the old one or the new one, never half of one; nothing stays behind on failure.
 
     It is written beside its place at first. What a killed process has left there is removed by the next that writes
-    ``path``. ``new``: it must not be there yet; of several that write it, the first has written it.
+    ``path``. ``new``: it must not be there yet; of several that write it, the first has written it. What is no regular
+    file (a link, a device, a pipe) is not replaced by one.
 
     Raises:
         FileExistsError: with ``new``, it is.
         OSError: it cannot be written; the error names ``path``.
     """
-    beside = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    beside = path.with_name(f".{path.name[:100]}.{os.getpid()}{UNFINISHED}")
     opened = False
     try:
         if new and os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            number = errno.EISDIR if path.is_dir() else errno.ENOTSUP
+            raise OSError(number, os.strerror(number))
         _sweep(path)
         with os.fdopen(_opened(beside), "wb") as file:
             opened = True
@@ -94,7 +102,8 @@ def _sweep(path: Path) -> None:
     """Remove what is beside ``path``, to be moved there, and nobody writes any more."""
     prefix = f".{path.name[:100]}."
     with suppress(OSError), os.scandir(path.parent) as entries:
-        left = [one.path for one in entries if one.name.startswith(prefix) and one.name[len(prefix) :].isdigit()]
+        names = [one.path for one in entries if one.name.startswith(prefix) and one.name.endswith(UNFINISHED)]
+        left = [name for name in names if Path(name).name[len(prefix) : -len(UNFINISHED)].isdigit()]
         for name in left:
             with suppress(OSError):
                 descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -103,6 +112,11 @@ def _sweep(path: Path) -> None:
                     Path(name).unlink()
                 finally:
                     os.close(descriptor)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a name is one that a file of ours has before it is in its place."""
+    return re.fullmatch(rf"\..+\.[0-9]+{re.escape(UNFINISHED)}", path.name) is not None
 
 
 def _link(beside: Path, path: Path) -> None:

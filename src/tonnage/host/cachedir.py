@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import pwd
-import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,13 +44,15 @@ def trusted(root: Path, *parts: str) -> Path:
     path, is_shared = root, False
     for part in ("", *parts):
         path = path / part
+        if path.exists() and not path.is_dir() and path == root:
+            change = "set TONNAGE_CACHE (or data.cache) to a directory, which need not exist yet"
+            raise UserError(Problem("a cache that is no directory", "a directory", change, str(path)))
         if why := why_untrusted(path, shared=is_shared):
             raise UserError(
                 Problem(
                     found=f"a cache that {why}",
                     needed="one that is yours or root's and that not all may write: it decides what is trained on",
-                    change=f"look at what is in it, then take it over (chown -R, chmod -R o-w {shlex.quote(str(path))})"
-                    ", or set TONNAGE_CACHE (or data.cache) to a directory of your own",
+                    change="set TONNAGE_CACHE (or data.cache) to a new directory of your own",
                     where=str(path),
                 )
             )

@@ -22,12 +22,13 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
 from tonnage.model import peft
-from tonnage.model.files import CONFIG, ModelFiles, find_model, read_tokenizer
+from tonnage.model.files import CONFIG, ModelFiles, find_model, read_model_config, read_tokenizer
+from tonnage.model.files import positions_of as positions_in
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 BATCH_SIZE = 32
 BLOCK_BY_BLOCK = (
@@ -94,6 +95,7 @@ def load(
     single_turn: bool = True,
     trust_remote_code: bool = False,
     allow_unexpected: Sequence[str] = (),
+    max_new_tokens: int | None = None,
     tell: Callable[[str], None] = lambda told: None,
 ) -> Loaded:
     """Load a model directory in the type of its weights, on the accelerator if there is one. Of a model that has no
@@ -104,8 +106,8 @@ def load(
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
 
     Raises:
-        UserError: files or weights are missing, weights are not finite, or the template needs tokens that the model
-            does not have.
+        UserError: files or weights are missing, weights are not finite, the template needs tokens that the model does
+            not have, or it has no positions for answers of ``max_new_tokens``, if that is how long they are to be.
     """
     sleep_soon_beside_others()
 
@@ -117,6 +119,8 @@ def load(
     from tonnage.parallel.host_blocks import come_and_go, has_no_room
 
     files = find_model(str(directory))
+    if max_new_tokens is not None:
+        _check_longest(read_model_config(files, trust_remote_code=trust_remote_code), max_new_tokens)
     whole = read_tokenizer(files, trust_remote_code=trust_remote_code)
     tokenizer, chosen = choose(template, whole, formats, single_turn)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -150,12 +154,22 @@ def load(
     return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
 
 
+def _check_longest(config: PreTrainedConfig, max_new_tokens: int) -> None:
+    """Refuse answers that are longer than a model can write. Raises ``UserError``."""
+    positions = positions_in(config)
+    if positions is not None and max_new_tokens >= positions:
+        found = f"{max_new_tokens:,} tokens for an answer"
+        needed = f"fewer than {positions:,}, the model's positions, where the prompt is as well"
+        raise UserError(Problem(found, needed, f"--max-new-tokens {max(1, positions // 2)}", "--max-new-tokens"))
+
+
 def load_to_talk(
     directory: str | Path,
     template: str,
     *,
     trust_remote_code: bool,
     allow_unexpected: Sequence[str],
+    max_new_tokens: int | None,
     tell: Callable[[str], None],
 ) -> Loaded:
     """As ``load``, for conversations of several turns."""
@@ -166,6 +180,7 @@ def load_to_talk(
         single_turn=False,
         trust_remote_code=trust_remote_code,
         allow_unexpected=allow_unexpected,
+        max_new_tokens=max_new_tokens,
         tell=tell,
     )
 

@@ -8,6 +8,7 @@ nothing outside of the directory is read on its behalf, and no code of its own r
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,12 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", TOKENIZER_CONFIG)
+PASSED_OVER = (
+    *TOKENIZER_FILES,
+    *("chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("vocab.txt", "generation_config.json"),
+)
+"""Files that change what a tokenizer does, and that transformers passes over where they are directories."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.npz", "*.ckpt")
 FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -427,6 +434,7 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     directory = files.tokenizer or files.directory
+    _check_files(directory)
     path, named = directory / TOKENIZER_CONFIG, None
     if path.exists():
         named = named_code(read_json_object(path), "AutoTokenizer")
@@ -461,6 +469,17 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
     if not tokenizer.get_vocab():
         raise UserError(Problem("a tokenizer without tokens", "a vocabulary", where=str(files.directory)))
     return tokenizer
+
+
+def _check_files(directory: Path) -> None:
+    """Refuse what is called as a file of a tokenizer is and is none: transformers would pass it over."""
+    for name in PASSED_OVER:
+        path = directory / name
+        if os.path.lexists(path) and not path.is_file():
+            found = "a link that leads nowhere" if not path.exists() else "no regular file"
+            raise UserError(
+                Problem(found, f"a file, as {name} is one", "put the file there, or take this away", str(path))
+            )
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage import __version__
 from tonnage.errors import Problem, TonnageError, UserError, refusals
+from tonnage.files.places import begins_with, check_file
 from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
 from tonnage.report.gathered import Gathered, gather
@@ -24,6 +25,8 @@ from tonnage.rundir.figures import METHODS
 if TYPE_CHECKING:
     from jinja2 import Template
 
+GENERATOR = '<meta name="generator" content="tonnage'
+"""By which a page of ours is known."""
 MOST_RUNS = 12
 """In one report: as many as the page has colours for."""
 
@@ -33,7 +36,8 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
 
     Args:
         runs: their directories.
-        output: the file, which is replaced; by default ``report.html`` in the directory of the one run.
+        output: the file; an earlier report is replaced, nothing else is. By default ``report.html`` in the directory of
+            the one run.
 
     Raises:
         UserError: there is no run, a file of one is damaged, or the report cannot be written.
@@ -45,6 +49,7 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
     path = RunDirectory(runs[0]).report if output is None else Path(output)
     page = render([gather(Path(run), len(runs)) for run in runs])
     with refusals("the report could not be written", path):
+        check_file(path, is_own=begins_with(GENERATOR))
         write_whole(path, page)
     return path
 

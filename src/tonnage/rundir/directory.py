@@ -147,6 +147,14 @@ class RunDirectory:
         path = str(self.path)
         return shlex.quote(f"./{path}" if path.startswith(("-", "=")) else path)
 
+    def beginnings(self) -> list[Path]:
+        """What is written of a run before ``config.yaml`` makes it one, if a launcher of ours held the lock."""
+        if os.path.lexists(self.config) or "pid" not in self._holder():
+            return []
+        files = (self.data, self.rows, self.prompts, self.questions, self.environment, self.plan, self.resume)
+        more = (self.loss, self.by_hand, self.lock, self.job_script)
+        return [*files, *more, self.tokenizer, self.plans, self.workers]
+
     def is_run(self) -> bool:
         """Whether a run was started here."""
         return os.path.lexists(self.config) or os.path.lexists(self.metrics)
@@ -188,7 +196,7 @@ class RunDirectory:
                 Problem(
                     found="a directory that everybody may write",
                     needed="a run's directory that is yours: workers carry out what they read in it",
-                    change=f"chmod o-w {self.word}, or write output=... with another name",
+                    change=f"chmod o-w {self.word}" if self.is_run() else "write output=... with another name",
                     where=str(self.path),
                 )
             )
@@ -197,7 +205,7 @@ class RunDirectory:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise UserError(
-                    Problem("no regular file", "a file to lock", f"rm {shlex.quote(str(self.lock))}", str(self.lock))
+                    Problem("no regular file", "a file to lock", "write output=... with another name", str(self.lock))
                 )
             deadline = time.monotonic() + ORPHANS_SECONDS
             while True:
@@ -213,16 +221,7 @@ class RunDirectory:
                 os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
             yield descriptor
         except BlockingIOError as error:
-            holder = self._holder()
-            raise UserError(
-                Problem(
-                    found=f"another run works in this directory (process {holder.get('pid', '?')} on "
-                    f"{holder.get('host', 'an unknown host')})",
-                    needed="one run at a time",
-                    change="wait for its end, stop it, or write output=... with another name",
-                    where=str(self.path),
-                )
-            ) from error
+            raise self.is_taken() from error
         finally:
             os.close(descriptor)
 
@@ -251,6 +250,19 @@ class RunDirectory:
         finally:
             os.close(descriptor)
         return False
+
+    def is_taken(self, otherwise: str = "") -> UserError:
+        """That another process works in this directory: which, and where. ``otherwise``: what else could be done."""
+        holder = self._holder()
+        found = f"another run works in this directory (process {holder.get('pid', '?')} on "
+        return UserError(
+            Problem(
+                found=f"{found}{holder.get('host', 'an unknown host')})",
+                needed="one run at a time",
+                change=f"wait for its end, or stop it: tonnage stop {self.word}{otherwise}",
+                where=str(self.path),
+            )
+        )
 
     def is_locked_here(self) -> bool:
         """Whether it is this process that works in this directory."""

@@ -78,23 +78,29 @@ def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
 
 
 MISSING = "model_not_found"
+MOST_READ = 4 * MOST_BYTES
+"""Of a request that is too large: who sends no more hears why, and the connection is closed to the others."""
+CLOSING = {"Connection": "close"}
+"""What is left of a refused request is not read: the server would read it to its end."""
 
 
 async def _body(request: Request) -> bytes:
     """What was sent, within bounds. A page in a browser cannot send JSON to another site unasked."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refused(f"content of type {kind[:80] or 'none'}: application/json is taken", status=415)
-    too_large = Refused(f"a request of more than {MOST_BYTES:,} bytes", status=413)
     length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:19]) > MOST_BYTES:
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise too_large
-    return bytes(body)
+    num_bytes, body = 0, bytearray()
+    if not (length.isdecimal() and int(length[:19]) > MOST_READ):
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > MOST_READ:
+                break
+            body += part if num_bytes <= MOST_BYTES else b""
+        else:
+            if num_bytes <= MOST_BYTES:
+                kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+                if kind != "application/json":
+                    raise Refused(f"content of type {kind[:80] or 'none'}: application/json is taken", status=415)
+                return bytes(body)
+    raise Refused(f"a request of more than {MOST_BYTES:,} bytes", status=413)
 
 
 async def _answered(
@@ -266,12 +272,14 @@ def _failure(error: Exception) -> Refused:
 
 
 async def _refuse(_: Request, error: Refused) -> Response:
-    return JSONResponse(error.body(), error.status)
+    return JSONResponse(error.body(), error.status, CLOSING)
 
 
 async def _refuse_route(request: Request, error: HTTPException) -> Response:
     said = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return JSONResponse(Refused(said, status=error.status_code).body(), error.status_code, error.headers)
+    return JSONResponse(
+        Refused(said, status=error.status_code).body(), error.status_code, {**(error.headers or {}), **CLOSING}
+    )
 
 
 async def _fail(_: Request, error: Exception) -> Response:

@@ -153,7 +153,7 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
     try:
         found = form.model_validate(value)
     except (ValidationError, RecursionError) as error:
-        raise _refused(form, error) from error
+        raise _refused(form, value, error) from error
     if isinstance(found, ChatRequest):
         if found.messages[-1].role != "user":
             raise Refused("the last message is not the user's", param="messages")
@@ -166,11 +166,28 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
     return found
 
 
-def _refused(form: type[BaseModel], error: ValidationError | RecursionError) -> Refused:
+def _place(value: Any, steps: tuple[int | str, ...]) -> str:
+    """Where a value stands in a request: pydantic names the types that it tried as well."""
+    kept = []
+    for step in steps:
+        if isinstance(value, dict):
+            kept.append(str(step))
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int):
+            kept.append(str(step))
+            value = value[step] if step < len(value) else None
+    return ".".join(kept)
+
+
+def _refused(form: type[BaseModel], value: Any, error: ValidationError | RecursionError) -> Refused:
     if isinstance(error, RecursionError):
         return Refused("the request is nested too deeply")
-    first = error.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"]))[:200]
+    errors = [(_place(value, one["loc"]), one) for one in error.errors(include_url=False)]
+    # Of a value that may have several types, what is wrong with it as the one that fits it best.
+    begun = errors[0][0]
+    beside = [(place, one) for place, one in errors if place == begun or place.startswith(f"{begun}.")]
+    place, first = max(beside, key=lambda pair: (not pair[1]["type"].endswith("_type"), len(pair[1]["loc"])))
+    place = place[:200]
     if first["type"] == "extra_forbidden":
         taken = f" ({', '.join(form.model_fields)} are taken)" if len(first["loc"]) == 1 else ""
         return Refused(f"unknown field: {place}{taken}", param=place, code="unknown_parameter")
