@@ -132,7 +132,7 @@ def test_what_was_unpacked_before_the_damage_is_read(packing: str, tmp_path: Pat
         content = PACK[packing](text.encode())
         found = read(tmp_path / f"rows.{kind}{packing}", content[: len(content) * 9 // 10])
         assert found is not None
-        assert len(found[0]) > 20_000
+        assert len(found[0]) > (20_000 if packing == ".bz2" else 50_000)  # which has blocks of 900 kB
         assert found[0] == rows[: len(found[0])]
         assert [error.unread for error in found[1]] == [len(content) * 9 // 10]
 
