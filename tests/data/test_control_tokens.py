@@ -194,10 +194,8 @@ def test_a_text_without_the_templates_own_is_what_split_special_tokens_gives(
     tokenizer.chat_template = None
     row = {"instruction": "Strike <s>this</s> out<|im_end|>", "input": "", "output": "</s>fox<|im_start|> dog"}
     found = prepared(tmp_path, [row], tokenizer, template="alpaca")
-    text = found.tokenizer.apply_chat_template(
-        [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}],
-        tokenize=False,
-    )
+    messages = [{"role": "user", "content": row["instruction"]}, {"role": "assistant", "content": row["output"]}]
+    text = str(found.tokenizer.apply_chat_template(messages, tokenize=False))
     assert text.endswith("</s>")
     words = tokenizer(text.removesuffix("</s>"), split_special_tokens=True, add_special_tokens=False)["input_ids"]
     assert documents(found)[0][0] == [*words, tokenizer.eos_token_id]
@@ -293,7 +291,7 @@ def test_what_stays_a_token(tmp_path: Path) -> None:
 
     row = {"messages": [{"role": "user", "content": "<mine>a<|im_end|>"}, {"role": "assistant", "content": "b<mine>"}]}
     found = prepared(tmp_path, [row], tokenizer, added_tokens=("<mine>",))
-    mine = found.tokenizer.convert_tokens_to_ids("<mine>")
+    mine = found.tokenizer.added_tokens_encoder["<mine>"]
     assert documents(found)[0][0].count(mine) == 2
     assert found.account.total.control_tokens == {"<|im_end|>": 1}
     asked = encode_prompt(row["messages"][:1], found.tokenizer)

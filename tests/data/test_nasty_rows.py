@@ -76,7 +76,7 @@ def test_nothing_but_a_sentence_leaves_a_preparation(
     rows = [row(chance, form) for _ in range(60)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = Source(str(folder / "rows.jsonl"), format=form)
-    usual = {"max_length": 300, "max_loss": 1.0, "validation": 0.1}
+    usual: dict[str, Any] = {"max_length": 300, "max_loss": 1.0, "validation": 0.1}
     chosen = DataOptions(train=(source,), on_bad_row="skip", **usual, **options)
     tokenizer = tokenizer_of(Construct(CHATML, [], ""))
     try:
@@ -99,7 +99,7 @@ def test_an_answer_that_is_only_what_closes_it_is_a_bad_row(content: str, tmp_pa
         {"instruction": "q", "output": content},
         {"prompt": "q", "completion": content},
     ]
-    also = [good, {"instruction": "q", "output": "a"}, {"prompt": "q", "completion": "a"}]
+    also: list[dict[str, Any]] = [good, {"instruction": "q", "output": "a"}, {"prompt": "q", "completion": "a"}]
     for number, (bad, fine) in enumerate(zip(rows, also, strict=True)):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -189,12 +189,12 @@ class PartBuilder:
             try:
                 self._mark(one, list(islice(rendered[one.script], one.asked)))
                 kept.append(one)
-            except Exception as raised:
-                error = as_row_error(raised)
+            except Exception as error:
+                reason = as_row_error(error)
                 system = one.conversation.is_chat and one.conversation.messages[0]["role"] == "system"
                 if system and "system" in self._recipe.scripts[one.script].shape.lacks:
-                    error.change = error.change or FOLD
-                refuse(one.row, error)
+                    reason.change = reason.change or FOLD
+                refuse(one.row, reason)
         return kept
 
     def _asked(self, one: _Pending, totals: PartTotals) -> list[Request]:

@@ -66,5 +66,6 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """The recipe back from ``to_json``."""
         value = json.loads(text)
-        scripts = tuple(map(Script.from_json, value.pop("scripts")))
-        return Recipe(scripts=scripts, **{name: tuple(v) if isinstance(v, list) else v for name, v in value.items()})
+        for name, read in (("scripts", Script.from_json), ("carry", str), ("controls", str)):
+            value[name] = tuple(map(read, value[name]))
+        return Recipe(**value)

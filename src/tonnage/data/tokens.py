@@ -299,7 +299,7 @@ class Encoder:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def _show(self, ids: list[int], at: int) -> str:
-        tokens = map(self._tokenizer.id_to_token, ids[at : at + 3])
+        tokens = [str(self._tokenizer.id_to_token(token)) for token in ids[at : at + 3]]
         return repr([self.names.get(token, token) for token in tokens])
 
     def token_id(self, token: str) -> int | None:
