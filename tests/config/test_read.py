@@ -133,9 +133,43 @@ def test_shorthand_for_sources(tmp_path: Path) -> None:
     assert read_config(write(tmp_path, MINIMAL), ["data.validation=a/b"]).data.validation == (Source(path="a/b"),)
 
 
-@pytest.mark.parametrize("written", ["0", "none", "null", "off", ""])
+@pytest.mark.parametrize("written", ["0", "none", "null", "off"])
 def test_clipping_can_be_turned_off(tmp_path: Path, written: str) -> None:
     assert read_config(write(tmp_path, MINIMAL), [f"optimizer.clip={written}"]).optimizer.clip == 0.0
+
+
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("steps=", "write steps=null"),
+        ("steps=  ", "write steps=null"),
+        ("output=", "leave it out"),
+        ("seed=# 3", "leave"),
+    ],
+)
+def test_an_override_without_a_value_is_refused_by_name(tmp_path: Path, override: str, change: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_config(write(tmp_path, MINIMAL), [override])
+    (problem,) = caught.value.problems
+    assert problem.found == f"{override.partition('=')[0]} without a value"
+    assert problem.change.startswith(change)
+
+
+@pytest.mark.parametrize("written", ["[]", "[0.9]", "[0.9, 0.95, 0.99]"])
+def test_of_a_list_of_a_certain_length_the_number_of_values_is_told(tmp_path: Path, written: str) -> None:
+    number = len(yaml.safe_load(written))
+    with pytest.raises(UserError, match=rf"optimizer\.betas has {number} value(.|\n)*needed: 2 values: "):
+        read_config(write(tmp_path, MINIMAL), [f"optimizer.betas={written}"])
+
+
+def test_a_link_in_a_circle_is_not_its_own_nearest_name(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for key in ("model", "data.train"):
+        with pytest.raises(UserError) as caught:
+            read_config(write(tmp_path, MINIMAL), [f"{key}={loop}"])
+        changes = [problem.change for problem in caught.value.problems if str(loop) in problem.found]
+        assert changes == [f"{loop} is a link to loop, where nothing is: mend the link"]
 
 
 def test_an_empty_section_means_its_defaults(tmp_path: Path) -> None:

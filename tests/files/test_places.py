@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -156,10 +157,9 @@ def test_a_run_at_work_is_not_to_be_removed(material: Path, tmp_path: Path) -> N
         run.config.touch()
         run.plan.touch()
         try:
-            for refused in (
-                lambda: check_output(read_config(str(material / "config.yaml"), [f"output={output}"])),
-                lambda: check_resumable(run, [], None),
-            ):
+            config = read_config(str(material / "config.yaml"), [f"output={output}"])
+            refusing: list[Callable[[], None]] = [lambda: check_output(config), lambda: check_resumable(run, [], None)]
+            for refused in refusing:
                 with pytest.raises(UserError, match=f"process {process.pid}(.|\n)*tonnage stop") as caught:
                     refused()
                 assert not re.search("remove|start it again", str(caught.value))

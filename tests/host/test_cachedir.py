@@ -36,7 +36,7 @@ def test_what_everybody_may_write_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="a cache that everybody may write") as caught:
             trusted(root, "machines", "one.json")
         assert caught.value.problems[0].where == str(path)
-        assert "chmod -R o-w '/" in caught.value.problems[0].change
+        assert caught.value.problems[0].change == "set TONNAGE_CACHE (or data.cache) to a new directory of your own"
         path.chmod(mode)
 
 
@@ -151,3 +151,12 @@ def test_commands_refuse_it_in_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     assert ended.status == 2
     assert f"error: {tmp_path}: a cache that everybody may write (mode 1777)" in ended.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_is_no_directory_is_not_to_be_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for place in ("/dev/null", str(tmp_path / "file")):
+        monkeypatch.setenv("TONNAGE_CACHE", place)
+        with pytest.raises(UserError, match=r"no directory(.|\n)*set TONNAGE_CACHE") as caught:
+            default_directory()
+        assert "chmod" not in str(caught.value)

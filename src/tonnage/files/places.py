@@ -98,8 +98,12 @@ def check_writable(path: Path) -> None:
     there = path.absolute()
     while not there.exists():
         there = there.parent
-    with TemporaryFile(dir=there) as file:
-        file.write(b" " * BLOCK)
+    try:
+        with TemporaryFile(dir=there) as file:
+            file.write(b" " * BLOCK)
+    except OSError as error:
+        error.filename = str(path)  # not a name that nobody knows
+        raise
 
 
 def kind_of(mode: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hostile.case import Maker
-from hostile.groups import configs, faults, imports, kubernetes, models, rows, slurm, terminals, yamls
+from hostile.groups import configs, faults, imports, kubernetes, models, outputs, rows, slurm, terminals, yamls
 
 GROUPS: dict[str, Maker] = {
     "configs": configs.make,
@@ -15,7 +15,8 @@ GROUPS: dict[str, Maker] = {
     "yaml": yamls.make,
     "import": imports.make,
     "faults": faults.make,
+    "outputs": outputs.make,
 }
 """By the names of HOSTILE.md, in short."""
-SHARES = {"models": 4, "rows": 4, "configs": 2, "faults": 2}
+SHARES = {"models": 4, "rows": 4, "configs": 2, "faults": 2, "outputs": 2}
 """Of the tries; one for every other group."""
