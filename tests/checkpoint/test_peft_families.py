@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def test_peft_finds_every_addition_and_adapts_the_same_layers(name: str) -> None
     assert names == set(peft.peft_names(targets, []).values())
     if peft.unreadable(families.built(name)) == {"out_proj"}:
         return  # peft refuses its own all-linear there
-    adapted = get_peft_model(families.built(name), LoraConfig(r=4, target_modules="all-linear"))
+    adapted: Any = get_peft_model(families.built(name), LoraConfig(r=4, target_modules="all-linear"))
     differ = set(adapted.base_model.targeted_module_names) ^ {one.path for one in targets if not one.experts}
     assert {one.rpartition(".")[2] for one in differ} == OTHERS.get(name, set())
 

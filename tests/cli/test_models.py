@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import entry
@@ -210,10 +211,10 @@ def test_a_quantised_model_that_transformers_loads_has_all_its_tensors(
     """Of packed weights transformers alone knows which belongs where: what it says of names is not left unread."""
     whole = model(lambda t: t)
     names = {"missing_keys": set[str](), "unexpected_keys": {"model.layers.1.mlp.up_proj.qweight"}}
-    made = pretrained.AutoModelForCausalLM.from_pretrained(whole)
+    made = AutoModelForCausalLM.from_pretrained(whole)
     monkeypatch.setattr(pretrained, "method_of", lambda config: "gptq")
     monkeypatch.setattr(pretrained, "check_weights", lambda *given, **named: Weights())
-    monkeypatch.setattr(pretrained.AutoModelForCausalLM, "from_pretrained", lambda *given, **named: (made, names))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *given, **named: (made, names))
     with pytest.raises(UserError, match=r"no place for: model\.layers\.1\.mlp\.up_proj\.qweight"):
         load(whole)
     load(whole, allow_unexpected=["model.layers.1.*"])

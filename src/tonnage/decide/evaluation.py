@@ -130,11 +130,11 @@ def evaluate_model(
         gc.collect()
         if form is not None:
             tell(f"Answers are given with the adapter merged into the original weights, not into {form}.")
-        form = form_of(asked)
+        kind = form_of(asked)
         loaded = load(
             place_of(files),
             template=template,
-            **form,
+            **kind,
             trust_remote_code=trusted,
             allow_unexpected=unexpected,
             tell=tell,

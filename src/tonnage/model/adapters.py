@@ -154,7 +154,7 @@ def prepare(
         return []
     if trains.quantize is not None:
         for module in (one for block in anatomy.blocks for one in block.modules() if is_linear(one)):
-            module.forward = MethodType(forward_linear, module)  # type: ignore[method-assign]
+            module.forward = MethodType(forward_linear, module)
     names = trained_names(model, anatomy, trains)
     targets = find_targets(model, anatomy, trains.adapter.targets) if trains.adapter is not None else []
     replaced: dict[int, nn.Parameter] = {}

@@ -134,7 +134,9 @@ def is_linear(module: nn.Module) -> bool:
             found = type(module).forward(small, inputs)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return False
-    return isinstance(found, Tensor) and torch.equal(found, F.linear(inputs, *small._parameters.values()))
+    return isinstance(found, Tensor) and torch.equal(
+        found, F.linear(inputs, weight, None if module.bias is None else bias)
+    )
 
 
 def _matrices(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -83,13 +83,14 @@ def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: boo
     """The model, and which names transformers missed or did not expect."""
     try:
         with _without_report():
-            model, names = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 files.directory,
                 config=config,
                 dtype="auto",
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
             )
+            model, names = loaded
             return model, names
     except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
         lines = str(error).strip().split("\n")
