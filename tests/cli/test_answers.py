@@ -71,6 +71,28 @@ def test_a_file_is_left_alone_when_answering_fails(model: Path, tmp_path: Path) 
     assert output.read_text() == '{"generated": "of an earlier time"}\n'
 
 
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_an_answer_longer_than_the_model_is_refused_before_it_is_loaded(
+    model: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.model.pretrained.load_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
+    words = {"generate": ["--prompt", "a"], "chat": [], "serve": ["--port", "0"]}[command]
+    for number in (512, 99_999_999):
+        with pytest.raises(UserError, match=f"{number:,} tokens for an answer(.|\n)*fewer than 512"):
+            run(command, model, *words, "--max-new-tokens", number)
+
+
+@pytest.mark.parametrize("kind", ["a directory", "a link to nothing"])
+def test_a_template_that_is_no_file_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+    path = tiny.write_model(tmp_path / "model", tiny.llama_config(num_hidden_layers=1)) / "chat_template.jinja"
+    if kind == "a directory":
+        path.mkdir()
+    else:
+        path.symlink_to("nothing")
+    with pytest.raises(UserError, match=r"chat_template\.jinja: (no regular file|a link that leads nowhere)"):
+        run("generate", path.parent, "--prompt", "a")
+
+
 def test_a_system_message_stands_before_the_prompt(model: Path, loaded: Loaded) -> None:
     words = ["generate", model, "--prompt", "Say a", "--template", "alpaca", "--max-new-tokens", 8]
     messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Say a"}]

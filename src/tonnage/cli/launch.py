@@ -55,8 +55,9 @@ def launch(
         directory / f"{name}-{kind}.yaml": WRITTEN + yaml.safe_dump_all(documents, sort_keys=False)
         for kind, documents in manifests.items()
     }
-    for path in texts:
-        check_file(path, is_own=begins_with(WRITTEN), inputs=[config])
+    with refusals("the manifests could not be written", directory):
+        for path in texts:
+            check_file(path, is_own=begins_with(WRITTEN), inputs=[config])
     new = [path for path in texts if not path.exists()]
     with refusals("the manifests could not be written", directory), made(directory):
         try:
