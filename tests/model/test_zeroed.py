@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from sweep.families import write_tiny
 from tonnage.errors import UserError
@@ -51,7 +52,7 @@ def test_a_class_that_draws_loaded_weights_anew_is_refused(tmp_path: Path, monke
         if isinstance(module, torch.nn.Embedding):
             module.weight.data[3].normal_()
 
-    monkeypatch.setattr(type(model), "_init_weights", draw_anew)
+    monkeypatch.setattr(LlamaPreTrainedModel, "_init_weights", draw_anew)
     with pytest.raises(UserError, match=r"changes model\.embed_tokens\.weight whenever transformers loads it"):
         zeroed_rows(model)
 

@@ -29,9 +29,9 @@ are not used then.
 A run asks the same of its own model before it starts ([how](planning.md#packed-or-padded)), on the kind of device that
 it runs on. No family is known by its name: what counts is what a tiny model of the very configuration computes.
 
-Gradients are judged more sharply: of all names above, with no recompute, selective and full, of all weights and of an
-adapter, with weights and documents of two seeds, against plain transformers in fp64. Losses, norms and gradients are
-off by no more than 8 times what plain transformers in fp32 is off, or 2e-6 where that is off by less
+Gradients are judged more sharply: of the families that were reached, with no recompute, selective and full, of all
+weights and of an adapter, with weights and documents of two seeds, against plain transformers in fp64. Losses, norms
+and gradients are off by no more than 8 times what plain transformers in fp32 is off, or 2e-6 where that is off by less
 ([results](../benchmarks/results/models_exact.json), which say what was not reached; `python -m tests.sweep --exact`).
 
 **What transformers changes as it loads**: of these families, Youtu's padding token gets a row of zeros whatever its

@@ -193,7 +193,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(inputs, weight, bias)
     output: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
-    return output.view(*inputs.shape[:-1], weight.shape[0])
+    return output if inputs.dim() == 2 else output.view(*inputs.shape[:-1], weight.shape[0])
 
 
 def use_fast_products(model: nn.Module) -> None:
