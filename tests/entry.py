@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,16 @@ from importlib.metadata import entry_points
 from typing import TextIO, cast
 
 (script,) = entry_points(group="console_scripts", name="tonnage")
-main: Callable[[], None] = script.load()
-"""What the console script calls: reads ``sys.argv`` and ends in ``SystemExit``."""
+_main: Callable[[], None] = script.load()
+
+
+def main() -> None:
+    """What the console script calls: reads ``sys.argv`` and ends in ``SystemExit``."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        _main()
+    finally:
+        signal.signal(signal.SIGINT, before)  # a command that has ended hears of no Ctrl-C; this process goes on
 
 
 class FakeTerminal(io.StringIO):

@@ -299,7 +299,8 @@ def test_nothing_of_a_run_or_a_cache_is_for_others_to_write(folder: Path, tmp_pa
     (tmp_path / "open").chmod(0o777)
     ended = tonnage("train", str(folder / "config.yaml"), f"output={tmp_path}/open")
     assert ended.status == 2
-    assert f"chmod o-w {tmp_path}/open" in ended.err
+    assert "everybody may write" in ended.err
+    assert "change: write output=... with another name" in ended.err  # it may be a directory of the system's
     assert list((tmp_path / "open").iterdir()) == []
 
 

@@ -163,6 +163,18 @@ def test_every_path_on_a_command_line_may_begin_with_a_tilde(name: str) -> None:
             assert (told.parser in (word, path_word)) == names_a_path, (name, parameter)
 
 
+def test_a_second_interrupt_is_as_quiet_as_the_first() -> None:
+    script = (
+        "import atexit, signal, sys\n"
+        "from tonnage.cli import main\n"
+        "main.app = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "atexit.register(signal.raise_signal, signal.SIGINT)\n"
+        "main.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_a_tilde_is_a_home_directory_however_it_is_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

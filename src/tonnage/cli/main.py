@@ -153,7 +153,7 @@ def main() -> None:
             with streams():
                 status = _carry_out()
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries would print tracebacks at their exit
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python and libraries would print tracebacks at their end
     sys.exit(status)
 
 

@@ -243,7 +243,8 @@ def check_output(config: Config) -> None:
     own = {*run.beginnings(), *(run.path / name for name in _first_names(inside, run.path.absolute()))}
     with refusals("the run's directory could not be made", run.path):
         check_vacant(run.path, "a new or empty directory for a run", change, is_own=own.__contains__, where="output")
-        check_writable(run.path)
+        if not run.is_locked_here():
+            check_writable(run.path)
 
 
 def _first_names(paths: Iterable[Path], directory: Path) -> Iterator[str]:
