@@ -103,6 +103,7 @@ def test_another_processor_or_torch_measures_for_itself(monkeypatch: pytest.Monk
 
 
 def test_a_cache_that_cannot_be_written_costs_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("not a directory")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "products").write_text("not a directory")
     slow_products(monkeypatch, torch.bfloat16)
     assert processor_is_slow(torch.bfloat16)

@@ -40,7 +40,6 @@ def chat(
             "--allow-unexpected",
             metavar="PATTERN",
             help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-            parser=word,
         ),
     ] = None,
 ) -> None:

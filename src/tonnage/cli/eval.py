@@ -71,7 +71,6 @@ def eval_(
             "--allow-unexpected",
             metavar="PATTERN",
             help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-            parser=word,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,

@@ -53,7 +53,6 @@ def generate(
             "--allow-unexpected",
             metavar="PATTERN",
             help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-            parser=word,
         ),
     ] = None,
 ) -> None:

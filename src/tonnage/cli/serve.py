@@ -39,7 +39,6 @@ def serve(
             "--allow-unexpected",
             metavar="PATTERN",
             help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-            parser=word,
         ),
     ] = None,
 ) -> None:

@@ -716,8 +716,7 @@ class Config(Section):
     train: Lines = ()
     """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`), and no others; none: all are."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto", "model"] = "auto"
-    """Mixtures of experts: weight of the loss that evens out their shares of tokens; `model`: the one in the model's
-    config; `auto`: that one if the config asks for the loss (`output_router_logits`), else none."""
+    """Weight of the loss that evens out experts' shares; `model`: the config's; `auto`: that if it asks for one."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of weights and arithmetic in the forward and backward."""
     memory: Memory = Field(default_factory=Memory)

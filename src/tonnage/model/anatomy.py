@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import Problem, UserError
 
-WEIGHTED = (nn.Linear, Conv1D, _ConvNd, nn.Embedding)
+WEIGHTED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 """Layers whose ``weight`` is a matrix, or a stack of them, whatever they or their subclasses are called."""
 CHANNELWISE = ("A_log", "D")
 """State-space parameters that are multiplied number by number: Mamba's authors do not decay them."""

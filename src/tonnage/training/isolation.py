@@ -62,6 +62,8 @@ SHOWS = 1e-2
 TIMES, FLOOR = 8.0, 2e-6
 """By how much more than plain transformers in fp32 a result may be off; and what is always allowed, relative to the
 largest loss or gradient, where that happens to be off by nothing."""
+FLOOR_IN_FP32 = 5e-5
+"""The same for a family whose code cannot compute in fp64 (xglm's): rounding of a tiny model."""
 RECOMPUTES: tuple[Recompute, ...] = ("selective", "full")
 MOST_PARAMETERS = 300_000_000
 """Of a model whose widths cannot be shrunk."""
@@ -98,9 +100,11 @@ class _Truth:
     """What plain transformers computes of each document by itself."""
 
     exact: _Computed
-    """In fp64."""
+    """In fp64; in fp32 where the family's code computes in nothing else."""
     rounded: _Computed
     """In fp32."""
+    floor: float = FLOOR
+    """By how much a result may always be off."""
 
 
 class _Differs(Exception):
@@ -286,8 +290,11 @@ def _truth(plain: PreTrainedModel, documents: Sequence[Tensor]) -> _Truth:
     rows = [[one] for one in documents]
     rounded = _compute(_logits_of(plain), plain, rows)
     wide = copy.deepcopy(plain).double()
-    with InDouble():
-        return _Truth(_compute(_logits_of(wide), wide, rows), rounded)
+    try:
+        with InDouble():
+            return _Truth(_compute(_logits_of(wide), wide, rows), rounded)
+    except (RuntimeError, ValueError, TypeError):  # its code holds numbers that are made for fp32
+        return _Truth(rounded, rounded, FLOOR_IN_FP32)
 
 
 class InDouble(TorchFunctionMode):
@@ -364,7 +371,7 @@ def _each(loss_model: LossModel, batch: MicroBatch) -> Iterator[Tensor]:
 def _compare(ours: _Computed, alone: _Truth) -> None:
     exact, rounded = alone.exact, alone.rounded
     off, noise = (float((one.losses - exact.losses).abs().max()) for one in (ours, rounded))
-    if not off <= max(TIMES * noise, FLOOR * max(1.0, float(exact.losses.abs().max()))):
+    if not off <= max(TIMES * noise, alone.floor * max(1.0, float(exact.losses.abs().max()))):
         raise _Differs(f"the loss of a token is off by {off:.2g}, where plain fp32 is off by {noise:.2g}")
     missing = exact.gradients.keys() ^ ours.gradients.keys()
     if missing:
@@ -374,7 +381,7 @@ def _compare(ours: _Computed, alone: _Truth) -> None:
         if not expected.numel():
             continue
         off, noise = (float((one.gradients[name] - expected).abs().max()) for one in (ours, rounded))
-        if not off <= max(TIMES * noise, FLOOR * largest):
+        if not off <= max(TIMES * noise, alone.floor * largest):
             share, of_noise = (one / max(float(expected.abs().max()), 1e-30) for one in (off, noise))
             raise _Differs(f"the gradient of {name} is off by {share:.2g} of it, where plain fp32 is by {of_noise:.2g}")
 
