@@ -102,6 +102,11 @@ BOTH = pytest.mark.parametrize(
 )
 ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
 
+WITHOUT_TILES = pytest.mark.skipif(
+    torch.cpu._is_amx_tile_supported(),
+    reason="with AMX operands are turned into copies, which plans of a few MB count otherwise than the tracker does",
+)
+
 
 def layout_of(
     ranks: int,
@@ -219,12 +224,14 @@ def unseen_by_fsdp(setting: Setting) -> bool:
     return ranks > 1 and zero < 3
 
 
+@WITHOUT_TILES
 def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_settings``."""
     chance = random.Random(1)
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
+@WITHOUT_TILES
 def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
     compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
