@@ -61,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def hears_of_interrupts() -> Iterator[None]:
+    """A command that was carried out in this process leaves it deaf to Ctrl-C, as it has ended."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
     """A test that uses more threads leaves as many as before: small products of many threads wait more than they
     compute, and all tests after it would."""
