@@ -35,7 +35,7 @@ from tonnage.planning.states import states
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, EVERY = 16, 4
-TIMED = ("step_seconds", "tokens_per_second", "memory")
+TIMED = ("step_seconds", "core_wait", "tokens_per_second", "memory")
 QUIET = Console(quiet=True)
 
 

@@ -78,7 +78,7 @@ from tonnage.training import (
 )
 
 STEPS, SAVE_EVERY = 12, 2
-TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds", "disk", "host")
+TIMED = ("step_seconds", "core_wait", "tokens_per_second", "memory", "eval_seconds", "disk", "host")
 """What of a record differs from run to run."""
 PATIENCE_SECONDS = 300.0
 """For any command to end: others may use this machine."""

@@ -15,7 +15,7 @@ import pytest
 
 from tiny import write_config
 
-TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds")
+TIMED = ("step_seconds", "core_wait", "tokens_per_second", "memory", "eval_seconds")
 COMMAND = [sys.executable, "-m", "tonnage", "train"]
 
 
