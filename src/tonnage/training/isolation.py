@@ -288,8 +288,9 @@ def _plain(config: PreTrainedConfig, gain: float, device: torch.device, seed: in
 
 def _truth(plain: PreTrainedModel, documents: Sequence[Tensor]) -> _Truth:
     rows = [[one] for one in documents]
-    rounded = _compute(_logits_of(plain), plain, rows)
-    wide = copy.deepcopy(plain).double()
+    rounded, device = _compute(_logits_of(plain), plain, rows), plain.device
+    wide = copy.deepcopy(plain.cpu()).double()  # on the CPU, as not every device computes in fp64
+    nn.Module.to(plain, device)
     try:
         with InDouble():
             return _Truth(_compute(_logits_of(wide), wide, rows), rounded)
