@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.files.paths import word
+from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Temperature, Template, TopP, TrustRemoteCode
 
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
@@ -17,31 +17,16 @@ HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 
 def chat(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
-    ],
+    model: RunOrModel,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest answer, in tokens; by default 512, if the model has room for it.", min=1)
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
-    template: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
-    ] = "auto",
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
-    ] = False,
-    allow_unexpected: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-unexpected",
-            metavar="PATTERN",
-            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-        ),
-    ] = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1,
+    template: Template = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
     from tonnage.host.allocators import choose_allocators

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
 from tonnage.files.paths import word
 
 if TYPE_CHECKING:
@@ -16,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def eval_(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
-    ],
+    model: RunOrModel,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,9 +28,7 @@ def eval_(
         ),
     ] = None,
     format: Annotated[str, typer.Option(help="Format of the rows; auto finds out.")] = "auto",
-    template: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
-    ] = "auto",
+    template: Template = "auto",
     max_length: Annotated[int, typer.Option(help="Tokens in a pack.", min=2)] = 2048,
     exact_match: Annotated[
         int, typer.Option(help="Generate answers to this many rows and score them; 0 is none.", min=0)
@@ -61,18 +57,8 @@ def eval_(
     precision: Annotated[
         Literal["auto", "bf16", "fp32"], typer.Option(help="auto is the type of the weights.")
     ] = "auto",
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
-    ] = False,
-    allow_unexpected: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-unexpected",
-            metavar="PATTERN",
-            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-        ),
-    ] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_unexpected: AllowUnexpected = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ) -> None:
     """Loss, token accuracy and scores of answers, with 95% intervals, on the rows of files.

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from tonnage.cli.parameters import RunPath
 from tonnage.files.paths import word
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)],
+    run: RunPath,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="A new directory.", parser=word)],
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"], typer.Option(help="Type of the weights; auto is the run's precision.")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tonnage.files.paths import word
+from tonnage.cli.parameters import RunPath
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +18,7 @@ LOOK_SECONDS = 0.1
 STOPPED, INTERRUPTED = 3, 130
 
 
-def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)]) -> None:
+def follow(run: RunPath) -> None:
     """Watch a run that was started elsewhere until it ends. Ctrl-C ends the watching, not the run."""
     from tonnage.display.progress import RunDisplay
     from tonnage.display.terminal import terminal

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Temperature, Template, TopP, TrustRemoteCode
 from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
@@ -17,10 +18,7 @@ LONGEST_ROW = 64 << 20
 
 
 def generate(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
-    ],
+    model: RunOrModel,
     prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
     file: Annotated[
         str | None,
@@ -36,25 +34,13 @@ def generate(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest answer, in tokens; by default 256, if the model has room for it.", min=1)
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
-    template: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
-    ] = "auto",
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1,
+    template: Template = "auto",
     batch_size: Annotated[int, typer.Option(help="Rows answered at once.", min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
-    ] = False,
-    allow_unexpected: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-unexpected",
-            metavar="PATTERN",
-            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-        ),
-    ] = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Answer one prompt, or every row of a file."""
     from tonnage.host.allocators import choose_allocators

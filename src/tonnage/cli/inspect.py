@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tonnage.files.paths import word
+from tonnage.cli.parameters import ConfigFile, Overrides
 
 if TYPE_CHECKING:
     from tonnage.data import Account
 
 
 def inspect(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows to show, token by token.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON and nothing else.")] = False,
 ) -> None:

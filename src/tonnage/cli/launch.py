@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tonnage.cli.parameters import ConfigFile, Overrides
 from tonnage.files.paths import word
 
 WRITTEN = "# Written by tonnage launch kube, which replaces it.\n"
@@ -14,10 +15,8 @@ WRITTEN = "# Written by tonnage launch kube, which replaces it.\n"
 
 def launch(
     where: Annotated[Literal["kube"], typer.Argument(metavar="kube", help="Kubernetes: the only one there is.")],
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
-    ] = None,
+    config: ConfigFile,
+    overrides: Overrides = None,
     image: Annotated[str, typer.Option(help="Container image with tonnage in it, and Ray for the RayJob.")] = "",
     claim: Annotated[
         str, typer.Option(help="PersistentVolumeClaim (ReadWriteMany) with the model and data, and for the run.")

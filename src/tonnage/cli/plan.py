@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.cli.parameters import Overrides
 from tonnage.files.paths import word
 from tonnage.planning.words import describe, size, step_time
 
@@ -25,9 +26,7 @@ def plan(
         str | None,
         typer.Argument(metavar="CONFIG|MODEL", help="A YAML config, or a model: hub id or directory.", parser=word),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
-    ] = None,
+    overrides: Overrides = None,
     hardware: Annotated[
         str | None,
         typer.Option(metavar="HARDWARE", help="Plan for other hardware, as 2x8xA100-80GB, 8xH100 or RTX4090:128GB."),

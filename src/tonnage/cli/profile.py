@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tonnage.files.paths import path_word, word
+from tonnage.cli.parameters import ConfigFile
+from tonnage.files.paths import path_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +33,7 @@ PROFILE = re.compile(r"profile\.(json|svg)|trace-[0-9]+\.json\.gz")
 
 
 def profile(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
+    config: ConfigFile,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as memory.micro_batch=2."),

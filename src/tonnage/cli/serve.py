@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tonnage.files.paths import word
+from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
 
 
 def serve(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
-    ],
+    model: RunOrModel,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
     ] = "127.0.0.1",
@@ -26,21 +23,9 @@ def serve(
         ),
     ] = None,
     waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused.", min=1)] = 64,
-    template: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
-    ] = "auto",
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
-    ] = False,
-    allow_unexpected: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-unexpected",
-            metavar="PATTERN",
-            help="Tensors that may be left out though config.json has no place for them; a run's config says it too.",
-        ),
-    ] = None,
+    template: Template = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Serve a run or a model as OpenAI's API does, for trying it."""
     from importlib.util import find_spec

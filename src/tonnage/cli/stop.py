@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from tonnage.files.paths import word
+from tonnage.cli.parameters import RunPath
 
 
-def stop(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)]) -> None:
+def stop(run: RunPath) -> None:
     """Have a run finish its step, save and end, whoever started it: another terminal, a notebook, Slurm."""
     from tonnage.api.run import Run
     from tonnage.display.terminal import say, terminal
