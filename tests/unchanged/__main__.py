@@ -1,0 +1,46 @@
+"""Write down what must stay the same while code is rewritten, and compare.
+
+python -m tests.unchanged runs --output before.json
+python -m tests.unchanged compare before.json after.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> int:
+    """Returns 1 where two records differ."""
+    parser = argparse.ArgumentParser(prog="python -m tests.unchanged", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("runs", help="40 short runs: losses, norms, digests of exports")
+    runs.add_argument("--output", type=Path, required=True)
+    compare = commands.add_parser("compare", help="two records")
+    compare.add_argument("before", type=Path)
+    compare.add_argument("after", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "compare":
+        return _compare(arguments.before, arguments.after)
+    from tests.unchanged.runs import record
+
+    with tempfile.TemporaryDirectory() as folder:
+        results = record(Path(folder), lambda line: print(line[:200], file=sys.stderr))
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def _compare(before: Path, after: Path) -> int:
+    first, second = json.loads(before.read_text()), json.loads(after.read_text())
+    different = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    for name in different:
+        print(f"{name}\n  before {first.get(name)}\n  after  {second.get(name)}")
+    print(f"{len(first)} before, {len(second)} after, {len(different)} different")
+    return int(bool(different))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
