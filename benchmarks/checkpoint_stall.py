@@ -117,8 +117,8 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             asked += 1
             return asked > int(options.steps)
 
-        habits = loop.Habits(0, options.every, run.checkpoints, keep=1)
-        loop.train(job, habits, recorder, Phases(PositionFile(run.worker_position(0))), stop)
+        between_steps = loop.BetweenSteps(0, options.every, run.checkpoints, keep=1)
+        loop.train(job, between_steps, recorder, Phases(PositionFile(run.worker_position(0))), stop)
         recorder.close()
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 

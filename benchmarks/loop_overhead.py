@@ -40,7 +40,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.batch import Deal, MicroBatch
 from tonnage.training.job import Job
-from tonnage.training.loop import Habits, train
+from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
@@ -144,7 +144,7 @@ def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
 
         train(
             job,
-            Habits(0, 0, Path(folder) / "checkpoints", 1),
+            BetweenSteps(0, 0, Path(folder) / "checkpoints", 1),
             recorder,
             Phases(PositionFile(run.worker_position(0))),
             between_steps,

@@ -38,7 +38,7 @@ def measure(folder: str) -> None:
     from tonnage.model.build import allocate, build_on_meta
     from tonnage.model.files import find_model, read_model_config
     from tonnage.optim.adamw import AdamW
-    from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+    from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
     from tonnage.parallel.world import device_mesh, join_world
     from tonnage.training.batch import MicroBatch
     from tonnage.training.loss import LossModel
@@ -58,7 +58,7 @@ def measure(folder: str) -> None:
             anatomy = dissect(model)
             root = LossModel(model, anatomy)
             mesh = device_mesh(world.device, world.size, world.size if zero == 0 else 1)
-            parallelize(root, anatomy.blocks, mesh, precision, zero=zero)
+            parallelize(root, anatomy.blocks, mesh, precision, Transforms(zero=zero))
             allocate(model, world.device)
             with torch.no_grad():
                 for parameter in model.parameters():

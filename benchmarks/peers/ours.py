@@ -25,7 +25,7 @@ from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
-from tonnage.training.loop import Habits, train
+from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 
@@ -60,7 +60,7 @@ def main(path: str) -> None:
                 os._exit(0)  # nobody wants the checkpoint
             return False
 
-        train(job, Habits(0, 0, Path(path) / "checkpoints", 1), recorder, phases, is_over)
+        train(job, BetweenSteps(0, 0, Path(path) / "checkpoints", 1), recorder, phases, is_over)
 
 
 if __name__ == "__main__":

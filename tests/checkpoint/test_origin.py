@@ -22,7 +22,7 @@ from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import check_weights, find_places
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import World, join_world
-from tonnage.training.building import assemble_model
+from tonnage.training.building import Blueprint, assemble_model
 
 QUICK = ("mixtral", "deepseek_v3", "gemma3", "qwen3_5_moe")
 FAMILIES = [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in (*MIXTURES, *TOWERS)]
@@ -185,7 +185,7 @@ def test_a_run_that_goes_on_has_what_no_checkpoint_holds(tmp_path: Path, world: 
     for load in (True, False):
         files = find_model(str(origin), random_weights=not load)
         precision = Precision(torch.bfloat16, torch.bfloat16)
-        model = assemble_model(files, read_model_config(files), world, precision, load=load).model
+        model = assemble_model(Blueprint(files, read_model_config(files), world, precision, load=load)).model
         assert torch.equal(model.get_buffer(name), tensors(origin)[name].float()), load
 
 

@@ -308,7 +308,7 @@ def test_a_worker_says_in_a_sentence_what_it_could_not_write(tmp_path: Path) -> 
     code = (
         "import os, sys\nfrom tonnage.training import worker\n"
         "def refuse(*_):\n    raise OSError(28, os.strerror(28))\n"
-        "worker._work = refuse\nsys.exit(worker.main(sys.argv[1]))\n"
+        "worker._imported = refuse\nsys.exit(worker.main(sys.argv[1]))\n"
     )
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(UserError, match=r"what the run writes could not be written: No space left(.|\n)*--resume"):

@@ -14,6 +14,7 @@ import train_runs
 
 from device import apart, apart_group
 from tonnage.host import locked
+from tonnage.kernels.threads import use_threads
 from tonnage.parallel.world import World, device_mesh
 
 
@@ -22,7 +23,7 @@ def joined() -> Iterator[World]:
     """The workers, each of which has the device."""
     apart.register()
     apart_group.register()
-    torch.set_num_threads(1)  # a run whose host updates sets it, and several threads sum in another order than one
+    use_threads(1)  # a run whose host updates sets it, and several threads sum in another order than one
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("apart", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     device = torch.device(apart.NAME, 0)

@@ -28,7 +28,7 @@ from tonnage.optim.tiers import InMemory
 from tonnage.parallel import shelves
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
-from tonnage.parallel.parallelize import Precision, before_micro_batch, shard_parameters
+from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, shard_parameters
 from tonnage.parallel.world import World
 
 WIDTH, NUM_BLOCKS = 7, 4
@@ -86,7 +86,7 @@ def passes(
     with torch.device("meta"):
         model = Model()
     blocks = list(model.blocks)
-    shard_parameters(model, blocks, world.mesh, Precision(torch.bfloat16, torch.float32), zero)
+    shard_parameters(model, blocks, world.mesh, Precision(torch.bfloat16, torch.float32), Transforms(zero=zero))
     directories: Sequence[Path] = [] if folder is None else [folder / f"{rests} {zero} {world.rank}"]
     if rests == "device":
         model.to_empty(device=world.device)

@@ -14,7 +14,7 @@ from tiny import load
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.files import find_model, read_model_config
-from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.world import World, device_mesh, join_world
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
@@ -46,7 +46,7 @@ def count(model_path: str, world: World, zero: int, num_micro_batches: int, prec
     model = build_on_meta(read_model_config(files), precision.storage)
     anatomy = dissect(model)
     root = LossModel(model, anatomy)
-    parallelize(root, anatomy.blocks, world.mesh, precision, zero=zero)
+    parallelize(root, anatomy.blocks, world.mesh, precision, Transforms(zero=zero))
     allocate(model, world.device)
     load(model, files.directory)
     ids = torch.arange(20).unsqueeze(0)

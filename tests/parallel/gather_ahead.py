@@ -15,7 +15,7 @@ from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, on_meta
 from tonnage.model.kept import kept_in_fp32
-from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.units import UnitInFp32
 from tonnage.parallel.world import World, join_world
 from tonnage.training.batch import MicroBatch
@@ -58,7 +58,8 @@ def trained(world: World, zero: int, ahead: int, few_learn: bool) -> tuple[list[
     if few_learn:
         for one in model.parameters():
             one.requires_grad_(one in {*blocks[-2].parameters()})
-    parallelize(root, blocks, world.mesh, precision, zero=zero, in_fp32=in_fp32, blocks_ahead=ahead)
+    transforms = Transforms(zero=zero, in_fp32=in_fp32, blocks_ahead=ahead)
+    parallelize(root, blocks, world.mesh, precision, transforms)
     allocate(model, world.device)
     initialise_randomly(model, 0)
     order = list[str]()

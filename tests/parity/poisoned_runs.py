@@ -17,7 +17,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
 from tonnage.training.job import Job
-from tonnage.training.loop import Habits, train
+from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 
@@ -65,9 +65,9 @@ def main(told: list[str]) -> None:
             job = replace(job, reads_late=path.endswith("+"))
             Poison(job, document, module, what)
             every, evaluates = config.checkpoint.steps_between, config.evaluate.steps_between(plan.num_steps)
-            habits = Habits(evaluates, every, run.checkpoints, 1)
+            between_steps = BetweenSteps(evaluates, every, run.checkpoints, 1)
             try:
-                train(job, habits, recorder, phases, lambda: False)
+                train(job, between_steps, recorder, phases, lambda: False)
             except UserError as error:
                 recorder.log(f"UserError: {error}")
             (run.path / f"scale-{world.rank}.txt").write_text(str(job.loss_scale.value))

@@ -177,7 +177,7 @@ def test_a_bad_step_changes_nothing_that_a_host_updates(folder: Path) -> None:
 def told(run: RunDirectory) -> list[dict[str, Any]]:
     """What was written down, without times and memory, and without that a save is done, which takes its time."""
     lines = map(json.loads, run.metrics.read_text().splitlines())
-    timed = ("seconds", "per_second", "memory", "phases", "checkpoint", "disk", "host")
+    timed = ("seconds", "per_second", "core_wait", "memory", "phases", "checkpoint", "disk", "host")
     kept = [{key: one[key] for key in one if not any(word in key for word in timed)} for one in lines]
     return [one for one in kept if one.keys() > {"step"}]
 

@@ -16,8 +16,8 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.training.assemble import asking_of, assemble, judging_of
-from tonnage.training.loop import Habits, train
+from tonnage.training.assemble import assemble, between_steps_of
+from tonnage.training.loop import train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 
@@ -44,11 +44,8 @@ def main(paths: list[str], join: Callable[[], AbstractContextManager[World]] = j
                 cursor = replace(job.cursor, step=job.cursor.step + 1)
                 Saver(run.checkpoints, 99, world).save(cursor, *job.snapshot()[:2], job.facts, wait=True)
                 continue
-            every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
-            evaluate_every, asking = config.evaluate.steps_between(plan.num_steps), asking_of(run, config, plan)
-            judging = judging_of(run, config, plan)
-            habits = Habits(evaluate_every, every, run.checkpoints, keep, beside, asking, judging)
-            train(job, habits, recorder, phases, lambda: False)
+            between_steps = between_steps_of(run, config, plan)
+            train(job, between_steps, recorder, phases, lambda: False)
             recorder.close()
 
 

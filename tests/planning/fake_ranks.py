@@ -27,7 +27,7 @@ from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.optim.adamw import AdamW
-from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
 
 TOKENS = 256
@@ -57,7 +57,8 @@ def measured(config: PreTrainedConfig, size: int, zero: int, tensor: int) -> dic
         anatomy = dissect(model)
         plan = tensor_plan(model, anatomy) if tensor > 1 else None
         with real_meshes():
-            parallelize(model, anatomy.blocks, mesh, precision, tensor_plan=plan, zero=zero, recompute="full")
+            transforms = Transforms(tensor_plan=plan, zero=zero, recompute="full")
+            parallelize(model, anatomy.blocks, mesh, precision, transforms)
         model.to_empty(device="cpu")
         tracker = FSDPMemTracker(model)
         before_micro_batch(model, zero=zero, last=True)

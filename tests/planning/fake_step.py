@@ -43,7 +43,7 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.optim.gradients import InMemory, OnHost
 from tonnage.optim.tiers import Trained, local
 from tonnage.parallel.block_inputs import BlockInputs
-from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import device_mesh
@@ -169,7 +169,7 @@ def tracked(
             if number is not None and number < 0:
                 blocks, number = blocks[::-1], -number
             how: dict[str, Any] = {"tensor_plan": plan, "zero": zero, "recompute": kind, "recomputed": number}
-            parallelize(root, blocks, mesh, precision, tiled=tiled, blocks_ahead=ahead, **how)
+            parallelize(root, blocks, mesh, precision, Transforms(tiled=tiled, blocks_ahead=ahead, **how))
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,8 +27,9 @@ from tonnage.model.files import ModelFiles, find_model, read_model_config
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.world import World, join_world
+from tonnage.planning.layout import PLAIN
 from tonnage.training.batch import MicroBatch
-from tonnage.training.building import assemble_model
+from tonnage.training.building import Blueprint, assemble_model
 from tonnage.training.isolation import FLOOR, TIMES, InDouble, Isolation, isolation_of, packed_rows, padded_rows
 
 SEEDS = (11, 12)
@@ -167,17 +168,10 @@ def _judge_training(
 def _ours(
     files: ModelFiles, trains: Trains, isolation: Isolation, mode: Recompute, batch: MicroBatch, world: World
 ) -> tuple[nn.Module, _Computed]:
-    assembled = assemble_model(
-        files,
-        read_model_config(files),
-        world,
-        Precision(torch.float32, torch.float32),
-        recompute=mode,
-        arrangement=isolation.arrangement,
-        attention=isolation.attention,
-        router_loss=0.0,
-        trains=trains,
-    )
+    layout = replace(PLAIN, recompute=mode, arrangement=isolation.arrangement, attention=isolation.attention)
+    precision = Precision(torch.float32, torch.float32)
+    blueprint = Blueprint(files, read_model_config(files), world, precision, layout, trains, router_loss=0.0)
+    assembled = assemble_model(blueprint)
     if not trains.all:
         _fill_additions(assembled.model)
     loss = assembled.loss_model(batch, float(len(batch.targets)))

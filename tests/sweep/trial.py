@@ -31,7 +31,7 @@ from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
-from tonnage.training.loop import Habits, train
+from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 
@@ -205,7 +205,7 @@ def _work(decision: Decision, run: RunDirectory, stops: bool) -> None:
         recorder = Recorder(run, rank=world.rank)
         phases = Phases(PositionFile(run.worker_position(world.rank)))
         job = assemble(decision.config, decision.plan, world, recorder.log, phases, checkpoint)
-        train(job, Habits(0, 0, run.checkpoints, 1, False), recorder, phases, lambda: stops and next(asked, True))
+        train(job, BetweenSteps(0, 0, run.checkpoints, 1, False), recorder, phases, lambda: stops and next(asked, True))
         recorder.close()
 
 

@@ -16,7 +16,7 @@ from tiny import mixture_config
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, on_meta
 from tonnage.model.kept import kept_in_fp32
-from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.world import World, join_world
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
@@ -34,7 +34,8 @@ def built(family: str, world: World, precision: Precision, zero: int, recompute:
     kept = kept_in_fp32(model, on_meta(mixture_config(family), precision.compute))
     anatomy = dissect(model)
     root = LossModel(model, anatomy)
-    parallelize(root, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute, in_fp32=kept)
+    transforms = Transforms(zero=zero, recompute=recompute, in_fp32=kept)
+    parallelize(root, anatomy.blocks, world.mesh, precision, transforms)
     allocate(model, world.device)
     initialise_randomly(model, 0)
     return root

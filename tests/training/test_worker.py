@@ -137,7 +137,7 @@ def test_memory_that_does_not_suffice_is_told_with_what_was_planned(
     def fail(*_: object) -> bool:
         raise error
 
-    monkeypatch.setattr(worker, "_work", fail)
+    monkeypatch.setattr(worker, "_imported", lambda: fail)
     monkeypatch.setenv(LAUNCHER, "local")
     monkeypatch.delenv(LAUNCHER_PROCESS, raising=False)
     before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]

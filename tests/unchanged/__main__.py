@@ -25,7 +25,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "compare":
         return _compare(arguments.before, arguments.after)
-    from tests.unchanged.runs import record
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from unchanged.runs import record
 
     with tempfile.TemporaryDirectory() as folder:
         results = record(Path(folder), lambda line: print(line[:200], file=sys.stderr))

@@ -97,7 +97,6 @@ def record(folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
 
 def write_material(folder: Path, models: list[str]) -> None:
     """Tiny models, with weights large enough that a difference shows, and the same rows in several forms."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from sweep.families import write_tiny
     from tiny import alpaca_rows
 
@@ -110,8 +109,8 @@ def write_material(folder: Path, models: list[str]) -> None:
 def _forms(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     pairs = [(f"{row['instruction']} {row.get('input', '')}".strip(), row["output"]) for row in rows]
     yield "alpaca", rows
-    roles = (("messages", "messages", "role", "content", "user", "assistant"),)
-    roles += (("sharegpt", "conversations", "from", "value", "human", "gpt"),)
+    roles = [("messages", "messages", "role", "content", "user", "assistant")]
+    roles += [("sharegpt", "conversations", "from", "value", "human", "gpt")]
     for form, column, role, content, asks, answers in roles:
         turns = ([{role: asks, content: prompt}, {role: answers, content: answer}] for prompt, answer in pairs)
         yield form, [{column: both} for both in turns]
@@ -136,7 +135,7 @@ def _record(folder: Path, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     exported = folder / f"{name}-export"
     answer = _tonnage("export", str(run), str(exported))
-    result = {
+    result: dict[str, Any] = {
         "steps": [[line["loss"], line["grad_norm"]] for line in lines if "loss" in line],
         "evaluations": [line["eval_loss"] for line in lines if "eval_loss" in line],
         "export": answer.returncode or _digests(exported),

@@ -33,11 +33,12 @@ from tonnage.model.matching import ANY, check_weights
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.place import find_place
 from tonnage.parallel.world import World, join_world
+from tonnage.planning.layout import PLAIN
 from tonnage.rundir.figures import Evaluated, Told, mean_of
 from tonnage.rundir.samples import Prompt
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import Deal, round_to
-from tonnage.training.building import assemble_model, trains_of_files
+from tonnage.training.building import Blueprint, assemble_model, trains_of_files
 from tonnage.training.evaluate import judge
 from tonnage.training.isolation import Isolation, isolation_of, outgrows
 from tonnage.training.pipeline import Pipeline
@@ -278,20 +279,13 @@ def assembled(
     ``quantize`` says."""
     compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
     dtypes = Precision.of(compute, world.data_size)
-    found = assemble_model(
-        files,
-        config,
-        world,
-        dtypes,
-        allow_unexpected=ANY,
-        arrangement=isolation.arrangement,
-        attention=isolation.attention,
-        trains=replace(trains_of_files(files, config), quantize=quantize if files.adapter is not None else None),
-        evaluates=True,
-    )
-    if found.placed.on_host is not None:
+    layout = replace(PLAIN, arrangement=isolation.arrangement, attention=isolation.attention)
+    trains = replace(trains_of_files(files, config), quantize=quantize if files.adapter is not None else None)
+    blueprint = Blueprint(files, config, world, dtypes, layout, trains, evaluates=True, allow_unexpected=ANY)
+    assembled = assemble_model(blueprint)
+    if assembled.placed.on_host is not None:
         tell(BLOCK_BY_BLOCK)
-    return Pipeline({0: found.loss_model}, world, dtypes.compute), dtypes
+    return Pipeline({0: assembled.loss_model}, world, dtypes.compute), dtypes
 
 
 def deal_of(isolation: Isolation, max_length: int, world: World, dtypes: Precision) -> Deal:

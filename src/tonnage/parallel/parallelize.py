@@ -6,7 +6,7 @@ the order is the same whatever the settings, because each needs what comes befor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from tonnage.host.quantized import Format
 from tonnage.model.packed_layers import UNDIVIDED, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
+from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide
@@ -44,51 +45,76 @@ class Precision:
         return Precision(compute, compute if data_size == 1 else torch.float32)
 
 
+@dataclass(frozen=True)
+class Transforms:
+    """What is done to a model, or to a stage of one; by default nothing but ZeRO 3."""
+
+    tensor_plan: TensorPlan | None = None
+    """How matrices are divided along ``tensor``."""
+    tiled: Sequence[TiledWeight] = ()
+    """Weights that come in tiles."""
+    quantize: Format | None = None
+    """The form in which what is frozen is packed."""
+    compile: bool = False
+    recompute: Recompute = "none"
+    recomputed: int | None = None
+    """How many blocks recompute, the first ones; None is all."""
+    keep_inputs: Callable[[Sequence[nn.Module]], BlockInputs] | None = None
+    """Where inputs of the blocks that recompute rest in the host's memory: what takes care of them."""
+    zero: int = 3
+    in_fp32: Collection[nn.Parameter] = ()
+    """Parameters that are computed with in fp32, whatever the others are."""
+    blocks_ahead: int = 1
+    """Blocks that are gathered while one runs."""
+
+
+@dataclass(frozen=True)
+class Parallelized:
+    """What the transforms leave to be filled or asked."""
+
+    packed: Sequence[PackedLayer] = ()
+    """Layers whose weights are packed, for whoever fills them."""
+    inputs: BlockInputs | None = None
+    """Inputs of blocks in the host's memory."""
+
+
 def parallelize(
     root: nn.Module,
     blocks: Sequence[nn.Module],
     mesh: DeviceMesh,
     precision: Precision,
-    *,
-    tensor_plan: TensorPlan | None = None,
-    zero: int = 3,
-    recompute: Recompute = "none",
-    recomputed: int | None = None,
-    compile: bool = False,
-    in_fp32: Collection[nn.Parameter] = (),
-    quantize: Format | None = None,
-    tiled: Collection[TiledWeight] = (),
-    blocks_ahead: int = 1,
-) -> list[PackedLayer]:
+    transforms: Transforms,
+) -> Parallelized:
     """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
 
-    1. Divide matrices along ``tensor`` first, as ``tensor_plan`` says: it changes what a block computes and which
-       parameters it has, on which all else depends. Then pack what is frozen, if it is to be.
-    2. Compile what a block computes, without the recompute that is put around it: Dynamo does not compile what
+    1. Tensor: divide matrices first, as this changes what a block computes and which parameters it has, on which all
+       else depends.
+    2. Tiles: weights that come in tiles are sharded already, and whatever follows leaves them alone.
+    3. Pack what is frozen, if it is to be: of each matrix what this rank has.
+    4. Compile what a block computes, without the recompute that is put around it: Dynamo does not compile what
        ``torch.utils.checkpoint`` calls. Blocks with ``selective`` recompute stay uncompiled: it keeps results of single
        operations, which a compiled block fuses.
-    3. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
-       before anything else is wrapped around the block, so that a recomputed forward does not gather parameters again.
-       Only the first ``recomputed`` blocks do, if that is a number.
-    4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
-       what no block does (embedding, final norm, head). Parameters ``in_fp32`` are computed with in that type whatever
-       the others are (``units``). Weights that come in tiles (``tiled``) are sharded already, and left alone. While a
-       block runs, ``blocks_ahead`` others are gathered (``gather_ahead``).
+    5. Recompute: what a block saves for its backward pass is the block's own affair, and it must be settled before
+       anything else is wrapped around the block, so that a recomputed forward does not gather parameters again.
+    6. Inputs of blocks that recompute leave for the host's memory, around that: they are what such a block saves.
+    7. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
+       what no block does (embedding, final norm, head).
 
-    Returns the layers that are packed, for whoever fills them.
+    What rests on the host or on disk is attached when the model has memory (``training.placing``).
     """
-    if tensor_plan is not None:
-        divide(root, tensor_plan, mesh["tensor"])
-    packed = pack_layers(root, blocks, quantize) if quantize is not None else []
-    if compile and recompute != "selective":
+    if transforms.tensor_plan is not None:
+        divide(root, transforms.tensor_plan, mesh["tensor"])
+    packed = pack_layers(root, blocks, transforms.quantize) if transforms.quantize is not None else []
+    if transforms.compile and transforms.recompute != "selective":
         compile_blocks(blocks)
-    recompute_blocks(blocks[:recomputed], recompute)
+    recomputed = blocks[: transforms.recomputed]
+    recompute_blocks(recomputed, transforms.recompute)
+    inputs = transforms.keep_inputs(recomputed) if transforms.keep_inputs is not None else None
     parts = [part for layer in packed for part in layer.parameters().items()]
-    in_fp32 = {one for _, one in parts if one.dtype == torch.float32}.union(in_fp32)
-    undivided = {one for name, one in parts if name in UNDIVIDED}
-    others = {one.parameter for one in tiled}
-    shard_parameters(root, blocks, mesh, precision, zero, in_fp32, undivided, others, blocks_ahead)
-    return packed
+    in_fp32 = {part for _, part in parts if part.dtype == torch.float32}.union(transforms.in_fp32)
+    undivided = {part for name, part in parts if name in UNDIVIDED}
+    shard_parameters(root, blocks, mesh, precision, replace(transforms, in_fp32=in_fp32), undivided)
+    return Parallelized(packed, inputs)
 
 
 def shard_parameters(
@@ -96,11 +122,8 @@ def shard_parameters(
     blocks: Sequence[nn.Module],
     mesh: DeviceMesh,
     precision: Precision,
-    zero: int,
-    in_fp32: Collection[nn.Parameter] = (),
+    transforms: Transforms,
     undivided: Collection[nn.Parameter] = (),
-    others: Collection[nn.Parameter] = (),
-    blocks_ahead: int = 1,
 ) -> None:
     """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
 
@@ -119,7 +142,7 @@ def shard_parameters(
     ===== ============================ =========================== ==========================================
 
     What is frozen is gathered in the type in which it is stored. Below ZeRO 3, and where there is nobody to share it
-    with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that, nor the ``others``.
+    with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that, nor what comes in tiles.
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
@@ -127,10 +150,10 @@ def shard_parameters(
     data = mesh["replicate", "shard"]
     if data.size() == 1 and precision.storage == precision.compute:
         return
-    whole = set(undivided)
+    whole, zero = set(undivided), transforms.zero
     if zero < 3 or data["shard"].size() == 1:
         whole = {parameter for parameter in root.parameters() if not parameter.requires_grad}
-    whole.update(others)
+    whole.update(weight.parameter for weight in transforms.tiled)
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
@@ -146,15 +169,15 @@ def shard_parameters(
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
-    units = units_in_fp32(root, blocks, frozenset(in_fp32) - whole)
+    units = units_in_fp32(root, blocks, frozenset(transforms.in_fp32) - whole)
     learn = [any(parameter.requires_grad for parameter in block.parameters()) for block in blocks]
     for unit in units.values():
         shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
     theirs = {parameter for unit in units.values() for parameter in unit.kept} | whole
     for module in (*blocks, root):
         shard(module, policy, theirs)
-    if blocks_ahead > 1:
-        gather_ahead([(block, units.get(block)) for block in blocks], learn, blocks_ahead)
+    if transforms.blocks_ahead > 1:
+        gather_ahead([(block, units.get(block)) for block in blocks], learn, transforms.blocks_ahead)
 
 
 def gather_ahead(blocks: Sequence[tuple[nn.Module, UnitInFp32 | None]], learn: Sequence[bool], num_ahead: int) -> None:

@@ -166,3 +166,21 @@ class Layout:
     def gathers(self) -> bool:
         """Whether gathered parameters are other memory than the shard."""
         return self.shards > 1 or self.precision != "fp32"
+
+
+PLAIN = Layout(
+    workers=1,
+    replicate=1,
+    zero=3,
+    recompute="none",
+    precision="fp32",
+    moments="fp32",
+    optimizer_tier="device",
+    gradient_tier="device",
+    parameter_tier="device",
+    micro_batch=1,
+    micro_batches=1,
+    row_tokens=0,
+    row_supervised=0,
+)
+"""All that a worker has rests on its device, and nothing is computed twice."""

@@ -175,7 +175,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     from tonnage.rundir.positions import PositionFile
     from tonnage.training.assemble import assemble
     from tonnage.training.job import Job
-    from tonnage.training.loop import Habits, train
+    from tonnage.training.loop import BetweenSteps, train
     from tonnage.training.metrics import Recorder
 
     config, plan, run = decision.config, decision.plan, RunDirectory(decision.config.output)
@@ -204,7 +204,13 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         finish.append(job.optimizer.finish)
         parameters = sum(one.numel() for one in job.parameters.values())
         with suppress(_Enough):  # of a step more than the run has, or the loop would not ask for its last one
-            train(replace(job, num_packs=job.num_packs + 1), Habits(0, 0, run.checkpoints, 1), recorder, phases, enough)
+            train(
+                replace(job, num_packs=job.num_packs + 1),
+                BetweenSteps(0, 0, run.checkpoints, 1),
+                recorder,
+                phases,
+                enough,
+            )
         phases.end()
         recorder.close()
         peak = phases.peak.device if world.device.type == "cuda" else phases.peak.host

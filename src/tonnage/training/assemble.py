@@ -35,6 +35,7 @@ from tonnage.training.batch import Deal
 from tonnage.training.building import stages_of, trains_of
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
+from tonnage.training.loop import BetweenSteps
 from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
@@ -172,6 +173,19 @@ def _named(sources: Sequence[Source]) -> list[str]:
     """What sources are called: their files, with a number where several are called so."""
     names = [Path(one.path).name if one.split == "train" else f"{one.path} {one.split}" for one in sources]
     return [name if names.count(name) == 1 else f"{name} #{at}" for at, name in enumerate(names, start=1)]
+
+
+def between_steps_of(run: RunDirectory, config: Config, plan: Plan) -> BetweenSteps:
+    """What a run does between steps. Raises ``UserError`` for a scorer that cannot be imported."""
+    return BetweenSteps(
+        config.evaluate.steps_between(plan.num_steps),
+        config.checkpoint.steps_between,
+        run.checkpoints,
+        config.checkpoint.keep,
+        plan.layout.saves_beside,
+        asking_of(run, config, plan),
+        judging_of(run, config, plan),
+    )
 
 
 def judging_of(run: RunDirectory, config: Config, plan: Plan) -> Judging:

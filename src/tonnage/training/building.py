@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -17,26 +19,26 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
-from tonnage.model.adapters import EVERYTHING, Adapter, Trains
-from tonnage.model.anatomy import dissect
+from tonnage.model.adapters import EVERYTHING, Adapter, Target, Trains
+from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import Match, find_places, keeps_buffers
 from tonnage.model.merging import DTYPES
+from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.mapped import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.host_blocks import has_no_room
-from tonnage.parallel.parallelize import Precision, parallelize
-from tonnage.parallel.recompute import Recompute
-from tonnage.parallel.stages import keep_stage
+from tonnage.parallel.parallelize import Precision, Transforms, parallelize
+from tonnage.parallel.stages import Stage, keep_stage
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
-from tonnage.planning.layout import PACKED, Arrangement
+from tonnage.planning.layout import PLAIN, Layout
 from tonnage.planning.plan import Plan
 from tonnage.planning.space import packed_directory
 from tonnage.training.isolation import inexact_recompute, isolation_of, outgrows
@@ -48,6 +50,61 @@ from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.tiling import tile_model
 from tonnage.training.trial import can_compile
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a rank builds a model from, and how; by default whole, for training, with all of it on the rank's device."""
+
+    files: ModelFiles
+    config: PreTrainedConfig
+    world: World
+    precision: Precision
+    layout: Layout = PLAIN
+    trains: Trains = EVERYTHING
+    """What is trained; the rest is frozen."""
+    load: bool = True
+    """Whether the weights that are trained are filled here, and not from a checkpoint."""
+    evaluates: bool = False
+    """Whether nothing is trained, so that blocks for which a worker's GPU has no room may rest in the host's memory."""
+    random_weights: bool = False
+    allow_missing: Sequence[str] = ()
+    """As for ``matching.check_weights``, which has looked at the files before; so is the next."""
+    allow_unexpected: Sequence[str] = ()
+    vocab_size: int | None = None
+    seed: int = 0
+    compile: Compile = "off"
+    router_loss: float | Literal["auto", "model"] = "auto"
+    """Weight of the loss of a mixture's routers, as in the config."""
+    input_bytes: int = 0
+    """Of the largest inputs of blocks, where they rest in the host's memory; else 0."""
+    directories: Sequence[Path] | None = None
+    """Where the parameters of the blocks rest on disk, and embedding and head if large weights come in tiles."""
+    packed_in: Path | None = None
+    """Where packed weights rest in the cache, if they do."""
+    log: Callable[[str], None] = lambda message: None
+    phases: Phases | None = None
+
+    @property
+    def loads(self) -> bool:
+        """Whether weights are filled here: what is frozen no checkpoint holds."""
+        return self.load or not self.trains.all
+
+    @property
+    def blocks_come_and_go(self) -> bool:
+        """Whether parameters of blocks come to the device for as long as a block runs."""
+        through_host = self.layout.update_tier == "host" or self.world.device.type != "cpu"
+        return self.layout.parameter_tier == "host" or (self.directories is not None and through_host)
+
+    def enter(self, phase: str) -> None:
+        """Say what begins."""
+        if self.phases is not None:
+            self.phases.enter(phase)
+
+    def progress(self) -> None:
+        """Say that it goes on."""
+        if self.phases is not None:
+            self.phases.progress()
 
 
 @dataclass(frozen=True)
@@ -73,7 +130,20 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
 
     Without ``load`` the weights that are trained are left for a checkpoint to fill.
     """
-    config, plan, world, layout = setting.config, setting.plan, setting.world, setting.layout
+    layout, mesh = setting.layout, setting.world.mesh
+    blueprint = blueprint_of(setting, load=load)
+    _check_isolation(blueprint.config, setting.plan, setting.world)
+    numbers = range(mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
+    stages = {number: assemble_model(blueprint, number) for number in numbers}
+    if layout.returns_memory:
+        for stage in stages.values():
+            stage.loss_model.give_memory_back()
+    return stages
+
+
+def blueprint_of(setting: Setting, *, load: bool) -> Blueprint:
+    """What a run's config and plan say of its model."""
+    config, plan, layout = setting.config, setting.plan, setting.layout
     is_random, trains = config.init == "random", trains_of(config)
     files, model_config = read_model(
         config.model,
@@ -83,53 +153,40 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
     )
-    _check_isolation(model_config, plan, world)
     largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
-    compile: Compile = config.compile
-    if compile == "auto" and not layout.compiled:
-        compile = "off"
-    if compile != "off" and setting.takes_passes_apart:
-        compile = "off"
+    largest_input = largest_row * layout.width * plan.model.hidden_size
+    return Blueprint(
+        files,
+        model_config,
+        setting.world,
+        setting.precision,
+        layout,
+        trains,
+        load=load,
+        random_weights=is_random,
+        allow_missing=config.allow_missing,
+        allow_unexpected=config.allow_unexpected,
+        vocab_size=plan.model.vocab_size,
+        seed=config.seed,
+        compile=_compile_of(setting),
+        router_loss=config.router_loss,
+        input_bytes=largest_input if layout.activation_tier == "host" else 0,
+        directories=setting.directories if layout.parameter_tier == "disk" else None,
+        packed_in=packed_directory(config, plan),
+        log=setting.log,
+        phases=setting.phases,
+    )
+
+
+def _compile_of(setting: Setting) -> Compile:
+    """Whether blocks are compiled, or where that works (``auto``)."""
+    wanted: Compile = setting.config.compile
+    if wanted == "auto" and not setting.layout.compiled:
+        return "off"
+    if wanted != "off" and setting.takes_passes_apart:
         setting.log("blocks are not compiled: zero_bubble takes their backward passes apart")
-    stages = {
-        number: assemble_model(
-            files,
-            copy.deepcopy(model_config),
-            world,
-            setting.precision,
-            random_weights=is_random,
-            allow_missing=config.allow_missing,
-            allow_unexpected=config.allow_unexpected,
-            vocab_size=plan.model.vocab_size,
-            zero=layout.zero,
-            recompute=layout.recompute,
-            recomputed=layout.recomputed[0] if layout.recomputed else None,
-            compile=compile,
-            seed=config.seed,
-            load=load,
-            stream_from=setting.directories if layout.parameter_tier == "disk" else None,
-            tiles=layout.tiles,
-            blocks_ahead=layout.blocks_ahead,
-            blocks_on_host=layout.parameter_tier == "host",
-            updates_on_host=layout.update_tier == "host",
-            input_bytes=largest_row * layout.width * plan.model.hidden_size
-            if layout.activation_tier == "host"
-            else None,
-            stage=(number, layout.stages) if layout.pipeline > 1 else None,
-            packed_in=packed_directory(config, plan),
-            arrangement=layout.arrangement,
-            attention=layout.attention,
-            router_loss=config.router_loss,
-            trains=trains,
-            log=setting.log,
-            phases=setting.phases,
-        )
-        for number in range(world.mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
-    }
-    if layout.returns_memory:
-        for stage in stages.values():
-            stage.loss_model.give_memory_back()
-    return stages
+        return "off"
+    return wanted
 
 
 def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None:
@@ -160,173 +217,197 @@ def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None
         raise UserError(inexact_recompute("the plan", layout.recompute, config, asked))
 
 
-def assemble_model(
-    files: ModelFiles,
-    model_config: PreTrainedConfig,
-    world: World,
-    precision: Precision,
-    *,
-    random_weights: bool = False,
-    allow_missing: Sequence[str] = (),
-    allow_unexpected: Sequence[str] = (),
-    vocab_size: int | None = None,
-    zero: int = 3,
-    recompute: Recompute = "none",
-    recomputed: int | None = None,
-    seed: int = 0,
-    load: bool = True,
-    compile: Compile = "off",
-    stream_from: Sequence[Path] | None = None,
-    tiles: int = 1,
-    blocks_ahead: int = 1,
-    blocks_on_host: bool = False,
-    updates_on_host: bool = False,
-    evaluates: bool = False,
-    input_bytes: int | None = None,
-    stage: tuple[int, tuple[int, ...]] | None = None,
-    packed_in: Path | None = None,
-    arrangement: Arrangement = "packed",
-    attention: str = PACKED,
-    router_loss: float | Literal["auto", "model"] = "auto",
-    trains: Trains = EVERYTHING,
-    log: Callable[[str], None] = lambda message: None,
-    phases: Phases | None = None,
-) -> Assembled:
-    """The model that ``model_config`` describes, with the weights in ``files``: built on meta, sharded over ``world``,
-    loaded.
+@dataclass(frozen=True)
+class _Draft:
+    """A whole model on the meta device, with the parameters that training gives it."""
 
-    ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
-    before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
-    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
-    embedding and head if large weights come in ``tiles``; ``blocks_ahead`` are gathered while one runs;
-    ``blocks_on_host`` says that those of blocks rest in the host's memory, those that are frozen or, where all are
-    trained, which it ``updates_on_host`` then, all. Where the model only ``evaluates``, nothing is trained, and what
-    outgrows a worker's GPU rests there as well. ``input_bytes`` is the size of their largest inputs, which rest in the
-    host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is
-    where its packed weights rest in the cache, if they do. ``arrangement`` and ``attention`` are as ``isolation`` found
-    them; ``router_loss`` is the weight of the loss of a mixture's routers, as in the config. ``trains`` says what is
-    trained; the rest is frozen.
+    model: PreTrainedModel
+    anatomy: Anatomy
+    weights: Match | None
+    """Where its weights lie in files; None if none are read."""
+    dropout: Drawn | None
+    targets: Sequence[Target]
+    """What has an adapter's additions."""
+    trained_names: Sequence[str]
+    come_and_go: bool
+    """Whether parameters of its blocks do."""
+
+
+def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
+    """A model, or a ``stage`` of one in a pipeline: built on meta, sharded, given memory, filled with weights.
+
+    Raises:
+        UserError: weights that do not fit the config, too little space, or memory that cannot be locked.
     """
-    if phases is not None:
-        phases.enter("build")
+    blueprint.enter("build")
+    compiled = _compiles(blueprint)
+    draft = _draft(blueprint)
+    loss_model, transforms, part = _in_loss_model(blueprint, draft, stage, compiled)
+    blocks = loss_model.anatomy.blocks
+    made = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
+    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in made.packed]  # as the model names it
+    in_cache = _packed_in_cache(blueprint, draft, packed)
+    placed = _give_memory(blueprint, draft, blocks, transforms.tiled, in_cache)
+    elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
+    if blueprint.loads:
+        blueprint.enter("load")
+        _fill(blueprint, draft, [] if in_cache else packed, placed)
+    placed.begin(loss_model, blocks)
+    return Assembled(draft.model, loss_model, placed, made.inputs, transforms.tiled, elsewhere, shared)
 
-    def tell() -> None:
-        if phases is not None:
-            phases.progress()
 
-    come_and_go = blocks_on_host or (stream_from is not None and (updates_on_host or world.device.type != "cpu"))
-    if come_and_go and compile != "off":
-        log("blocks are not compiled: their parameters come and go")
-        compile = "off"
-    compiled = compile != "off" and can_compile(
-        compile, model_config, world, precision.compute, log, arrangement, attention
+def _compiles(blueprint: Blueprint) -> bool:
+    if blueprint.compile == "off":
+        return False
+    if blueprint.blocks_come_and_go:
+        blueprint.log("blocks are not compiled: their parameters come and go")
+        return False
+    layout, compute = blueprint.layout, blueprint.precision.compute
+    return can_compile(
+        blueprint.compile,
+        blueprint.config,
+        blueprint.world,
+        compute,
+        blueprint.log,
+        layout.arrangement,
+        layout.attention,
     )
-    load = load or not trains.all  # no checkpoint holds what is frozen
-    model = build_on_meta(model_config, precision.storage if trains.all else precision.compute, vocab_size, attention)
+
+
+def _draft(blueprint: Blueprint) -> _Draft:
+    trains, precision, world, files = blueprint.trains, blueprint.precision, blueprint.world, blueprint.files
+    dtype = precision.storage if trains.all else precision.compute
+    config = copy.deepcopy(blueprint.config)
+    model = build_on_meta(config, dtype, blueprint.vocab_size, blueprint.layout.attention)
     if world.device.type == "cpu" and products_widen(world, precision.compute):
-        dtype = str(precision.compute).removeprefix("torch.")
-        log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
-    anatomy, part, found = dissect(model), None, None
-    all_blocks = anatomy.blocks
-    if not random_weights and (load or keeps_buffers(model)):  # no checkpoint holds those
-        files = files if load else find_model(str(files.directory), tokenizer=False)
-        found = find_places(model, files, allow_missing, allow_unexpected)
-    halves = precision.compute != torch.float32
-    drawn = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
-    targets = adapters.prepare(model, anatomy, trains, precision.storage, drawn)
-    trained_names = [name for name, one in model.named_parameters() if one.requires_grad]
-    if evaluates and world.size == 1 and has_no_room(model, world.device):
+        compute = str(precision.compute).removeprefix("torch.")
+        blueprint.log(f"products of {compute} are computed in fp32, and rounded: that is faster on this processor")
+    anatomy, weights = dissect(model), None
+    if not blueprint.random_weights and (blueprint.loads or keeps_buffers(model)):  # no checkpoint holds those
+        files = files if blueprint.loads else find_model(str(files.directory), tokenizer=False)
+        weights = find_places(model, files, blueprint.allow_missing, blueprint.allow_unexpected)
+    dropout = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
+    targets = adapters.prepare(model, anatomy, trains, precision.storage, dropout)
+    trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    has_room = not (blueprint.evaluates and world.size == 1 and has_no_room(model, world.device))
+    if not has_room:
         model.requires_grad_(requires_grad=False)
-        come_and_go = blocks_on_host = True
-    in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
-    divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
-    experts = num_experts(model)
-    weight = weight_of_router_loss(router_loss, model, pipeline=len(stage[1]) if stage else 1)
-    if stage is not None:
-        part = keep_stage(model, anatomy, *stage)
-        anatomy = part.anatomy
-    routing = Routing(model, all_blocks, experts, weight) if experts or weight else None
-    loss_model = LossModel(model, anatomy, part.doors if part else None, routing, drawn)
+    come_and_go = blueprint.blocks_come_and_go or not has_room
+    return _Draft(model, anatomy, weights, dropout, targets, trained_names, come_and_go)
+
+
+def _in_loss_model(
+    blueprint: Blueprint, draft: _Draft, number: int, compiled: bool
+) -> tuple[LossModel, Transforms, Stage | None]:
+    """The model, or the stage of it, ending in its loss; what is to be done to it; and what other stages have."""
+    layout, model, anatomy, mesh = blueprint.layout, draft.model, draft.anatomy, blueprint.world.mesh
+    compute = blueprint.precision.compute
+    in_fp32: Sequence[nn.Parameter] = ()
+    if compute != torch.float32:
+        in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(blueprint.config), compute))
+    divided = tensor_plan(model, anatomy) if mesh["tensor"].size() > 1 else None
+    experts, num_stages = num_experts(model), len(layout.stages) if layout.pipeline > 1 else 1
+    weight = weight_of_router_loss(blueprint.router_loss, model, pipeline=num_stages)
+    part = keep_stage(model, anatomy, number, layout.stages) if layout.pipeline > 1 else None
+    routing = Routing(model, anatomy.blocks, experts, weight) if experts or weight else None
+    anatomy = part.anatomy if part else anatomy
+    loss_model = LossModel(model, anatomy, part.doors if part else None, routing, draft.dropout)
     tiled: list[TiledWeight] = []
-    if tiles > 1:
-        data = world.mesh["replicate", "shard"]
-        tiled, loss_model.tiled = tile_model(anatomy, data, tiles, precision.compute, in_fp32)
-        most = max(one.number for one in tiled)
-        log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
-    packed = parallelize(
-        loss_model,
-        anatomy.blocks,
-        world.mesh,
-        precision,
+    if layout.tiles > 1:
+        tiled, loss_model.tiled = tile_model(anatomy, mesh["replicate", "shard"], layout.tiles, compute, in_fp32)
+        most = max(tiles.number for tiles in tiled)
+        blueprint.log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
+    keep_inputs = None
+    if blueprint.input_bytes:
+        keep_inputs = partial(
+            BlockInputs, input_bytes=blueprint.input_bytes, device=blueprint.world.device, log=blueprint.log
+        )
+    transforms = Transforms(
         tensor_plan=divided,
-        zero=zero,
-        recompute=recompute,
-        recomputed=recomputed,
-        compile=compiled,
-        in_fp32=in_fp32,
-        quantize=trains.quantize,
         tiled=tiled,
-        blocks_ahead=blocks_ahead,
+        quantize=blueprint.trains.quantize,
+        compile=compiled,
+        recompute=layout.recompute,
+        recomputed=layout.recomputed[0] if layout.recomputed else None,
+        keep_inputs=keep_inputs,
+        zero=layout.zero,
+        in_fp32=in_fp32,
+        blocks_ahead=layout.blocks_ahead,
     )
-    packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
-    lying, kept = dict[str, Place](), dict[str, Place]()
-    if stream_from is not None:
-        lying = {} if trains.all or found is None else as_they_are(model, found)
-        if packed and packed_in and found is not None and not {one.path for one in packed} & {*found.missing}:
-            if phases is not None:
-                phases.enter("load")
-            kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
-            packed = []
+    return loss_model, transforms, part
+
+
+def _packed_in_cache(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer]) -> dict[str, Place]:
+    """Where this rank's part of packed weights lies in the cache, by name; nothing if they do not rest there."""
+    weights, directory = draft.weights, blueprint.packed_in
+    if blueprint.directories is None or directory is None or weights is None or not packed:
+        return {}
+    if {layer.path for layer in packed} & {*weights.missing}:
+        return {}
+    blueprint.enter("load")
+    whole = packed_base(directory, draft.model, weights, packed, blueprint.progress, blueprint.log)
+    return shards_of(draft.model, whole)
+
+
+def _give_memory(
+    blueprint: Blueprint,
+    draft: _Draft,
+    blocks: Sequence[nn.Module],
+    tiled: Sequence[TiledWeight],
+    in_cache: Mapping[str, Place],
+) -> Placed:
+    """Memory for all parameters, where they are to rest; what is read where it lies is filled, and so are buffers."""
+    layout, model = blueprint.layout, draft.model
+    stored = dict(in_cache)
+    if blueprint.directories is not None and not blueprint.trains.all and draft.weights is not None:
+        stored = as_they_are(model, draft.weights) | stored
+    recomputed = len(blocks[: layout.recomputed[0] if layout.recomputed else None])
     placed = place(
         model,
-        anatomy.blocks,
-        world.device,
-        come_and_go=come_and_go,
-        updates_on_host=updates_on_host,
-        trains_all=trains.all,
-        recomputed=len(anatomy.blocks[:recomputed]) if recompute != "none" else 0,
-        directories=stream_from,
-        stored=lying | kept,
+        blocks,
+        blueprint.world.device,
+        come_and_go=draft.come_and_go,
+        updates_on_host=layout.update_tier == "host",
+        trains_all=blueprint.trains.all,
+        recomputed=recomputed if layout.recompute != "none" else 0,
+        directories=blueprint.directories,
+        stored=stored,
         tiled=tiled,
-        evaluates=evaluates,
-        log=log,
+        evaluates=blueprint.evaluates,
+        log=blueprint.log,
     )
-    if found is not None:
-        load_buffers(model, found)
-    fill(model, {name: there for name, there in kept.items() if name not in placed.mapped})
+    if draft.weights is not None:
+        load_buffers(model, draft.weights)
+    fill(model, {name: where for name, where in in_cache.items() if name not in placed.mapped})
     if placed.on_disk is not None:
-        cached = sum(there.num_bytes for name, there in kept.items() if name in placed.mapped)
+        cached = sum(where.num_bytes for name, where in in_cache.items() if name in placed.mapped)
         if own := placed.on_disk.mapped.num_bytes - cached:
-            log(f"and {own / 1e9:.2f} GB read from the model's own files")
+            blueprint.log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
-            log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
-    inputs = BlockInputs(anatomy.blocks[:recomputed], input_bytes, world.device, log=log) if input_bytes else None
-    elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
-    assembled = Assembled(model, loss_model, placed, inputs, tiled, elsewhere, shared)
-    if not load:
-        placed.begin(loss_model, anatomy.blocks)
-        return assembled
-    if phases is not None:
-        phases.enter("load")
+            blueprint.log(f"and {cached / 1e9:.2f} GB read from {blueprint.packed_in}")
+    return placed
+
+
+def _fill(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer], placed: Placed) -> None:
+    """Weights from files, or random ones, and the additions of an adapter."""
+    files, model, seed = blueprint.files, draft.model, blueprint.seed
 
     def progress() -> None:
-        tell()
+        blueprint.progress()
         placed.rest()
 
-    if found is None:
-        log(f"initialising {model_config.model_type} randomly")
-        initialise_randomly(model, seed, progress, packed={one.path: one for one in packed})
+    if draft.weights is None:
+        blueprint.log(f"initialising {blueprint.config.model_type} randomly")
+        initialise_randomly(model, seed, progress, packed={layer.path: layer for layer in packed})
     else:
-        log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        load_weights(model, found, seed, progress, packed, placed.mapped)
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    if files.adapter is None or trains.adapter is None:
+        blueprint.log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
+        load_weights(model, draft.weights, seed, progress, packed, placed.mapped)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if files.adapter is None or blueprint.trains.adapter is None:
         adapters.initialise(trained, seed)
     else:
-        log(f"going on with the adapter in {files.adapter.directory}")
-        peft.fill(dict(model.named_parameters()), targets, files.adapter, trained_names)
-    placed.begin(loss_model, anatomy.blocks)
-    return assembled
+        blueprint.log(f"going on with the adapter in {files.adapter.directory}")
+        peft.fill(dict(model.named_parameters()), draft.targets, files.adapter, draft.trained_names)
 
 
 def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:

@@ -29,7 +29,7 @@ from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
 
 
 @dataclass(frozen=True)
-class Habits:
+class BetweenSteps:
     """What happens between steps, and how often."""
 
     evaluate_every: int
@@ -48,7 +48,7 @@ class Habits:
 
 def train(
     job: Job,
-    habits: Habits,
+    between_steps: BetweenSteps,
     recorder: Recorder,
     phases: Phases,
     stop_requested: Callable[[], bool],
@@ -61,26 +61,26 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    world, judging = job.world, habits.judging
+    world, judging = job.world, between_steps.judging
     saver = Saver(
-        habits.checkpoints,
-        habits.keep,
+        between_steps.checkpoints,
+        between_steps.keep,
         world,
         keep_best=judging.saves_best,
         sync_too=recorder.files,
         log=recorder.log,
         progress=phases.progress,
     )
-    books = _Books(job, recorder, phases, saver)
+    step_log = _StepLog(job, recorder, phases, saver)
     cursor = saved = job.cursor
     late: Ending | None = None
     finished = True
     if cursor.step == 0:
-        _ask(job, 0, habits.asking, recorder, phases)
+        _ask(job, 0, between_steps.asking, recorder, phases)
         if judging.before:
             _evaluate(job, cursor, judging, recorder, phases)
     evaluated = cursor.step
-    books.began = time.perf_counter()
+    step_log.began = time.perf_counter()
 
     for step in training_steps(
         job.train_data,
@@ -110,7 +110,7 @@ def train(
         # A device that has this to do is asked what became of the step before. If that was not finite, the gradients
         # are gone: to find out why, it was run again.
         if late is not None:
-            cursor, late = books.settle(late, cursor), None
+            cursor, late = step_log.settle(late, cursor), None
             if cursor.skips > job.skip_limit:
                 break
             if cursor.skips:
@@ -128,38 +128,38 @@ def train(
             log=recorder.log,
             counted=(tokens, computed, supervised),
         )
-        evaluates = habits.evaluate_every and step.number % habits.evaluate_every == 0
-        saves = habits.checkpoint_every and step.number % habits.checkpoint_every == 0
+        evaluates = between_steps.evaluate_every and step.number % between_steps.evaluate_every == 0
+        saves = between_steps.checkpoint_every and step.number % between_steps.checkpoint_every == 0
         is_last = step.next_position >= job.num_packs
         if job.reads_late:
             ending.update_unseen()
             if not (evaluates or saves or is_last):
                 late = ending
                 continue
-        cursor = books.settle(ending, cursor)
+        cursor = step_log.settle(ending, cursor)
         if is_last or cursor.skips > job.skip_limit:
             break
 
         if evaluates:
-            _ask(job, step.number, habits.asking, recorder, phases)
+            _ask(job, step.number, between_steps.asking, recorder, phases)
             cursor = _evaluate(job, cursor, judging, recorder, phases)
             evaluated = cursor.step
-            books.began = time.perf_counter()
+            step_log.began = time.perf_counter()
         if saves or (judging.saves_best and cursor.best_step == evaluated == step.number):
             phases.enter("save", micro_batch=0, num_micro_batches=0)
-            if habits.saves_beside:
+            if between_steps.saves_beside:
                 model_state, optimizer_state, copies = job.snapshot()
                 saver.save(cursor, model_state, optimizer_state, job.facts, copies=copies)
             else:
                 saver.save(cursor, *job.state(), job.facts, wait=True)
             saved = cursor
-            books.began = time.perf_counter()
+            step_log.began = time.perf_counter()
 
     if late is not None:  # one that a stop has overtaken
-        cursor = books.settle(late, cursor)
+        cursor = step_log.settle(late, cursor)
     stuck = cursor.skips > job.skip_limit
     if finished and not stuck and cursor != job.cursor and evaluated != cursor.step:
-        _ask(job, cursor.step, habits.asking, recorder, phases)
+        _ask(job, cursor.step, between_steps.asking, recorder, phases)
         cursor = _evaluate(job, cursor, judging, recorder, phases)
     if is_over(cursor, judging):
         best = f"{cursor.best_figure} {cursor.best_value:.4f} at step {cursor.best_step}"
@@ -174,7 +174,7 @@ def train(
     if job.experts:
         recorder.record(step=cursor.step, expert_shares=job.experts.shares())
     if stuck:
-        raise too_many_skips(cursor, books.bad)
+        raise too_many_skips(cursor, step_log.bad)
     return finished
 
 
@@ -196,7 +196,7 @@ def run_passes(
     return losses
 
 
-class _Books:
+class _StepLog:
     """What is written down of every step, in their order."""
 
     def __init__(self, job: Job, recorder: Recorder, phases: Phases, saver: Saver) -> None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -44,9 +45,8 @@ class Pass:
     """Whether it is the last backward pass through the stage in this step."""
     turn: int
     """Place in the way of a micro-batch, forward and back: of two passes, the one whose numbers come first."""
-    pipeline: Pipeline = field(repr=False)
-    denominator: float
-    tokens: float
+    run: Callable[[], list[Tensor]] = field(repr=False)
+    """Runs it; the loss, where a forward pass ends in one."""
 
     @property
     def kind(self) -> Kind:
@@ -57,10 +57,6 @@ class Pass:
     def number(self) -> int:
         """Of the micro-batch, from 1."""
         return self.task.micro_batch + 1
-
-    def run(self) -> list[Tensor]:
-        """Run it; the loss, where a forward pass ends in one."""
-        return self.pipeline.run(self)
 
 
 class Pipeline:
@@ -118,41 +114,30 @@ class Pipeline:
         last = {task.stage: task for task in mine if task.kind == "backward"}
         self._mail.begin(orders, [tuple(batch.input_ids.shape) for batch in batches])
         for task in mine:
+            stage, batch = self._stages[task.stage], batches[task.micro_batch]
+            is_last = last.get(task.stage) == task
+            match task.kind:
+                case "forward":
+                    run = partial(self._forward, task, stage, batch, denominator, tokens)
+                case "backward":
+                    run = partial(self._backward, task, stage, batch, is_last)
+                case "weights":
+                    run = partial(self._weights, task)
             turn = task.stage if task.kind == "forward" else 2 * self._num_stages - task.stage
-            yield Pass(
-                task,
-                batches[task.micro_batch],
-                self._stages[task.stage],
-                last.get(task.stage) == task,
-                turn,
-                self,
-                denominator,
-                tokens,
-            )
+            yield Pass(task, batch, stage, is_last, turn, run)
         self._mail.end()
         if backward and self._gradients is not None:
             here = self._gradients.names() if self._shared else ()
             for name in (name for name in self._shared if name in here):
                 self._gradients.change(name, self._mail.sum_with_other_end)
 
-    def run(self, one: Pass) -> list[Tensor]:
-        """Run a pass; the loss, where a forward pass ends in one."""
-        match one.kind:
-            case "forward":
-                return self._forward(one)
-            case "backward":
-                self._backward(one)
-            case "weights":
-                assert self._later is not None
-                self._later.compute(one.task.stage, one.task.micro_batch)
-        return []
-
-    def _forward(self, one: Pass) -> list[Tensor]:
-        task, stage = one.task, one.stage
+    def _forward(
+        self, task: Task, stage: LossModel, batch: MicroBatch, denominator: float, tokens: float
+    ) -> list[Tensor]:
         received = None
         if (source := source_of(task, self._num_stages)) is not None:
             received = self._mail.receive(source).requires_grad_(torch.is_grad_enabled())
-        output = stage(one.batch, one.denominator, received, one.tokens)
+        output = stage(batch, denominator, received, tokens)
         if torch.is_grad_enabled():
             self._held[task.stage, task.micro_batch] = received, output
         if stage.doors.last:
@@ -160,19 +145,24 @@ class Pipeline:
         self._mail.send(task, output.detach())
         return []
 
-    def _backward(self, one: Pass) -> None:
-        task = one.task
+    def _backward(self, task: Task, stage: LossModel, batch: MicroBatch, is_last: bool) -> list[Tensor]:
         received, output = self._held.pop((task.stage, task.micro_batch))
         source = source_of(task, self._num_stages)
         gradient = None if source is None else self._mail.receive(source)
-        before_micro_batch(one.stage, zero=self._zero, last=one.last)
+        before_micro_batch(stage, zero=self._zero, last=is_last)
         if output.requires_grad:  # which that of a first stage in which all is frozen does not
             later = nullcontext() if self._later is None else self._later.put_off(task.stage, task.micro_batch)
-            with later, one.stage.drawing(one.batch):
+            with later, stage.drawing(batch):
                 output.backward(gradient)
         if received is not None:
             assert received.grad is not None
             self._mail.send(task, received.grad)
+        return []
+
+    def _weights(self, task: Task) -> list[Tensor]:
+        assert self._later is not None
+        self._later.compute(task.stage, task.micro_batch)
+        return []
 
 
 class Mail:

@@ -40,7 +40,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
 from tonnage.training.job import Job
-from tonnage.training.loop import Habits, train
+from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 
@@ -212,7 +212,7 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
             # Of a step more than the run has, or the loop would not ask after its last one; and no step overlaps
             # another, so that each has its own time.
             longer = replace(job, num_packs=job.num_packs + 1, reads_late=False)
-            train(longer, Habits(0, 0, run.checkpoints, 1), recorder, phases, steps)
+            train(longer, BetweenSteps(0, 0, run.checkpoints, 1), recorder, phases, steps)
         phases.end()
         world.barrier()  # or what rank 0 says of its last step may not be there yet
         records = [record for record in run.read_metrics() if "loss" in record]

@@ -23,8 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -44,17 +43,13 @@ if TYPE_CHECKING:
 
     from tonnage.config import Config
     from tonnage.planning.plan import Plan
-    from tonnage.training.own_loss import OwnLoss
 
 STOPPED, FAILED_GATE = 3, 4
 """Exit statuses of a worker whose run was stopped as asked, and is done but not within ``evaluate.gate``."""
 NEEDED = (
     "tonnage.model.pretrained",
-    "tonnage.planning.plan",
     "tonnage.training.external",
-    "tonnage.training.loop",
-    "tonnage.training.metrics",
-    "tonnage.training.watchdog",
+    "tonnage.training.work",
 )
 """What a worker imports, with all that these import."""
 WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -68,26 +63,66 @@ def main(path: str) -> int:
     """Run one worker to its end; returns its exit status."""
     close_to_others()
     _end_with_launcher()
-    run, stop = RunDirectory(path), _StopFlag()
-    launcher = os.environ.get(LAUNCHER)
-    if launcher == "local":
-        return _carry_out(run, find_place(), stop)
-    place = Place()
+    run, stop, place = RunDirectory(path), _StopFlag(), Place()
     try:
         place = find_place()
-        place.announce()
-        config, plan = _read(run)
-
-        from tonnage.training.external import admitted
-
-        with admitted(run, place, config, plan) as store:
-            return _carry_out(run, place, stop, store)
+        with ExitStack() as stack:
+            store = _admitted(run, place, stack)
+            trackers, pusher = Trackers(run), Pusher(run)
+            try:
+                position = PositionFile(run.worker_position(place.rank))
+                position.update(phase="import")
+                work = _imported()
+                config, plan = _read(run)
+                if place.rank == 0:
+                    trackers.start(config.track, samples=config.track_samples)
+                    pusher.start(config.checkpoint.push)
+                finished = work(run, config, plan, place.rank, position, stop.is_set, store)
+            except Exception as caught:
+                return _fail(run, place, caught, trackers, pusher, prints=store is not None)
+            pusher.end()
+            trackers.end("finished" if finished else "stopped")
+            _report(run, place)
+            if not finished:
+                return STOPPED
+            return FAILED_GATE if _fails_its_gate(run, place) else 0
     except Exception as caught:
         error = _explained(run, caught)
         _print_error(place, error)
-        if launcher == "ray":  # which made sure that the directory is its own
+        if os.environ.get(LAUNCHER) == "ray":  # which made sure that the directory is its own
             _write_error(run, place, error)
         return _exit_status(error)
+
+
+def _admitted(run: RunDirectory, place: Place, stack: ExitStack) -> Store | None:
+    """Wait until the directory is this launch's; the store that its workers share, None where a launcher of ours has
+    seen to all of that.
+
+    Raises:
+        UserError: there is no run, or another launch has it.
+    """
+    if os.environ.get(LAUNCHER) == "local":
+        return None
+    place.announce()
+    config, plan = _read(run)
+
+    from tonnage.training.external import admitted
+
+    return stack.enter_context(admitted(run, place, config, plan))
+
+
+def _fail(
+    run: RunDirectory, place: Place, caught: Exception, trackers: Trackers, pusher: Pusher, *, prints: bool
+) -> int:
+    """Leave what ended the work in the directory, which is this launch's; returns the exit status."""
+    error = _explained(run, caught)
+    _write_error(run, place, error)
+    if prints:
+        _print_error(place, error)
+    pusher.end()
+    trackers.end("failed")  # after the error is dated: those that other ranks have of this one's end are later
+    _report(run, place)
+    return _exit_status(error)
 
 
 def _end_with_launcher() -> None:
@@ -98,28 +133,6 @@ def _end_with_launcher() -> None:
     """
     if launcher := os.environ.get(LAUNCHER_PROCESS, ""):
         end_with(int(launcher))
-
-
-def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
-    """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
-    trackers, pusher = Trackers(run), Pusher(run)
-    try:
-        finished = _work(run, place, stop, store, trackers, pusher)
-    except Exception as caught:
-        error = _explained(run, caught)
-        _write_error(run, place, error)
-        if store is not None:
-            _print_error(place, error)
-        pusher.end()
-        trackers.end("failed")  # after the error is dated: those that other ranks have of this one's end are later
-        _report(run, place)
-        return _exit_status(error)
-    pusher.end()
-    trackers.end("finished" if finished else "stopped")
-    _report(run, place)
-    if not finished:
-        return STOPPED
-    return FAILED_GATE if _fails_its_gate(run, place) else 0
 
 
 def _fails_its_gate(run: RunDirectory, place: Place) -> bool:
@@ -196,101 +209,15 @@ def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
         _print_error(place, error)
 
 
-def _work(
-    run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None, trackers: Trackers, pusher: Pusher
-) -> bool:
-    rank = place.rank
-    position = PositionFile(run.worker_position(rank))
-    position.update(phase="import")
+def _imported() -> Callable[..., bool]:
+    """What a worker does (``work.work``), and all that it needs."""
     gc.disable()  # until all is made that stays: looking through it again and again takes a quarter of the start
     choose_allocators()
 
-    import torch
-
-    from tonnage.checkpoint.save import step_of
-    from tonnage.host.threads import describe_cpus, share_of
-    from tonnage.kernels.switches import switch_off
-    from tonnage.kernels.threads import use_threads
-    from tonnage.model.attention import compile_loops
-    from tonnage.parallel.parallelize import Precision
-    from tonnage.parallel.world import join_world
-    from tonnage.training.assemble import asking_of, assemble, judging_of
-    from tonnage.training.external import CLOCKS, most_threads
-    from tonnage.training.loop import Habits, train
-    from tonnage.training.memory import Phases
-    from tonnage.training.metrics import Recorder
-    from tonnage.training.watchdog import BACK_END_SECONDS, Watchdog
+    from tonnage.training.work import work
 
     gc.freeze()  # modules are not looked through again
-
-    config, plan = _read(run)
-    switch_off(plan.layout.kernels_off)
-    checkpoint = run.checkpoint_to_resume()
-    first_step = step_of(checkpoint) + 1 if checkpoint else 1
-    recorder = Recorder(run, rank=rank)
-    if rank == 0:
-        trackers.start(config.track, samples=config.track_samples)
-        pusher.start(config.checkpoint.push)
-    phases, timeout = Phases(position), config.launch.timeout
-    if plan.layout.device == "cpu" or plan.layout.update_tier == "host":
-        # Not watched: on a slow machine it takes longer than a step ever should.
-        phases.enter("compile")
-        use_threads(plan.threads_per_worker)
-        compile_loops(Precision.of(config.precision, 1).compute)
-    elif store is None:  # OMP_NUM_THREADS comes too late for a worker that was forked
-        torch.set_num_threads(plan.threads_per_worker)
-    phases.enter("join")
-    with (
-        Watchdog(run, position, rank, plan.workers, timeout),
-        join_world(
-            plan.layout.replicate,
-            timeout + BACK_END_SECONDS,
-            store,
-            tensor=plan.layout.tensor,
-            pipeline=plan.layout.pipeline,
-            device_type=plan.layout.device,
-        ) as world,
-    ):
-        phases.device = world.device
-        recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
-        if store is not None and rank == 0 and (clocks := store.get(CLOCKS).decode()):
-            recorder.log(clocks)
-        if store is not None and config.launch.threads == "auto":  # the plan was made elsewhere
-            cpus = world.gather(describe_cpus())
-            threads = [most_threads(config.launch, share_of(cpus, each)) for each in range(world.size)]
-            plan = replace(plan, threads_per_worker=threads[rank])
-            recorder.log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
-        job = assemble(config, plan, world, recorder.log, phases, checkpoint, _own_loss(run, config, recorder.log))
-        gc.enable()
-        every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
-        asking, judging = asking_of(run, config, plan), judging_of(run, config, plan)
-        evaluate_every = config.evaluate.steps_between(plan.num_steps)
-        habits = Habits(evaluate_every, every, run.checkpoints, keep, beside, asking, judging)
-        recorder.log(f"training steps {first_step} to {plan.num_steps}")
-
-        def stop_requested() -> bool:
-            """Whether a signal came or, of which one rank is enough to know, the run directory says so."""
-            return stop.is_set() or (rank == 0 and run.stop_asked.exists())
-
-        finished = train(job, habits, recorder, phases, stop_requested)
-        recorder.log("done" if finished else "stopped as asked")
-        recorder.close()
-        position.update(phase="done" if finished else "stopped")
-    return finished
-
-
-def _own_loss(run: RunDirectory, config: Config, log: Callable[[str], None]) -> OwnLoss | None:
-    """The run's loss, where that is the user's own. Raises ``UserError``."""
-    note = run.own_loss()
-    if note is None:
-        return None
-    from tonnage.training.own_loss import OwnLoss, loss_of
-
-    if os.environ.get(LAUNCHER) != "local":  # whose caller gave the function, which is what allows its code to run
-        change = "go on with it from Python: tonnage.open_run(RUN).resume(loss=FUNCTION)"
-        raise UserError(Problem("a loss of one's own", "a run that was started from Python", change, str(run.loss)))
-    log(f"the loss is {note.module}.{note.name}")
-    return OwnLoss.of(loss_of(note, str(run.loss)), config.data.carry)
+    return work
 
 
 def import_all(model_type: str = "") -> None:

@@ -1,0 +1,116 @@
+"""What a worker does of its run: it joins the others, assembles its part of the job, and trains."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from tonnage.checkpoint.save import step_of
+from tonnage.config import Config
+from tonnage.errors import Problem, UserError
+from tonnage.host.threads import describe_cpus, share_of
+from tonnage.kernels.switches import switch_off
+from tonnage.kernels.threads import use_threads
+from tonnage.model.attention import compile_loops
+from tonnage.parallel.parallelize import Precision
+from tonnage.parallel.world import World, join_world
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import LAUNCHER, RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import assemble, between_steps_of
+from tonnage.training.external import CLOCKS, most_threads
+from tonnage.training.loop import train
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
+from tonnage.training.own_loss import OwnLoss, loss_of
+from tonnage.training.watchdog import BACK_END_SECONDS, Watchdog
+
+
+def work(
+    run: RunDirectory,
+    config: Config,
+    plan: Plan,
+    rank: int,
+    position: PositionFile,
+    stop_asked: Callable[[], bool],
+    store: Store | None,
+) -> bool:
+    """Train the run of a directory; whether it went to its end. ``store`` is shared by workers that others started.
+
+    Raises:
+        UserError: whatever the model, the data or the machine has that the plan did not know.
+    """
+    recorder, phases, layout = Recorder(run, rank=rank), Phases(position), plan.layout
+    _prepare_kernels(config, plan, phases, was_forked=store is None)
+    phases.enter("join")
+    with (
+        Watchdog(run, position, rank, plan.workers, config.launch.timeout),
+        join_world(
+            layout.replicate,
+            config.launch.timeout + BACK_END_SECONDS,
+            store,
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            device_type=layout.device,
+        ) as world,
+    ):
+        phases.device = world.device
+        recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
+        if store is not None:
+            plan = _agree(config, plan, world, store, recorder.log)
+        checkpoint = run.checkpoint_to_resume()
+        job = assemble(config, plan, world, recorder.log, phases, checkpoint, _own_loss(run, config, recorder.log))
+        gc.enable()  # a worker starts without
+        between_steps = between_steps_of(run, config, plan)
+        first_step = step_of(checkpoint) + 1 if checkpoint else 1
+        recorder.log(f"training steps {first_step} to {plan.num_steps}")
+
+        def stop_requested() -> bool:
+            """Whether a signal came or, of which one rank is enough to know, the run directory says so."""
+            return stop_asked() or (rank == 0 and run.stop_asked.exists())
+
+        finished = train(job, between_steps, recorder, phases, stop_requested)
+        recorder.log("done" if finished else "stopped as asked")
+        recorder.close()
+        position.update(phase="done" if finished else "stopped")
+    return finished
+
+
+def _prepare_kernels(config: Config, plan: Plan, phases: Phases, *, was_forked: bool) -> None:
+    switch_off(plan.layout.kernels_off)
+    if plan.layout.device == "cpu" or plan.layout.update_tier == "host":
+        # Not watched: on a slow machine it takes longer than a step ever should.
+        phases.enter("compile")
+        use_threads(plan.threads_per_worker)
+        compile_loops(Precision.of(config.precision, 1).compute)
+    elif was_forked:  # then OMP_NUM_THREADS comes too late
+        torch.set_num_threads(plan.threads_per_worker)
+
+
+def _agree(config: Config, plan: Plan, world: World, store: Store, log: Callable[[str], None]) -> Plan:
+    """The plan, which was made elsewhere, with the threads that this machine has for each worker."""
+    if world.rank == 0 and (clocks := store.get(CLOCKS).decode()):
+        log(clocks)
+    if config.launch.threads != "auto":
+        return plan
+    cpus = world.gather(describe_cpus())
+    threads = [most_threads(config.launch, share_of(cpus, rank)) for rank in range(world.size)]
+    log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
+    return replace(plan, threads_per_worker=threads[world.rank])
+
+
+def _own_loss(run: RunDirectory, config: Config, log: Callable[[str], None]) -> OwnLoss | None:
+    """The run's loss, where that is the user's own. Raises ``UserError``."""
+    note = run.own_loss()
+    if note is None:
+        return None
+    if os.environ.get(LAUNCHER) != "local":  # whose caller gave the function, which is what allows its code to run
+        change = "go on with it from Python: tonnage.open_run(RUN).resume(loss=FUNCTION)"
+        raise UserError(Problem("a loss of one's own", "a run that was started from Python", change, str(run.loss)))
+    log(f"the loss is {note.module}.{note.name}")
+    return OwnLoss.of(loss_of(note, str(run.loss)), config.data.carry)
