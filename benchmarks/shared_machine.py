@@ -63,7 +63,8 @@ def contestants(field: Field, method: str, names: Sequence[str], against: Path |
 
 
 def compare(field: Field, method: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All rounds of one shape and method: seconds of a step of each contestant beside each number of processes."""
+    """All rounds of one shape and method: seconds for 1,000 tokens of a step of each contestant
+    beside each number of processes."""
     names = arguments.only or [OURS, *([BEFORE] if arguments.against else []), TRAINER]
     field_of = contestants(field, method, names, arguments.against)
     seconds: dict[str, dict[int, list[float]]] = {name: {number: [] for number in arguments.busy} for name in field_of}
@@ -72,13 +73,17 @@ def compare(field: Field, method: str, arguments: argparse.Namespace) -> dict[st
             stack.enter_context(contestant)
             contestant.get_ready()
             contestant.take(1, counts=False)
-        for _ in range(arguments.rounds):
+        for turn in range(arguments.rounds):
             for number in arguments.busy:
                 print(f"beside {number}", flush=True)
+                order = list(field_of.items())  # the first of a turn was seen to be slower, whoever it is
                 with busy_processes(number):
-                    for name, contestant in field_of.items():
+                    for name, contestant in reversed(order) if turn % 2 else order:
+                        if name == TRAINER and turn >= arguments.trainer_rounds:
+                            continue
                         contestant.take(1)
-                        seconds[name][number].append(contestant.seconds[-1])
+                        # Steps differ in their tokens, which all contestants see in the same order.
+                        seconds[name][number].append(contestant.seconds[-1] * 1000 / contestant.tokens[-1])
     return {name: figures(one) for name, one in seconds.items()}
 
 
@@ -88,9 +93,9 @@ def figures(seconds: dict[int, list[float]]) -> dict[str, Any]:
     alone = next(iter(medians.values()))
     return {
         f"beside {number}": {
-            "step_seconds_median": median,
+            "seconds_per_1000_tokens_median": median,
             "times_alone": median / alone,
-            "step_seconds": [round(one, 3) for one in seconds[number]],
+            "seconds_per_1000_tokens": [round(one, 3) for one in seconds[number]],
         }
         for number, median in medians.items()
     }
@@ -102,6 +107,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=["full", "lora"], default=["full", "lora"])
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trainer-rounds", type=int, default=5, help="of all, those in which the Trainer takes part")
     parser.add_argument("--tokens", type=int, default=1024, help="of a step, about")
     parser.add_argument("--against", type=Path, help="a checkout of another version")
     parser.add_argument("--only", nargs="*", choices=[OURS, BEFORE, TRAINER])

@@ -5,9 +5,11 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -20,19 +22,24 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
-from tonnage.offload.pages import joined
+from tonnage.offload.pages import Joined, Pages, joined
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
+from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.host_masters import HostMasters
+from tonnage.parallel.host_shards import HostShards
+from tonnage.parallel.shelves import OnDisk
+from tonnage.parallel.streaming import StreamedBlocks
 from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
-from tonnage.training.building import stages_of, trains_of
+from tonnage.training.building import Assembled, stages_of, trains_of
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.loop import BetweenSteps
@@ -59,105 +66,161 @@ def assemble(
     is what is trained instead of cross-entropy."""
     setting, layout = Setting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
-    if config.deterministic:
-        compute_the_same(world.device)
-    switch_off(layout.kernels_off)
-    # Nobody has seen newer ones add in one order.
-    flash.choose(world.device, log, newer=is_on("attention") and not config.deterministic)
-    if layout.kernels_off:
-        log(f"kernels that are off: {', '.join(layout.kernels_off)}")
-    if world.device.type == "cpu" or layout.update_tier == "host":
-        use_threads(plan.threads_per_worker)
-    if world.device.type == "cpu":
-        set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
-
+    _prepare_process(setting)
     stages = stages_of(setting, load=checkpoint is None)
     for stage in stages.values():
         stage.loss_model.own = loss
-    parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
-    shared = {name for stage in stages.values() for name in stage.shared}
-    first = next(iter(stages.values()))
-    places = [stage.placed for stage in stages.values()]
-    on_disk = [place.on_disk for place in places if place.on_disk is not None]
-    masters = [place.masters for place in places if place.masters is not None]
-    on_host = [place.on_host for place in places if place.on_host is not None]
-    for one in masters:
-        parameters |= one.parameters
-    blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
-    loss_models = {number: stage.loss_model for number, stage in stages.items()}
+    held = _Held.of(list(stages.values()))
 
     phases.enter("optimizer")
-    pages = joined([one.pages for one in on_disk])
     optimizer = optimizer_of(
-        setting, parameters, list(loss_models.values()), shared=shared, pages=pages, masters=masters, tiled=first.tiled
+        setting,
+        held.parameters,
+        [stage.loss_model for stage in stages.values()],
+        shared=held.shared,
+        pages=held.pages,
+        masters=held.masters,
+        tiled=held.stages[0].tiled,
     )
-    pipeline = Pipeline(
-        loss_models,
-        world,
-        setting.precision.compute,
-        schedule=layout.schedule,
-        zero=layout.zero,
-        shared=[name for name in sorted(shared) if parameters[name].requires_grad],
-        gradients=optimizer.gradients,
-        later=WeightGradients(blocks, optimizer.gradients.came) if setting.takes_passes_apart else None,
-    )
+    pipeline = _pipeline(setting, stages, held, optimizer)
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")
-        elsewhere = reduce(frozenset.__and__, (stage.elsewhere for stage in stages.values()))
-        cursor = _go_on(checkpoint, optimizer, parameters, elsewhere, setting)
-        if pages is not None:
-            pages.rest(list(pages))
+        cursor = _go_on(checkpoint, optimizer, held, setting)
 
-    validation, keeps = plan.data.validation_path, layout.device == "cpu" and not layout.returns_memory
     experts, loss_scale = _experts(pipeline, setting), _loss_scale(config, cursor)
+    keeps = layout.device == "cpu" and not layout.returns_memory
     return Job(
         world=world,
         pipeline=pipeline,
-        parameters=parameters,
+        parameters=held.parameters,
         optimizer=optimizer,
-        schedule=Schedule(
-            config.optimizer.lr,
-            plan.num_steps,
-            plan.warmup_steps,
-            config.optimizer.schedule,
-            config.optimizer.final,
-            from_zero=config.optimizer.warmup_from == "zero",
-            rise=config.optimizer.warmup_shape,
-        ),
+        schedule=_schedule(config, plan),
         loss_scale=loss_scale,
         clip=config.optimizer.clip,
         skip_limit=config.optimizer.skips,
         adds_up=layout.zero >= 2 or not layout.sharded,
-        train_data=PackedDataset.open(Path(plan.data.train_path)),
-        validation_data=PackedDataset.open(Path(validation)) if validation else None,
-        deal=Deal(
-            plan.packs_per_step,
-            layout.micro_batch,
-            world.data_rank,
-            world.data_size,
-            round_to=setting.multiple,
-            share_prefixes=layout.share_prefixes,
-            padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
-            chunk=plan.model.chunk,
-        ),
+        deal=_deal(setting),
         num_packs=plan.num_packs,
         seed=config.seed,
-        source_names=names_of(config),
-        general_data=PackedDataset.open(Path(plan.data.general_path)) if plan.data.general_path else None,
-        general_names=dict(enumerate(_named(config.evaluate.general or ()))),
+        **_datasets(config, plan),
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
-        pages=pages,
+        pages=held.pages,
         experts=experts,
-        disk=DiskUse(optimizer, on_disk) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, first.inputs, masters or on_host) if layout.uses_host else None,
+        disk=DiskUse(optimizer, held.on_disk) if layout.tiers_on_disk else None,
+        host=HostUse(optimizer, held.stages[0].inputs, held.masters or held.on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
-        saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
+        saved_elsewhere=frozenset(held.shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,
     )
+
+
+def _prepare_process(setting: Setting) -> None:
+    """What holds for all that this process computes: its threads, heap and kernels."""
+    config, plan, layout, device = setting.config, setting.plan, setting.layout, setting.world.device
+    if config.deterministic:
+        compute_the_same(device)
+    switch_off(layout.kernels_off)
+    # Nobody has seen newer ones add in one order.
+    flash.choose(device, setting.log, newer=is_on("attention") and not config.deterministic)
+    if layout.kernels_off:
+        setting.log(f"kernels that are off: {', '.join(layout.kernels_off)}")
+    if device.type == "cpu" or layout.update_tier == "host":
+        use_threads(plan.threads_per_worker)
+    if device.type == "cpu":
+        set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What all stages of this rank hold."""
+
+    stages: Sequence[Assembled]
+    parameters: Mapping[str, nn.Parameter]
+    shared: Set[str]
+    """Names of those that are in another rank's stage too."""
+    on_disk: Sequence[StreamedBlocks | OnDisk]
+    masters: Sequence[HostMasters]
+    on_host: Sequence[HostBlocks | HostShards]
+    pages: Pages | Joined | None
+    """What parameters rest in on disk."""
+
+    @staticmethod
+    def of(stages: Sequence[Assembled]) -> _Held:
+        places = [stage.placed for stage in stages]
+        on_disk = [place.on_disk for place in places if place.on_disk is not None]
+        masters = [place.masters for place in places if place.masters is not None]
+        parameters = {name: parameter for stage in stages for name, parameter in stage.model.named_parameters()}
+        for of_stage in masters:
+            parameters |= of_stage.parameters
+        return _Held(
+            stages,
+            parameters,
+            {name for stage in stages for name in stage.shared},
+            on_disk,
+            masters,
+            [place.on_host for place in places if place.on_host is not None],
+            joined([blocks.pages for blocks in on_disk]),
+        )
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Names of parameters that no stage of this rank has."""
+        return reduce(frozenset.__and__, (stage.elsewhere for stage in self.stages))
+
+
+def _pipeline(setting: Setting, stages: Mapping[int, Assembled], held: _Held, optimizer: AdamW) -> Pipeline:
+    blocks = [block for stage in held.stages for block in stage.loss_model.anatomy.blocks]
+    return Pipeline(
+        {number: stage.loss_model for number, stage in stages.items()},
+        setting.world,
+        setting.precision.compute,
+        schedule=setting.layout.schedule,
+        zero=setting.layout.zero,
+        shared=[name for name in sorted(held.shared) if held.parameters[name].requires_grad],
+        gradients=optimizer.gradients,
+        later=WeightGradients(blocks, optimizer.gradients.came) if setting.takes_passes_apart else None,
+    )
+
+
+def _schedule(config: Config, plan: Plan) -> Schedule:
+    return Schedule(
+        config.optimizer.lr,
+        plan.num_steps,
+        plan.warmup_steps,
+        config.optimizer.schedule,
+        config.optimizer.final,
+        from_zero=config.optimizer.warmup_from == "zero",
+        rise=config.optimizer.warmup_shape,
+    )
+
+
+def _deal(setting: Setting) -> Deal:
+    layout, plan, world = setting.layout, setting.plan, setting.world
+    return Deal(
+        plan.packs_per_step,
+        layout.micro_batch,
+        world.data_rank,
+        world.data_size,
+        round_to=setting.multiple,
+        share_prefixes=layout.share_prefixes,
+        padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
+        chunk=plan.model.chunk,
+    )
+
+
+def _datasets(config: Config, plan: Plan) -> dict[str, Any]:
+    """What a job trains on and is judged by, with the names of the sources."""
+    paths = {"validation_data": plan.data.validation_path, "general_data": plan.data.general_path}
+    return {
+        "train_data": PackedDataset.open(Path(plan.data.train_path)),
+        "source_names": names_of(config),
+        "general_names": dict(enumerate(_named(config.evaluate.general or ()))),
+        **{name: PackedDataset.open(Path(path)) if path else None for name, path in paths.items()},
+    }
 
 
 def names_of(config: Config) -> dict[int, str]:
@@ -224,21 +287,17 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
     )
 
 
-def _go_on(
-    checkpoint: Path,
-    optimizer: AdamW,
-    parameters: Mapping[str, nn.Parameter],
-    elsewhere: frozenset[str],
-    setting: Setting,
-) -> Cursor:
+def _go_on(checkpoint: Path, optimizer: AdamW, held: _Held, setting: Setting) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
-    tensors = optimizer.tensors()
-    saved = {name: one for name, one in parameters.items() if one.requires_grad or trains_of(setting.config).all}
-    state = restore(checkpoint, saved, tensors, setting.world, setting.log, elsewhere)
+    tensors, saves_all = optimizer.tensors(), trains_of(setting.config).all
+    saved = {name: parameter for name, parameter in held.parameters.items() if parameter.requires_grad or saves_all}
+    state = restore(checkpoint, saved, tensors, setting.world, setting.log, held.elsewhere)
     optimizer.adopt(tensors)
     cursor = Cursor.of(state)
     optimizer.num_steps = cursor.num_updates
     setting.log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
+    if held.pages is not None:
+        held.pages.rest(list(held.pages))
     return cursor
 
 
