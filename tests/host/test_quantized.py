@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 
-from golden_quantized import FORMATS
 from tonnage.host.quantized import WORKING_NUMBERS, Format, packed_tensors, part_length, rows_per_block
+
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def packed_bytes(shape: tuple[int, ...], form: Format) -> int:
