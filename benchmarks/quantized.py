@@ -18,12 +18,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 
 from tonnage.host.processor import processor
-from tonnage.host.quantized import FORMATS, packed_bytes
+from tonnage.host.quantized import Format
 from tonnage.host.threads import usable_cores
 from tonnage.kernels.quantized import pack
 from tonnage.kernels.quantized_products import linear
@@ -33,6 +34,7 @@ from tonnage.training.memory import set_up_heap
 SHAPES = ((1536, 576), (576, 1536), (2048, 2048), (4096, 4096))
 """Outputs and inputs of layers."""
 ROWS = (512, 1024, 4096)
+FORMATS = get_args(Format)
 COPIED = 1 << 26
 """Bytes."""
 
@@ -72,7 +74,8 @@ def measure(rows: int, shape: tuple[int, int], rounds: int, clock: Callable[[], 
     bandwidth = 2 * COPIED / middle["copy"]
     result: dict[str, object] = {"rows": rows, "outputs": shape[0], "inputs": shape[1], "bf16_seconds": middle["bf16"]}
     for form in FORMATS:
-        floor = (2 * packed_bytes(shape, form) + 4 * rows * sum(shape)) / bandwidth
+        held = sum(tensor.nbytes for tensor in pack(torch.zeros(shape).bfloat16(), form).named().values())
+        floor = (2 * held + 4 * rows * sum(shape)) / bandwidth
         ratios = [ours / theirs for ours, theirs in zip(seconds[form], seconds["bf16"], strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         result[form] = {

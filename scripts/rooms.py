@@ -26,12 +26,14 @@ def room_of(module: str) -> str | None:
 
 
 class Rooms(Contract):  # type: ignore[misc]
-    """Every room imports only rooms that it names, every room is named, and torch is only where it may be."""
+    """Every room imports only rooms that it names, every room is named, torch is only where it may be, and no modules
+    import each other in a circle, for types alone included."""
 
     everybody = fields.ListField(subfield=fields.StringField())
     uses = fields.ListField(subfield=fields.StringField())
     without_torch = fields.ListField(subfield=fields.StringField(), required=False)
     with_torch = fields.ListField(subfield=fields.StringField(), required=False)
+    with_circles = fields.ListField(subfield=fields.StringField(), required=False)
 
     def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
         """Hold the imports of ``graph`` to the table."""
@@ -55,6 +57,14 @@ class Rooms(Contract):  # type: ignore[misc]
         found = {room: set(others) for room, others in arrows(graph).items()}
         for room, others in allowed.items():
             wrong.extend(f"{room} may use {other} and does not" for other in sorted(others - found.get(room, set())))
+        circles = circle(graph)
+        wrong.extend(
+            f"{importer} imports {', '.join(sorted(others))}: there is a circle of imports"
+            for importer, others in circles.items()
+            if room_of(importer) not in (self.with_circles or [])
+        )
+        rooms = {room_of(importer) for importer in circles}
+        wrong.extend(f"{room} has no circle of imports" for room in self.with_circles or [] if room not in rooms)
         return ContractCheck(kept=not wrong, metadata={"wrong": sorted(set(wrong))})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
@@ -71,6 +81,23 @@ def direct_imports(graph: grimp.ImportGraph) -> list[tuple[str, str]]:
         if module.split(".")[0] == ROOT
         for imported in graph.find_modules_directly_imported_by(module)
     )
+
+
+def circle(graph: grimp.ImportGraph) -> dict[str, set[str]]:
+    """Modules of a room that import each other in a circle, or lie between two, with those of them that each imports.
+
+    Rooms themselves have none, as each may use what lies below it alone.
+    """
+    left: dict[str, set[str]] = {}
+    for importer, imported in direct_imports(graph):
+        if room_of(importer) == room_of(imported) is not None:
+            left.setdefault(importer, set()).add(imported)
+    while True:
+        imported = set().union(*left.values()) & left.keys()
+        inner = {module: left[module] & imported for module in imported if left[module] & imported}
+        if inner == left:
+            return left
+        left = inner
 
 
 def arrows(graph: grimp.ImportGraph) -> dict[str, set[str]]:

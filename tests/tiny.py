@@ -21,7 +21,8 @@ from transformers import (
 
 from tonnage.model.build import load_buffers, load_weights
 from tonnage.model.files import find_model
-from tonnage.model.matching import Match, match
+from tonnage.model.matching import match
+from tonnage.model.merging import Match
 from tonnage.model.stored import read_headers
 
 END = "<|end|>"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from golden_quantized import FORMATS, GOLDEN, bell, digest, theirs, weights
 from tonnage.errors import UserError
-from tonnage.host.quantized import Format, packed_bytes, rows_per_block
+from tonnage.host.quantized import Format, packed_tensors, rows_per_block
 from tonnage.kernels import quantized, quantized_loops
 from tonnage.kernels.quantized import DTYPES, LEVELS, PackedWeight, book, pack, unpack, widen
 from tonnage.kernels.switches import switched_off
@@ -160,7 +160,10 @@ def test_bytes_are_counted_exactly_and_tensors_known_again(form: Format) -> None
     for weight in WEIGHTS.values():
         packed = pack(weight, form)
         tensors = packed.named()
-        assert sum(tensor.nbytes for tensor in tensors.values()) == packed_bytes(weight.shape, form)
+        allocated = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+        assert allocated == {
+            name: (f"torch.{dtype}", size) for name, (dtype, size) in packed_tensors(weight.shape, form).items()
+        }
         assert PackedWeight.of(tensors, weight.shape, form).named() == tensors
     with pytest.raises(ValueError, match="a weight of"):
         PackedWeight.of({"codes": torch.zeros(4)}, (2, 2), form)

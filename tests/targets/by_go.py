@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tonnage.data.conversation import Message
 
 PROGRAM = """package main
 
@@ -50,6 +52,19 @@ func main() {
 """
 
 
+def collated(messages: Iterable[Message]) -> dict[str, Any]:
+    """What Ollama gives to a template for a conversation: messages of one role that follow each other are joined, the
+    words of all system messages are there as well."""
+    joined = list[dict[str, str]]()
+    for message in messages:
+        if joined and joined[-1]["Role"] == message["role"]:
+            joined[-1]["Content"] += "\n\n" + message["content"]
+        else:
+            joined.append({"Role": message["role"], "Content": message["content"]})
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    return {"Messages": joined, "System": system, "Tools": [], "Response": ""}
+
+
 def by_go(jobs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """What Go's text/template makes of templates with their data."""
     given = [{"Template": template, "Data": {**data, "Tools": None}} for template, data in jobs]
@@ -67,7 +82,7 @@ def main() -> None:
     """Write ``rendered.json``."""
     from targets.test_turns import RENDERED, SPECIAL, templates
     from tonnage.data.rendering import ChatTemplate
-    from tonnage.targets.ollama import collated, go_template_of
+    from tonnage.targets.ollama import go_template_of
     from tonnage.targets.turns import cases
 
     kept = {}

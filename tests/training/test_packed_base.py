@@ -19,7 +19,8 @@ from tonnage.model.adapters import Adapter, Trains
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.files import read_model
-from tonnage.model.matching import Match, find_places
+from tonnage.model.matching import find_places
+from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer, pack_layers
 from tonnage.offload.mapped import Mapped
 from tonnage.training.packed_base import INDEX, WEIGHTS, packed_base

@@ -28,7 +28,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import LOW, join
 from tonnage.kernels.quantized import squares_and_lost
-from tonnage.model import peft
+from tonnage.model import adapter_files, peft
 from tonnage.model.adapters import Adapter, Target, find_targets, is_addition
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
@@ -106,13 +106,13 @@ def export_adapter(
             done += num_bytes
             progress(min(done, total), total)
 
-        digest = write_file(temporary / peft.WEIGHTS, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
-        _write(temporary / peft.CONFIG, adapter_config(model, targets, whole, described))
+        digest = write_file(temporary / adapter_files.WEIGHTS, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
+        _write(temporary / adapter_files.CONFIG, adapter_config(model, targets, whole, described))
         shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
         _check(temporary, digest, model, described)
-        write_checksums(temporary, {peft.WEIGHTS: digest}, checkpoint.name)
+        write_checksums(temporary, {adapter_files.WEIGHTS: digest}, checkpoint.name)
     return []
 
 
@@ -165,10 +165,10 @@ def _module_names(model: PreTrainedModel, paths: Sequence[str]) -> list[str]:
 
 def _check(directory: Path, digest: str, model: PreTrainedModel, described: Described) -> None:
     """Read back what was written: byte for byte, and as an adapter of this model."""
-    if hash_file(directory / peft.WEIGHTS, PUBLIC_HASH) != digest:
+    if hash_file(directory / adapter_files.WEIGHTS, PUBLIC_HASH) != digest:
         found, needed = "other content than was written", "a disk that keeps what it is given"
-        raise UserError(Problem(found, needed, where=str(directory / peft.WEIGHTS)))
-    written = peft.read_adapter(directory)
+        raise UserError(Problem(found, needed, where=str(directory / adapter_files.WEIGHTS)))
+    written = adapter_files.read_adapter(directory)
     found_there = peft.adapter_in(written, model, dissect(model))
     assert found_there.factor == described.adapter.factor
     assert found_there.rank == described.adapter.rank

@@ -23,8 +23,9 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from tonnage.errors import UserError
-from tonnage.model.files import TOKENIZER_CONFIG, find_model, read_json_object, read_whole_config
+from tonnage.model.files import TOKENIZER_CONFIG, find_model, read_whole_config
 from tonnage.model.quantised import QUANTISATION
+from tonnage.model.stored import read_json_object
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"

@@ -34,8 +34,8 @@ from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import LOW, join
 from tonnage.model.adapters import Adapter
 from tonnage.model.build import on_meta
-from tonnage.model.matching import Match, sort
-from tonnage.model.merging import faults
+from tonnage.model.matching import sort
+from tonnage.model.merging import Match, faults
 from tonnage.model.names import Names
 from tonnage.model.stored import Stored, read, read_headers
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from tonnage.errors import Problem, UserError
 from tonnage.model.files import find_model
-from tonnage.model.matching import ANY, Match, base_digest, find_places
+from tonnage.model.matching import ANY, base_digest, find_places
+from tonnage.model.merging import Match
 from tonnage.model.names import Names
 from tonnage.model.towers import digest
 

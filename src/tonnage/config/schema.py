@@ -215,7 +215,6 @@ def _arguments(value: tuple[str, ...]) -> tuple[str, ...]:
 
 Lines = Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)]
 Sources = Annotated[tuple[Source, ...], Field(min_length=1), BeforeValidator(_spell_out_sources)]
-TAGS = ("fraction", "sources")
 
 
 def _fraction_or_sources(value: Any) -> str:

@@ -185,7 +185,7 @@ def type_of(model: str) -> str:
     """The type that a model's config names, if that is here; else nothing, as whoever reads the model says why."""
     from huggingface_hub import try_to_load_from_cache
 
-    from tonnage.model.files import read_json_object
+    from tonnage.model.stored import read_json_object
 
     found = ""
     with suppress(UserError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How many bytes a frozen weight takes in 4 or 8 bits, where it may be cut, and what its products hold meanwhile.
+"""What tensors a frozen weight has in 4 or 8 bits, where it may be cut, and in what parts its products widen it.
 
 =========== =================== ===================================================================================
 format      bytes a number      what
@@ -10,8 +10,8 @@ int8        1 + 4 / row length  codes of 8 bits, one fp32 scale for each row
 
 Blocks follow each other along the flattened weight, as bitsandbytes has them, wherever its rows end. What is packed
 lies in tensors whose dimension 0 counts *groups* of rows: the smallest number of rows that end where a block does, so
-who shards along dimension 0, as ``fully_shard`` does, cuts no block. Nothing here imports torch: ``planning`` counts
-with it, and ``kernels.quantized`` allocates what it says.
+who shards along dimension 0, as ``fully_shard`` does, cuts no block. Nothing here imports torch:
+``kernels.quantized`` allocates what it says.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 Format = Literal["nf4", "nf4-double", "int8"]
-FORMATS: tuple[Format, ...] = ("nf4", "nf4-double", "int8")
 
 BLOCK = 64
 """Numbers of 4 bits that share a scale."""
 OUTER_BLOCK = 256
 """Scales of 8 bits that share one."""
 WORKING_NUMBERS = 1 << 21
-"""Numbers of a weight that are widened at a time for a product: 4 MB in bf16, which stay in a cache."""
-
-BYTES = {"uint8": 1, "int8": 1, "float32": 4}
-"""Of the types that occur, a number."""
+"""Numbers of a weight that are widened at a time for a product: 4 MB in bf16, which stay in a cache. Of rows or columns
+so long that a part of ``BLOCK`` of them is more, that part; without the loops for CPUs, all of the weight."""
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
@@ -71,23 +68,6 @@ def packed_tensors(shape: Sequence[int], form: Format) -> dict[str, tuple[str, t
     if form == "nf4":
         return inner
     return inner | {"outer": ("float32", (-(-groups * blocks // OUTER_BLOCK),)), "mean": ("float32", ())}
-
-
-def packed_bytes(shape: Sequence[int], form: Format) -> int:
-    """Bytes of a weight of ``shape`` in a format, exactly: all its tensors."""
-    return sum(BYTES[dtype] * math.prod(size) for dtype, size in packed_tensors(shape, form).values())
-
-
-def working_bytes(shape: Sequence[int], number_bytes: int, *, whole: bool = False) -> int:
-    """Bytes that a product with a packed weight (one matrix of ``shape``) holds for the widened part of it, at most.
-
-    Args:
-        number_bytes: of the numbers that are multiplied: 2 for bf16, 4 for fp32, 6 for fp16, which comes from fp32.
-        whole: without the loops for CPUs, all of the weight is widened.
-    """
-    rows, columns = rows_and_columns(shape)
-    numbers = rows * columns
-    return number_bytes * (numbers if whole else min(numbers, max(WORKING_NUMBERS, BLOCK * max(rows, columns))))
 
 
 def part_length(others: int, number: int) -> int:

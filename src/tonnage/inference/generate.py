@@ -21,7 +21,7 @@ from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
 from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
-from tonnage.model import peft
+from tonnage.model import adapter_files
 from tonnage.model.files import CONFIG, ModelFiles, find_model, read_model_config, read_tokenizer
 from tonnage.model.files import positions_of as positions_in
 from tonnage.rundir.directory import RunDirectory
@@ -67,7 +67,7 @@ def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path
     run = RunDirectory(model)
     if not run.is_run():
         return place_of(find_model(str(model), code=trust_remote_code))
-    if not any((run.export / name).is_file() for name in (CONFIG, peft.CONFIG)):
+    if not any((run.export / name).is_file() for name in (CONFIG, adapter_files.CONFIG)):
         saved = run.checkpoints.is_dir() and any(run.checkpoints.glob("*/COMPLETE"))
         raise UserError(
             Problem(
@@ -130,7 +130,9 @@ def load(
     if files.adapter is not None:
         if files.adapter.vocabulary > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(files.adapter.vocabulary, mean_resizing=False)  # merging fills all rows
-        peft.merge(model, files.adapter)
+        from tonnage.model.peft import merge
+
+        merge(model, files.adapter)
     use_fast_products(model)
     if shown:
         logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """Products with frozen weights of 4 and 8 bits, whose widened form is never there whole (CPU), nor kept.
 
 The forward pass widens some rows of the weight, the backward pass some of its columns, into a buffer that stays in the
-processor's cache, and multiplies with that before it widens the next: ``host.quantized.working_bytes`` says what is
+processor's cache, and multiplies with that before it widens the next: ``host.quantized.WORKING_NUMBERS`` are
 held. Either way each number of the result is one sum, rounded once, as with the whole weight. Only the packed tensors
 are kept for the backward pass, which widens them again: the weight has no gradient, so inputs are not kept at all.
 

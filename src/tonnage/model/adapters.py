@@ -39,13 +39,17 @@ from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
 from tonnage.model.packed_layers import compute, forward_linear, is_linear, stacks_of
-from tonnage.model.peft import unreadable
 
 DOWN, UP = "lora_A", "lora_B"
 EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
 ALL_LINEAR = "all-linear"
 MOST_NAMES = 12
 Whole = Literal["embeddings", "head", "norms"]
+STATE_SPACE = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Families whose ``out_proj`` peft refuses: kernels of theirs compute with its weight alone."""
+STACKED = frozenset({"gate_proj", "up_proj", "down_proj"})
+"""Names of layers that experts had before transformers stacked them: in families that it converts like Qwen 2's
+mixture, peft takes them for the experts, and has no addition to a layer of that name beside them."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,17 @@ def whole_of(model: nn.Module, anatomy: Anatomy, names: Collection[str]) -> list
         if those <= left and not those <= set().union(*(parts[one] for one in found)):  # a tied head is the embedding
             found.append(kind)
     return found if left == set().union(*(parts[kind] for kind in found)) else None
+
+
+def unreadable(model: nn.Module) -> frozenset[str]:
+    """Last names of linear layers of a model whose additions peft cannot load."""
+    from transformers import conversion_mapping
+
+    family = str(getattr(getattr(model, "config", None), "model_type", ""))
+    if family in STATE_SPACE:
+        return frozenset({"out_proj"})
+    patterns: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
+    return STACKED if patterns.get(family) == "qwen2_moe" else frozenset()
 
 
 def find_targets(

@@ -30,8 +30,7 @@ from tonnage.model.stored import Stored, read
 from tonnage.model.zeroed import zero_rows
 
 if TYPE_CHECKING:
-    from tonnage.model.matching import Match
-    from tonnage.model.merging import Group
+    from tonnage.model.merging import Group, Match
     from tonnage.model.packed_layers import PackedLayer
 
 

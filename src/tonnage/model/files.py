@@ -7,7 +7,6 @@ nothing outside of the directory is read on its behalf, and no code of its own r
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.model import peft
+from tonnage.model import adapter_files
+from tonnage.model.adapter_files import AdapterFiles, read_adapter
 from tonnage.model.code import check_config_code, named_code, refused, without_code
-from tonnage.model.peft import AdapterFiles
+from tonnage.model.stored import read_json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -37,9 +37,6 @@ PASSED_OVER = (
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.npz", "*.ckpt")
 FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-LARGEST_JSON = 64 << 20
-"""Bytes of an index or a configuration; the largest index that is published has 16 MB."""
 MOST = (
     (r"vocab_size", 10_000_000),
     (r"labels", 100_000),
@@ -96,7 +93,7 @@ def find_model(
     else:
         directory = _from_hub(model, revision, random_weights=random_weights, code=code)
         commit = directory.name if COMMIT.fullmatch(directory.name) else None
-    if not (directory / CONFIG).is_file() and (directory / peft.CONFIG).is_file():
+    if not (directory / CONFIG).is_file() and (directory / adapter_files.CONFIG).is_file():
         return _adapted(directory, random_weights=random_weights, tokenizer=tokenizer, code=code)
     problems = []
     if not (directory / CONFIG).is_file():
@@ -131,14 +128,14 @@ def find_model(
 
 def _adapted(directory: Path, *, random_weights: bool, tokenizer: bool, code: bool) -> ModelFiles:
     """The files of the model that an adapter belongs to, with the adapter's; its own tokenizer comes first."""
-    _check_inside(directory, [peft.CONFIG, peft.WEIGHTS])
-    adapter = peft.read_adapter(directory)
+    _check_inside(directory, [adapter_files.CONFIG, adapter_files.WEIGHTS])
+    adapter = read_adapter(directory)
     own = any((directory / name).is_file() for name in TOKENIZER_FILES)
     base, revision = adapter.base, adapter.revision
-    if (Path(base) / peft.CONFIG).is_file() and not (Path(base) / CONFIG).is_file():
+    if (Path(base) / adapter_files.CONFIG).is_file() and not (Path(base) / CONFIG).is_file():
         raise UserError(
             Problem(
-                where=str(directory / peft.CONFIG),
+                where=str(directory / adapter_files.CONFIG),
                 found=f"an adapter of an adapter ({base})",
                 needed="the adapter of a model",
                 change="merge the first one into its model: tonnage export RUN DIR --merge",
@@ -247,41 +244,6 @@ def _check_inside(directory: Path, names: list[str]) -> None:
                     change="copy the file that it points to, or give the directory that holds it",
                 )
             )
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file of a stranger's that holds one object.
-
-    Raises:
-        UserError: it does not, or it is too large to be what it should be.
-    """
-    found = ""
-    try:
-        if not path.is_file():
-            found = "no regular file"
-        elif (size := path.stat().st_size) > LARGEST_JSON:
-            found = f"a file of {size:,} bytes"
-        else:
-            text = path.read_bytes().decode("utf-8")
-            value = json.loads(text)
-            if HALF_A_PAIR.search(text):
-                json.dumps(value, ensure_ascii=False).encode("utf-8")
-            if isinstance(value, dict):
-                return value
-            found = f"JSON that is {_kind(value)}, not an object"
-    except UnicodeError:
-        found = "text that is not UTF-8"
-    except (ValueError, RecursionError) as error:
-        found = f"no JSON ({'nested too deep' if isinstance(error, RecursionError) else str(error)[:100]})"
-    except OSError as error:
-        found = f"a file that cannot be read ({error.strerror})"
-    needed = f"a JSON object of at most {LARGEST_JSON >> 20} MiB"
-    raise UserError(Problem(found, needed, "download the model again, or mend the file", str(path)))
-
-
-def _kind(value: object) -> str:
-    kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return kinds.get(type(value), "null")
 
 
 def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: bool, key: str = "model") -> Path:

@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.errors import Problem, UserError
 from tonnage.model.build import on_meta
 from tonnage.model.files import ModelFiles, read_whole_config
-from tonnage.model.merging import Group, faults, gather
+from tonnage.model.merging import Group, Match, faults, gather
 from tonnage.model.names import Names, Whole
 from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
@@ -39,32 +39,6 @@ ANY = ("*",)
 """Patterns that match all names."""
 SHOWN = 5
 ROWS = 4096
-
-
-@dataclass(frozen=True)
-class Match:
-    """Which stored tensor goes where."""
-
-    places: tuple[tuple[Stored, str], ...]
-    """Stored tensors, and the parameters that they are read into; in the order of the files."""
-    groups: tuple[Group, ...] = ()
-    """Stored tensors that are merged or split into parameters."""
-    buffers: tuple[tuple[Stored, str], ...] = ()
-    """Stored values that a model keeps beside its parameters, with their names: they are loaded and never trained."""
-    carried: tuple[Stored, ...] = ()
-    """What is not trained and belongs to the model nevertheless: an export takes it from the files."""
-    whole: Whole | None = None
-    """The model of the files, where only a part of it is trained."""
-    unpacked: str | None = None
-    """How the weights are packed that are read as bf16; None if they are not."""
-    missing: tuple[str, ...] = ()
-    """Parameters that the files lack and the user allowed them to; they are initialised."""
-    left_out: tuple[str, ...] = ()
-    """Keys that the model has no place for and the user allowed to be left out."""
-    unwrapped: bool = False
-    """Whether prefixes of wrappers were taken off."""
-    zeroed: Mapping[str, range] = field(default_factory=dict)
-    """Rows of parameters that are zero once they are loaded, whatever is stored (``zeroed``)."""
 
 
 @dataclass(frozen=True)

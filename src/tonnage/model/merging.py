@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from transformers.core_model_loading import (
 )
 
 from tonnage.errors import Problem
-from tonnage.model.names import Names, Slot
+from tonnage.model.names import Names, Slot, Whole
 from tonnage.model.stored import Stored
 
 DTYPES = {
@@ -88,6 +88,32 @@ class Group:
             for name, value in found.items()
             if name in self.parameters
         }
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which stored tensor goes where."""
+
+    places: tuple[tuple[Stored, str], ...]
+    """Stored tensors, and the parameters that they are read into; in the order of the files."""
+    groups: tuple[Group, ...] = ()
+    """Stored tensors that are merged or split into parameters."""
+    buffers: tuple[tuple[Stored, str], ...] = ()
+    """Stored values that a model keeps beside its parameters, with their names: they are loaded and never trained."""
+    carried: tuple[Stored, ...] = ()
+    """What is not trained and belongs to the model nevertheless: an export takes it from the files."""
+    whole: Whole | None = None
+    """The model of the files, where only a part of it is trained."""
+    unpacked: str | None = None
+    """How the weights are packed that are read as bf16; None if they are not."""
+    missing: tuple[str, ...] = ()
+    """Parameters that the files lack and the user allowed them to; they are initialised."""
+    left_out: tuple[str, ...] = ()
+    """Keys that the model has no place for and the user allowed to be left out."""
+    unwrapped: bool = False
+    """Whether prefixes of wrappers were taken off."""
+    zeroed: Mapping[str, range] = field(default_factory=dict)
+    """Rows of parameters that are zero once they are loaded, whatever is stored (``zeroed``)."""
 
 
 def _keeps_rows(operation: Any) -> bool:

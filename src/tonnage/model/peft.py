@@ -14,187 +14,19 @@ must be the model's; none is written here.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
 
 from tonnage.errors import Problem, UserError
-from tonnage.model.stored import Stored, read, read_headers
+from tonnage.kernels.regions import region_of
+from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles
+from tonnage.model.adapters import Adapter, Target, adaptable, find_targets, is_addition, unreadable, whole_of
+from tonnage.model.anatomy import Anatomy, dissect
+from tonnage.model.stored import read
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from tonnage.model.adapters import Adapter, Target
-    from tonnage.model.anatomy import Anatomy
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-KNOWN: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "task_type": ("CAUSAL_LM", None),
-    "bias": ("none",),
-    "lora_bias": (False,),
-    "use_dora": (False,),
-    "use_qalora": (False,),
-    "fan_in_fan_out": (True, False),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
-    "alpha_pattern": ({}, None),
-    "rank_pattern": ({}, None),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "alora_invocation_tokens": (None,),
-    "use_bdlora": (None, False),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "velora_config": (None,),
-    "monteclora_config": (None,),
-    "megatron_config": (None,),
-    "lora_ga_config": (None,),
-}
-"""Fields that change what an adapter computes, and the values that are known here. Of the ways to begin, those that
-change the model's own weights (PiSSA, OLoRA, LoftQ, CorDA) are not among them: the additions belong to what is left."""
-NO_MATTER = frozenset(
-    {
-        "auto_mapping",
-        "base_model_name_or_path",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "loftq_config",
-        "lora_alpha",
-        "lora_dropout",
-        "megatron_core",
-        "modules_to_save",
-        "peft_version",
-        "qalora_group_size",
-        "r",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "target_parameters",
-        "use_rslora",
-    }
-)
-"""Fields that are read elsewhere, or say how an adapter began or which layers it has, which its file says too."""
-
-
-_VOCABULARY = re.compile(r"(embed|wte|head|output)[^.]*\.weight$")
-"""Ends of the names of embeddings and heads."""
-
-
-STATE_SPACE = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
-"""Families whose ``out_proj`` peft refuses: kernels of theirs compute with its weight alone."""
-STACKED = frozenset({"gate_proj", "up_proj", "down_proj"})
-"""Names of layers that experts had before transformers stacked them: in families that it converts like Qwen 2's
-mixture, peft takes them for the experts, and has no addition to a layer of that name beside them."""
-
-
-def unreadable(model: nn.Module) -> frozenset[str]:
-    """Last names of linear layers of a model whose additions peft cannot load."""
-    from transformers import conversion_mapping
-
-    family = str(getattr(getattr(model, "config", None), "model_type", ""))
-    if family in STATE_SPACE:
-        return frozenset({"out_proj"})
-    patterns: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
-    return STACKED if patterns.get(family) == "qwen2_moe" else frozenset()
-
-
-@dataclass(frozen=True)
-class AdapterFiles:
-    """An adapter on this disk."""
-
-    directory: Path
-    base: str
-    """Directory or hub id of the model that it belongs to, as it says."""
-    revision: str | None
-    rank: int
-    alpha: float
-    rank_stabilised: bool
-    stored: tuple[Stored, ...]
-    experts: tuple[str, ...] = ()
-    """Ends of the names of stacked parameters that are adapted."""
-    dropout: float = 0.0
-    """With which it was trained; it changes nothing of what an adapter computes."""
-
-    @property
-    def factor(self) -> float:
-        """By which its additions are multiplied."""
-        return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows of an embedding or a head that is whole in it, which may be more than the model's; 0 if none is."""
-        whole = (one for one in self.stored if "lora_" not in one.key and _VOCABULARY.search(one.key))
-        return max((one.shape[0] for one in whole if len(one.shape) == 2), default=0)
-
-
-def factor_of(rank: int, alpha: float, *, rank_stabilised: bool) -> float:
-    """What additions are multiplied by."""
-    return alpha / (math.sqrt(rank) if rank_stabilised else rank)
-
-
-def read_adapter(directory: Path) -> AdapterFiles:
-    """The adapter in a directory; of its weights, the headers.
-
-    Raises:
-        UserError: it is none of LoRA as it is computed here, or its files are missing or damaged.
-    """
-    from tonnage.model.files import read_json_object
-
-    path = directory / CONFIG
-    said, problems = read_json_object(path), list[Problem]()
-
-    def wrong(key: str, needed: str) -> None:
-        found = f"{key} is {str(said.get(key))[:100]}"
-        problems.append(Problem(found, needed, "merge it with peft (merge_and_unload), and train on that", str(path)))
-
-    for key, value in said.items():
-        if key in KNOWN and value not in KNOWN[key]:
-            wrong(key, f"{' or '.join(str(one) for one in KNOWN[key])}: plain low-rank additions")
-        elif key not in KNOWN and key not in NO_MATTER and value not in (None, False, {}, []):
-            wrong(key, "a field that is known here")
-    rank, alpha = said.get("r"), said.get("lora_alpha")
-    if type(rank) is not int or rank < 1:
-        wrong("r", "the rank, a number of at least 1")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
-        wrong("lora_alpha", "a number above 0")
-    dropout = said.get("lora_dropout", 0.0)
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
-        wrong("lora_dropout", "a number from 0 to below 1")
-    base = said.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        wrong("base_model_name_or_path", "the directory or hub id of the model that the adapter belongs to")
-    if not (directory / WEIGHTS).is_file():
-        needed = f"{WEIGHTS} beside {CONFIG}"
-        problems.append(Problem("an adapter without weights", needed, "save it as safetensors", str(directory)))
-    if problems:
-        raise UserError(*problems)
-    assert isinstance(rank, int)
-    assert isinstance(alpha, int | float)
-    assert isinstance(dropout, int | float)
-    assert isinstance(base, str)
-    beside = directory / base
-    revision, experts = said.get("revision"), said.get("target_parameters") or ()
-    return AdapterFiles(
-        directory,
-        str(beside) if not Path(base).is_dir() and beside.is_dir() else base,
-        revision if isinstance(revision, str) else None,
-        rank,
-        float(alpha),
-        bool(said.get("use_rslora")),
-        read_headers([directory / WEIGHTS]),
-        tuple(str(one) for one in experts),
-        float(dropout),
-    )
 
 
 def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str]:
@@ -241,8 +73,6 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     Raises:
         UserError: the file has tensors that the model has no place for, or of another shape: another model's.
     """
-    from tonnage.model.adapters import Adapter, adaptable, find_targets, whole_of
-
     keys = {one.key: one for one in files.stored}
     there = list(adaptable(model, anatomy))
     adapted = [one for one in there if not one.experts or one.path.endswith(files.experts)]
@@ -310,11 +140,6 @@ def fill(
     Raises:
         UserError: the file's embedding is not the model's.
     """
-    import torch
-
-    from tonnage.kernels.regions import region_of
-    from tonnage.model.adapters import is_addition
-
     whole = [name for name in trained if name in parameters and not is_addition(name)]
     names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
     beside = {_kept_beside(one): one.weight for one in targets if one.embeds}
@@ -332,10 +157,6 @@ def fill(
 
 def _check_same(files: AdapterFiles, key: str, kept: Tensor, weight: Tensor) -> None:
     """Refuse an embedding in an adapter's file that is not the model's."""
-    import torch
-
-    from tonnage.kernels.regions import region_of
-
     local, region = region_of(weight.data)
     if local.numel() and not torch.equal(kept[region].to(local.device, local.dtype), local):
         raise _another_model(files, f"{key}, an embedding with other weights than the model's")
@@ -359,11 +180,6 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
     Raises:
         UserError: it is another model's.
     """
-    import torch
-
-    from tonnage.model.adapters import find_targets
-    from tonnage.model.anatomy import dissect
-
     anatomy = dissect(model)  # type: ignore[arg-type]
     adapter = adapter_in(files, model, anatomy)
     targets = find_targets(model, anatomy, adapter.targets, strict=False)

@@ -2,13 +2,14 @@
 
 A header is checked by the safetensors library (sizes, offsets and types that do not add up are refused there, and
 nothing is allocated for what a header claims); here its refusals become sentences, and what is no safetensors file at
-all is called by its name.
+all is called by its name. What else a stranger has written, as JSON, is read within bounds as well.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 
 from tonnage.errors import Problem, UserError
 
+HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+LARGEST_JSON = 64 << 20
+"""Bytes of an index or a configuration; the largest index that is published has 16 MB."""
 MAPPED_BYTES = 16 << 20
 """Of a file, by its numbers in fp32, that are mapped at a time."""
 MOST_TENSORS = 500_000
@@ -165,3 +169,38 @@ def _no_safetensors(file: Path, error: Exception) -> Problem:
         needed="a safetensors file",
         change=change,
     )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a stranger's that holds one object.
+
+    Raises:
+        UserError: it does not, or it is too large to be what it should be.
+    """
+    found = ""
+    try:
+        if not path.is_file():
+            found = "no regular file"
+        elif (size := path.stat().st_size) > LARGEST_JSON:
+            found = f"a file of {size:,} bytes"
+        else:
+            text = path.read_bytes().decode("utf-8")
+            value = json.loads(text)
+            if HALF_A_PAIR.search(text):
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
+            if isinstance(value, dict):
+                return value
+            found = f"JSON that is {_kind(value)}, not an object"
+    except UnicodeError:
+        found = "text that is not UTF-8"
+    except (ValueError, RecursionError) as error:
+        found = f"no JSON ({'nested too deep' if isinstance(error, RecursionError) else str(error)[:100]})"
+    except OSError as error:
+        found = f"a file that cannot be read ({error.strerror})"
+    needed = f"a JSON object of at most {LARGEST_JSON >> 20} MiB"
+    raise UserError(Problem(found, needed, "download the model again, or mend the file", str(path)))
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")

@@ -301,11 +301,6 @@ class ModelProfile:
         return self.has_embedding and not self.frozen.embedding
 
     @property
-    def mean_block_parameters(self) -> float:
-        """Of a block on average."""
-        return (self.num_parameters - self.outside_parameters) / self.num_blocks if self.num_blocks else 0.0
-
-    @property
     def num_attending(self) -> int:
         """Blocks that have attention."""
         return self.num_blocks if self.attending_blocks is None else self.attending_blocks

@@ -17,7 +17,7 @@ so the orders are written out, and held against torch's in a test.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -110,38 +110,6 @@ def cut(num_blocks: int, num_stages: int, block: float, first: float, last: floa
         stages[cheapest] += 1
         costs[cheapest] += block
     return tuple(stages)
-
-
-def simulate(
-    orders: Sequence[Sequence[Task]], seconds: Mapping[tuple[Kind, int], float], send: float = 0.0
-) -> tuple[float, list[float]]:
-    """Seconds that a step takes, and those in which each worker works.
-
-    ``orders`` are the workers' tasks, ``seconds`` what a pass of a kind through a stage takes (without ``weights``,
-    0), ``send`` the time from one stage to the next.
-
-    Raises:
-        ValueError: the workers wait for one another.
-    """
-    num_stages = 1 + max(task.stage for order in orders for task in order)
-    done: dict[Task, float] = {}
-    clocks, busy, places = ([0.0] * len(orders) for _ in range(3))
-    while any(int(place) < len(order) for place, order in zip(places, orders, strict=True)):
-        moved = False
-        for worker, order in enumerate(orders):
-            while int(places[worker]) < len(order):
-                task = order[int(places[worker])]
-                if (source := source_of(task, num_stages)) is not None and source not in done:
-                    break
-                arrived = done[source] + send if source is not None else 0.0
-                took = seconds.get((task.kind, task.stage), 0.0)
-                clocks[worker] = done[task] = max(clocks[worker], arrived) + took
-                busy[worker] += took
-                places[worker] += 1
-                moved = True
-        if not moved:
-            raise ValueError("a schedule in which workers wait for one another")
-    return max(clocks), busy
 
 
 def source_of(task: Task, num_stages: int) -> Task | None:

@@ -48,8 +48,8 @@ def main(name: str, folder: str, machine: str, gpus: str, brief: str) -> None:
         device = at.type
         card = torch.cuda.get_device_name(0) if at.type == "cuda" else ""
         _know_the_machine(work)
-        proof = Proof(at, card, computes(at), work, int(gpus), bool(int(brief)), tell=tell)
-        getattr(import_module(f"tonnage.prove.{piece.module}"), piece.function)(proof)
+        proof = Proof(at, card, computes(at), work, name, int(gpus), bool(int(brief)), tell=tell)
+        import_module(f"tonnage.prove.{piece.module}").prove(proof)
     except Exception:
         error = traceback.format_exc()[-MOST_TEXT:]
     tell(error, machine)

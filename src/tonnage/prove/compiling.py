@@ -8,8 +8,8 @@ import shutil
 from torch._dynamo.utils import counters
 
 from tonnage.prove.material import rows, tiny_model
-from tonnage.prove.proof import Proof, apart
-from tonnage.prove.runs import Ran, Spec, take
+from tonnage.prove.proof import Proof
+from tonnage.prove.runs import Ran, Spec, hold, take
 
 BLOCKS, STEPS = 16, 6
 
@@ -30,10 +30,7 @@ def prove(proof: Proof) -> None:
             ran[how] = take(spec, proof.folder / "runs", graphs.look)
             if how == "on":
                 proof.found("graphs", f"{blocks} blocks, {precision}", graphs.most or float("nan"), graphs.broken)
-        if refused := ran["on"].refused or ran["off"].refused:
-            proof.found(f"compiled, {precision}", f"{blocks} blocks", float("inf"), f"refused: {refused}")
-            continue
-        proof.found(f"compiled, {precision}", f"{blocks} blocks", apart(ran["on"].losses, ran["off"].losses))
+        hold(proof, f"compiled, {precision}", f"{blocks} blocks", ran["on"], ran["off"])
         proof.more[precision] = {how: one.told for how, one in ran.items()}
 
 

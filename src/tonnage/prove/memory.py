@@ -1,8 +1,10 @@
-"""Planned peaks beside the allocator's, of 22 ways to train a shape that this device holds."""
+"""Planned peaks beside the allocator's, of 22 ways to train a shape that this device holds: with all on the device, and
+with less of it (``memory elsewhere``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tonnage.prove.machine import free_bytes
@@ -17,31 +19,80 @@ BYTES_A_PARAMETER = 16
 DEVICE = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
 
 
+@dataclass(frozen=True)
+class Way:
+    """To train a shape: a row of the tables of pieces that measure."""
+
+    case: str
+    config: Mapping[str, Any]
+    packs: int = 1
+    """Of a step."""
+    shape: str = "1B"
+    """Of ``material.SHAPES``."""
+    steps: int = STEPS
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """The checks that hold it to a line, by ``tokens`` and ``mfu``."""
+    beside: str = ""
+    """The case of which its tokens a second are told as a share."""
+
+
+def _on_device(**memory: Any) -> dict[str, Any]:
+    return {"memory": {**DEVICE, "micro_batch": 1, **memory}}
+
+
+def _away(**tiers: Any) -> dict[str, Any]:
+    fixed = {"parameter_tier": "device", "recompute": "full", "micro_batch": 1}
+    return {"memory": {"optimizer_tier": "host", "gradient_tier": "host", **fixed, **tiers}}
+
+
+WAYS: Mapping[str, tuple[Way, ...]] = {
+    "memory": (
+        *(
+            Way(
+                f"{moments} moments, recompute {recompute}, micro-batch {size}",
+                _on_device(moments=moments, recompute=recompute, micro_batch=size),
+                size,
+            )
+            for moments in ("fp32", "int8")
+            for recompute in ("none", "selective", "full")
+            for size in (1, 2)
+        ),
+        Way("bf16 moments, four micro-batches", _on_device(moments="bf16", recompute="full"), 4),
+    ),
+    "memory elsewhere": (
+        Way("optimizer on the host", _away(gradient_tier="device", optimizer_resident=0)),
+        Way("gradients on the host too", _away()),
+        Way("inputs of blocks too", _away(activation_tier="host")),
+        Way("parameters on the host too", _away(parameter_tier="host")),
+        Way("one block recomputed", _on_device(recompute="full", recompute_blocks=1)),
+        *(
+            Way(case, {"adapter": {"rank": 32, **adapter}, **_on_device(recompute=recompute, micro_batch=size)}, size)
+            for case, adapter, recompute, size in (
+                ("LoRA", {}, "none", 1),
+                ("LoRA, micro-batch 2, recompute full", {}, "full", 2),
+                ("LoRA over nf4", {"quantize": "nf4"}, "none", 1),
+                ("LoRA over int8", {"quantize": "int8"}, "none", 1),
+            )
+        ),
+    ),
+}
+
+
 def prove(proof: Proof) -> None:
-    """Each way that has all on the device, three steps."""
-    _hold(proof, _resident())
-
-
-def elsewhere(proof: Proof) -> None:
-    """The others."""
-    _hold(proof, _others())
-
-
-def _hold(proof: Proof, chosen: Iterator[Way]) -> None:
+    """Three steps in each way of the piece."""
     name, shape = sized(proof)
     model = bare_shape(proof.folder / "shape", **shape)
     proof.more["shape"] = {"name": name, **shape}
-    ways = list(chosen)
-    for number, (case, packs, config) in enumerate(ways[: 2 if proof.brief else None]):
-        given = full_rows(proof.folder, packs * STEPS, LENGTH, shape["vocab_size"])
-        settings = {"batch": {"sequences": packs}, "compile": "off", **config}
-        spec = Spec(f"way-{number}", model, given, STEPS, settings, {"max_length": LENGTH}, drawn=True)
+    for number, way in enumerate(WAYS[proof.piece][: 2 if proof.brief else None]):
+        given = full_rows(proof.folder, way.packs * way.steps, LENGTH, shape["vocab_size"])
+        settings = {"batch": {"sequences": way.packs}, "compile": "off", **way.config}
+        spec = Spec(f"way-{number}", model, given, way.steps, settings, {"max_length": LENGTH}, drawn=True)
         ran = take(spec, proof.folder / "runs")
         if ran.refused:
-            proof.not_run("peak", case, ran.refused, broke=ran.broke)
+            proof.not_run("peak", way.case, ran.refused, broke=ran.broke)
             continue
-        hold_peak(proof, case, ran)
-        proof.more[case] = ran.told
+        hold_peak(proof, way.case, ran)
+        proof.more[way.case] = ran.told
 
 
 def hold_peak(proof: Proof, case: str, ran: Ran) -> None:
@@ -66,40 +117,3 @@ def parameters_of(shape: Mapping[str, Any]) -> int:
     block = 2 * hidden * hidden + 2 * hidden * kept + 3 * hidden * wide
     heads = vocabulary * hidden * (1 if shape.get("tie_word_embeddings") else 2)
     return int(shape["num_hidden_layers"] * block + heads)
-
-
-Way = tuple[str, int, dict[str, Any]]
-"""What is told of a way, packs of a step, keys of the config."""
-
-
-def _resident() -> Iterator[Way]:
-    for moments in ("fp32", "int8"):
-        for recompute in ("none", "selective", "full"):
-            for size in (1, 2):
-                memory = {**DEVICE, "moments": moments, "recompute": recompute, "micro_batch": size}
-                yield f"{moments} moments, recompute {recompute}, micro-batch {size}", size, {"memory": memory}
-    fixed = {**DEVICE, "moments": "bf16", "recompute": "full", "micro_batch": 1}
-    yield "bf16 moments, four micro-batches", 4, {"memory": fixed}
-
-
-def _others() -> Iterator[Way]:
-    host = {"optimizer_tier": "host", "recompute": "full", "micro_batch": 1, "parameter_tier": "device"}
-    yield "optimizer on the host", 1, {"memory": {**host, "gradient_tier": "device", "optimizer_resident": 0}}
-    yield "gradients on the host too", 1, {"memory": {**host, "gradient_tier": "host"}}
-    yield "inputs of blocks too", 1, {"memory": {**host, "gradient_tier": "host", "activation_tier": "host"}}
-    away = {**host, "gradient_tier": "host", "parameter_tier": "host"}
-    yield "parameters on the host too", 1, {"memory": away}
-    some = {**DEVICE, "recompute": "full", "recompute_blocks": 1, "micro_batch": 1}
-    yield "one block recomputed", 1, {"memory": some}
-    fixed = {**DEVICE, "recompute": "none", "micro_batch": 1}
-    yield "LoRA", 1, {"adapter": {"rank": 32}, "memory": fixed}
-    yield (
-        "LoRA, micro-batch 2, recompute full",
-        2,
-        {
-            "adapter": {"rank": 32},
-            "memory": {**fixed, "recompute": "full", "micro_batch": 2},
-        },
-    )
-    yield "LoRA over nf4", 1, {"adapter": {"rank": 32, "quantize": "nf4"}, "memory": fixed}
-    yield "LoRA over int8", 1, {"adapter": {"rank": 32, "quantize": "int8"}, "memory": fixed}

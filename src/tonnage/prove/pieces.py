@@ -11,12 +11,10 @@ class Piece:
 
     name: str
     module: str
-    """Of this package."""
+    """Of this package, whose ``prove`` is called with a ``Proof`` that has the piece's name."""
     shows: str
     seconds: int
     """That it takes on an H200 and 16 cores or, where it has not come to its end there, should take."""
-    function: str = "prove"
-    """Of the module, that is called."""
     alone: bool = True
     """Whether nothing else may run meanwhile, as it measures time or memory. The others run side by side on a GPU."""
     gpu: bool = False
@@ -39,20 +37,20 @@ PIECES: tuple[Piece, ...] = (
     Piece("head", "head", "the chunked head and its loss", 15, alone=False),
     Piece("update", "update", "AdamW's update for all codecs and split masters", 30, alone=False),
     Piece("families", "families", "20 steps of tiny models of several families", 60, alone=False),
-    Piece("packing", "families", "the same in bf16, and packed beside alone", 45, "packing", alone=False),
+    Piece("packing", "families", "the same in bf16, and packed beside alone", 45, alone=False),
     Piece("tiers", "tiers", "every tier, recompute and micro-batch: the same bits", 65, alone=False),
     Piece("resume", "resume", "a run that is stopped and goes on; a Session; answers", 90, alone=False),
-    Piece("adapters", "adapters", "LoRA, and over bases in 4 and 8 bits", 60, alone=False),
+    Piece("adapters", "families", "LoRA, and over bases in 4 and 8 bits", 60, alone=False),
     Piece("compile", "compiling", "compiled blocks", 100, alone=False),
     Piece("refusals", "refusals", "mistakes are refused in a sentence", 25, alone=False),
     Piece("waits", "waits", "waits and launches of a step", 50, alone=False, gpu=True),
     Piece("memory", "memory", "planned peaks beside the allocator's, 13 ways to train", 80, gpu=True),
-    Piece("memory elsewhere", "memory", "the same with less on the device, 9 ways", 60, "elsewhere", gpu=True),
+    Piece("memory elsewhere", "memory", "the same with less on the device, 9 ways", 60, gpu=True),
     Piece("speed", "speed", "a 1B shape at 4,096 tokens", 60),
-    Piece("speed 8B", "speed_8b", "an 8B shape at 4,096 tokens, all weights", 90, gpu=True),
-    Piece("speed 8B adapters", "speed_adapters", "an 8B shape at 4,096 tokens, LoRA and 4 bits", 80, gpu=True),
-    Piece("host tiers", "host_tiers", "states on the host at 8k, 16k and 32k tokens a step", 110, gpu=True),
-    Piece("small card", "small_card", "an 8B shape, all weights, in 24 and 10 GB of the card", 100, gpu=True),
+    Piece("speed 8B", "speed", "an 8B shape at 4,096 tokens, all weights", 90, gpu=True),
+    Piece("speed 8B adapters", "speed", "an 8B shape at 4,096 tokens, LoRA and 4 bits", 80, gpu=True),
+    Piece("host tiers", "speed", "states on the host at 8k, 16k and 32k tokens a step", 110, gpu=True),
+    Piece("small card", "speed", "an 8B shape, all weights, in 24 and 10 GB of the card", 100, gpu=True),
     Piece("beside", "beside", "TRL on the same rows", 50),
     Piece("several", "several", "ZeRO 0 to 3, hybrid, tensor and pipeline", 110, several=True),
     Piece("fewer", "fewer", "a run that goes on with fewer workers", 60, several=True),

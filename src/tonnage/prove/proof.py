@@ -28,6 +28,8 @@ class Proof:
     """Whether the device multiplies; a stand-in for one does not."""
     folder: Path
     """For runs and models; empty at first."""
+    piece: str = ""
+    """Its name: the row of a table that several pieces share."""
     gpus: int = 1
     """How many devices, or on a CPU workers, those pieces take that want several."""
     brief: bool = False

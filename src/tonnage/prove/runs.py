@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.prove.proof import Proof, apart
 from tonnage.prove.record import write
 
 if TYPE_CHECKING:
@@ -155,6 +156,14 @@ def take(spec: Spec, folder: Path, observe: Callable[[int], None] = lambda taken
         return Ran(refused=f"out of memory: {str(error).splitlines()[0]}", broke=True)
     finally:
         _let_go()
+
+
+def hold(proof: Proof, check: str, case: str, one: Ran, other: Ran) -> None:
+    """Hold the losses of two runs together; a refusal is told as the failure that it is."""
+    if refused := one.refused or other.refused:
+        proof.found(check, case, float("inf"), f"refused: {refused}")
+    else:
+        proof.found(check, case, apart(one.losses, other.losses))
 
 
 def lacks_memory(error: Exception) -> bool:

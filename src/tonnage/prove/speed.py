@@ -1,4 +1,6 @@
-"""How fast a 1B shape trains at 4,096 tokens, with and without recompute, and compiled; on a CPU a small shape."""
+"""How fast shapes train at 4,096 tokens, by piece: a 1B shape with and without recompute, and compiled (on a CPU a
+small one); an 8B shape with all its weights, by LoRA, over 4 bits, and in less of the card than its weights take; and
+what it costs to keep states in the host's memory."""
 
 from __future__ import annotations
 
@@ -9,54 +11,95 @@ import torch
 
 from tonnage.planning.machine import device_named
 from tonnage.prove.material import SHAPES, bare_shape, full_rows
-from tonnage.prove.memory import DEVICE, hold_peak, parameters_of
+from tonnage.prove.memory import DEVICE, Way, hold_peak, parameters_of
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Ran, Spec, take
 
-LENGTH, STEPS = 4096, 8
+LENGTH = 4096
 SMALL_LENGTH, FEW = 512, 4
+"""Tokens and steps on a CPU."""
+
+
+def _states(packs: int) -> tuple[Way, ...]:
+    """The 1B shape resident, its optimizer on the host, its gradients too, and all of it."""
+    tokens = f"{packs * LENGTH // 1024}k tokens a step"
+    tiers: Mapping[str, Mapping[str, Any]] = {
+        "resident": DEVICE,
+        "optimizer on the host": {"optimizer_tier": "host", "gradient_tier": "device", "optimizer_resident": 0},
+        "gradients on the host too": {"optimizer_tier": "host", "gradient_tier": "host"},
+        "all on the host": {"optimizer_tier": "host", "gradient_tier": "host", "parameter_tier": "host"},
+    }
+    return tuple(
+        Way(
+            f"{tokens}, {case}",
+            {"memory": {"recompute": "full", "micro_batch": 2, "parameter_tier": "device", **memory}},
+            packs,
+            steps=6,
+            beside="" if case == "resident" else f"{tokens}, resident",
+        )
+        for case, memory in tiers.items()
+    )
+
+
+COMPILED = {"compile": "on"}
+WAYS: Mapping[str, tuple[Way, ...]] = {
+    "speed": tuple(
+        Way(case, {"memory": {**DEVICE, "recompute": recompute}, "compile": how}, 4, steps=8)
+        for recompute in ("none", "full")
+        for case, how in ((f"recompute {recompute}", "off"), (f"recompute {recompute}, compiled", "on"))
+    ),
+    "speed 8B": (
+        Way(
+            "all weights, as planned", COMPILED, 4, "8B", 7, lines={"tokens": "8B full, tokens", "mfu": "8B full, mfu"}
+        ),
+        Way("all weights", {"memory": {"recompute": "full"}, **COMPILED}, 4, "8B", 5),
+    ),
+    "speed 8B adapters": (
+        Way("LoRA", {"adapter": {"rank": 32}, **COMPILED}, 4, "8B", 7, lines={"tokens": "8B LoRA, tokens"}),
+        Way("LoRA over nf4", {"adapter": {"rank": 32, "quantize": "nf4"}, **COMPILED}, 4, "8B", 6),
+    ),
+    "host tiers": (*_states(2), *_states(4), *_states(8)),
+    "small card": tuple(
+        Way(f"all weights, in {budget}", {"memory": {"budget": {"device": budget}}}, 4, "8B", 5)
+        for budget in ("24GB", "10GB")  # with weights on the device, and with those of a few blocks at a time
+    ),
+}
+"""By piece. What does not stay on the device rests in the host's memory, as the plan says."""
+NUM_IN_BRIEF = {"speed 8B": 1, "host tiers": 4, "small card": 1}
 
 
 def prove(proof: Proof) -> None:
-    """Every way, its tokens a second and its part of the card's peak."""
-    name = "1B" if proof.on_gpu else "small"
-    for recompute in ("none", "full"):
-        for how in ("off", "on") if proof.on_gpu else ("off",):
-            memory = {**DEVICE, "recompute": recompute}
-            case = f"recompute {recompute}" + ("" if how == "off" else ", compiled")
-            measure(proof, name, case, packs=4, memory=memory, compile=how)
+    """Every way of the piece; on a CPU none that is compiled."""
+    ran = dict[str, Ran]()
+    for way in WAYS[proof.piece][: NUM_IN_BRIEF.get(proof.piece) if proof.brief else None]:
+        if not proof.on_gpu and way.config.get("compile") == "on":
+            continue
+        ran[way.case] = timed = measure(proof, way)
+        if not way.beside:
+            continue
+        if refused := ran[way.beside].refused or timed.refused:
+            proof.skip("host tiers", way.case, refused)
+        else:
+            proof.found("host tiers", way.case, timed.tokens_per_second / ran[way.beside].tokens_per_second)
 
 
-def measure(
-    proof: Proof,
-    name: str,
-    case: str,
-    *,
-    packs: int,
-    lines: Mapping[str, str] | None = None,
-    length: int = LENGTH,
-    steps: int = STEPS,
-    **config: Any,
-) -> Ran:
-    """Time a shape of ``SHAPES``: tokens a second, and its part of the peak. ``lines`` are the checks that hold it to
-    a line, by ``tokens`` and ``mfu``."""
-    shape = SHAPES[name]
-    if not proof.on_gpu:
-        length, steps = SMALL_LENGTH, FEW
+def measure(proof: Proof, way: Way) -> Ran:
+    """Time a shape, on a CPU the small one: tokens a second, and its part of the peak."""
+    name, length, steps = (way.shape, LENGTH, way.steps) if proof.on_gpu else ("small", SMALL_LENGTH, FEW)
+    shape, label = SHAPES[name], f"{name}, {way.case}"
     model = bare_shape(proof.folder / name, **shape)
-    given = full_rows(proof.folder, packs * steps, length, shape["vocab_size"])
-    settings = {"batch": {"sequences": packs}, "precision": "bf16", **config}
-    label = f"{name}, {case}"
-    spec = Spec(
-        label.replace(" ", "-").replace(",", ""), model, given, steps, settings, {"max_length": length}, drawn=True
-    )
+    given = full_rows(proof.folder, way.packs * steps, length, shape["vocab_size"])
+    settings = {"batch": {"sequences": way.packs}, "precision": "bf16", **way.config}
+    directory = label.replace(" ", "-").replace(",", "")
+    spec = Spec(directory, model, given, steps, settings, {"max_length": length}, drawn=True)
     ran = take(spec, proof.folder / "runs")
     if ran.refused:
-        for check in ("tokens", *(lines or {}).values()):
+        for check in ("tokens", *way.lines.values()):
             proof.not_run(check, label, ran.refused, broke=ran.broke)
         return ran
-    said = f"{packs} x {length:,} tokens a step, recompute {ran.layout['recompute']}, {ran.layout['moments']} moments"
-    proof.found("tokens", label, ran.tokens_per_second, said)
+    laid_out = f"recompute {ran.layout['recompute']}, {ran.layout['moments']} moments"
+    laid_out = f"{way.packs} x {length:,} tokens a step, {laid_out}"
+    proof.found("tokens", label, ran.tokens_per_second, laid_out)
     proof.found("seconds", label, ran.step_seconds / ran.planned_seconds)
     if proof.on_gpu:
         hold_peak(proof, label, ran)
@@ -65,10 +108,10 @@ def measure(
         proof.skip("mfu", label, "the peak of this device is not in the catalogue")
     else:
         proof.found("mfu", label, share)
-    if lines:
-        proof.found(lines["tokens"], label, ran.tokens_per_second, said)
-        if "mfu" in lines and share is not None:
-            proof.found(lines["mfu"], label, share)
+    if way.lines:
+        proof.found(way.lines["tokens"], label, ran.tokens_per_second, laid_out)
+        if "mfu" in way.lines and share is not None:
+            proof.found(way.lines["mfu"], label, share)
     proof.more[label] = ran.told
     return ran
 

@@ -19,14 +19,15 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
+from tonnage.model.adapter_files import factor_of
 from tonnage.model.adapters import EVERYTHING, Adapter, Target, Trains
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.kept import kept_in_fp32
-from tonnage.model.matching import Match, find_places, keeps_buffers
-from tonnage.model.merging import DTYPES
+from tonnage.model.matching import find_places, keeps_buffers
+from tonnage.model.merging import DTYPES, Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
@@ -445,7 +446,7 @@ def trains_of(config: Config) -> Trains:
     if isinstance(config.adapter, str):
         return Trains(patterns=config.train)
     said = config.adapter
-    factor = peft.factor_of(said.rank, said.alpha, rank_stabilised=said.scaling == "rank_stabilised")
+    factor = factor_of(said.rank, said.alpha, rank_stabilised=said.scaling == "rank_stabilised")
     quantize = None if said.quantize == "none" else said.quantize
     return Trains(Adapter(said.rank, factor, said.targets, said.also, said.dropout), quantize=quantize)
 

@@ -27,7 +27,7 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.quantized import pack
 from tonnage.kernels.regions import region_of
 from tonnage.model.build import values_of
-from tonnage.model.matching import Match
+from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.offload.mapped import Place
 
