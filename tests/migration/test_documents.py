@@ -11,12 +11,7 @@ import yaml
 
 from tonnage.config.keys import all_keys
 from tonnage.migration import Import, import_files
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.axolotl import AXOLOTL
-from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY
+from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, Table
 from tonnage.migration.programs import PROGRAMS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,10 @@ FREEZE = "freeze"
 TRAINED_BLOCKS = 2
 """``freeze_trainable_layers`` where it is not given."""
 EVERYTHING = ("all", "all-linear", "all_linear")
-PARTS = ("rank", "alpha", "dropout", "targets", "all_linear", "stacked", "also", "rslora")
+PARTS = (
+    *("adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets", "all_linear", "stacked", "adapter.also"),
+    "adapter.scaling",
+)
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
 CROSS_ATTENTION = r"llama-?3\.2.*vision|mllama"
 """Models whose blocks have layers of that name; expressions over layers are copied from one model to the next."""
@@ -92,35 +95,35 @@ def _drop(sheet: Sheet, quantities: tuple[str, ...], reason: str) -> None:
 
 
 def _parts(sheet: Sheet, kind: Pick[bool] | None) -> None:
-    rank = sheet.first("rank", whole)
+    rank = sheet.first("adapter.rank", whole)
     if rank is not None:
         sheet.put("adapter.rank", rank.value, rank, kind)
     else:
-        sheet.imply_default("adapter.rank", "rank")
+        sheet.imply_default("adapter.rank")
         if "adapter.rank" not in sheet.tree:
             need = Need("adapter.rank", "the rank of the adapter, which no key says", "16")
             sheet.leave_open(need, rank, kind)
-    alpha = sheet.first("alpha", number)
+    alpha = sheet.first("adapter.alpha", number)
     if alpha is not None:
         sheet.put("adapter.alpha", alpha.value, alpha)
     elif sheet.program.name == "LLaMA-Factory" and "adapter.rank" in sheet.tree:
-        sheet.imply_default("adapter.alpha", "alpha", value=float(2 * sheet.tree["adapter.rank"]))
-    elif sheet.default("alpha") is not None:
-        sheet.imply_default("adapter.alpha", "alpha")
+        sheet.imply_default("adapter.alpha", value=float(2 * sheet.tree["adapter.rank"]))
+    elif sheet.default("adapter.alpha") is not None:
+        sheet.imply_default("adapter.alpha")
     else:
         sheet.leave_open(Need("adapter.alpha", "the alpha of the adapter, which no key says", "32"))
-    dropout = sheet.copy("dropout", "adapter.dropout", number)
+    dropout = sheet.copy("adapter.dropout", number)
     if dropout is None:
-        sheet.imply_default("adapter.dropout", "dropout")
+        sheet.imply_default("adapter.dropout")
     if kind is not None and rank is None:
         sheet.put("adapter.rank", sheet.tree["adapter.rank"], kind) if "adapter.rank" in sheet.tree else None
     _targets(sheet)
     _beside(sheet)
-    sheet.copy("rslora", "adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
+    sheet.copy("adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
 
 
 def _targets(sheet: Sheet) -> None:
-    named, every = sheet.first("targets", _names), sheet.first("all_linear", flag)
+    named, every = sheet.first("adapter.targets", _names), sheet.first("all_linear", flag)
     stacked = sheet.first("stacked", _names)
     if named is not None and not re.search(CROSS_ATTENTION, str(sheet.tree.get("model", "")).lower()):
         named = Pick([name for name in named.value if ".cross_attn." not in name], named.givens)
@@ -137,7 +140,7 @@ def _targets(sheet: Sheet) -> None:
         )
         if sheet.program.name == "TRL" and family:
             sheet.imply("adapter.targets", PEFT_TARGETS[family], "PEFT's choice for models of this name")
-        sheet.imply_default("adapter.targets", "targets")
+        sheet.imply_default("adapter.targets")
         if "adapter.targets" not in sheet.tree:
             sheet.imply("adapter.targets", "all-linear", "nothing says what is adapted")
     for pick in (named, every, stacked):
@@ -175,7 +178,7 @@ def _may_be(name: str) -> bool:
 
 
 def _beside(sheet: Sheet) -> None:
-    sheet.copy("also", "adapter.also", _known_parts)
+    sheet.copy("adapter.also", _known_parts)
 
 
 def _known_parts(value: Any) -> list[str]:
@@ -214,7 +217,7 @@ def _quantise(sheet: Sheet, kind: Pick[bool] | None) -> None:
 
 def _patterns(sheet: Sheet) -> None:
     """Parameters that are trained where there is no adapter."""
-    pick = sheet.first("trained", _parameters)
+    pick = sheet.first("train", _parameters)
     if pick is None:
         return
     if any(key.startswith("adapter.") for key in sheet.tree):

@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.given import RANK_LAUNCHER, RANK_WORDS, WANTED, Given, flat
-from tonnage.migration.keys import Table
-from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
-from tonnage.migration.llama_factory import LLAMA_FACTORY
+from tonnage.migration.keys import (
+    ACCELERATE,
+    ARGUMENTS,
+    AXOLOTL,
+    DEEPSPEED_LAUNCHER,
+    LLAMA_FACTORY,
+    PYTHON,
+    TORCHRUN,
+    Table,
+)
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")

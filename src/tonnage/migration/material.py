@@ -47,7 +47,7 @@ def model(sheet: Sheet) -> None:
         sheet.drop(revision, "The main branch is what is trained without it.")
     elif revision is not None:
         sheet.put("revision", revision.value, revision)
-    sheet.copy("trust_remote_code", "trust_remote_code", flag)
+    sheet.copy("trust_remote_code", flag)
 
 
 QUANTISED = (
@@ -73,7 +73,7 @@ def _quantised(sheet: Sheet, model: str) -> str:
 
 def _start(sheet: Sheet) -> None:
     """From the model's weights, or from random ones; and what routers are told."""
-    anew, routers = sheet.first("reinit", flag), sheet.first("router_logits", flag)
+    anew, routers = sheet.first("init", flag), sheet.first("router_logits", flag)
     if anew is not None and anew.value:
         sheet.put("init", "random", anew)
     elif anew is not None:
@@ -219,17 +219,17 @@ def lengths(sheet: Sheet) -> None:
         sheet.leave_open(Need("data.max_length", "a longest length: there is none without", "2048"), longest)
     elif longest is not None:
         sheet.put("data.max_length", longest.value, longest)
-    elif sheet.default("max_length"):
-        sheet.imply_default("data.max_length", "max_length", "data.max_length")
+    elif sheet.default("data.max_length"):
+        sheet.imply_default("data.max_length", "data.max_length")
     elif sheet.has_arguments:
         sheet.notes.append("No argument says how long a sequence is: data.max_length is tonnage's default, 2048.")
     is_block = (longest is not None and longest.givens[0].name == "block_size") or any(
         given.name == "script" and str(given.value).endswith("run_clm.py") for given in sheet.files.givens
     )
-    pack = sheet.copy("data.pack", "data.pack", flag)
+    pack = sheet.copy("data.pack", flag)
     pack = _neat(sheet) or pack
     if pack is None and sheet.has_arguments and not is_block:
-        sheet.imply_default("data.pack", "pack")
+        sheet.imply_default("data.pack")
     elif pack is None and not sheet.has_arguments and "batch.sequences" in sheet.tree:
         sheet.notes.append(
             "batch.sequences counts packs of data.max_length tokens; where a sample of your script is one "
@@ -274,7 +274,7 @@ def _over_length(sheet: Sheet, *, is_packed: bool) -> None:
     if sheet.program is TRL and is_packed and strategy is None and lengths & {"max_seq_length", "max_seq_len"}:
         sheet.imply("data.over_length", "split", "with that name for the length, packing cuts documents in pieces")
     elif sheet.program is TUTORIAL:
-        sheet.imply_default("data.over_length", "over_length")
+        sheet.imply_default("data.over_length")
     elif sheet.program is TRL:
         because = "TRL cuts what is longer; here more than data.max_loss lost stops the run"
         sheet.imply("data.over_length", "truncate", because)
@@ -304,7 +304,7 @@ def mask(sheet: Sheet) -> None:
     for pick in (assistant, completion):
         if pick is not None:
             sheet.drop(pick, "The default." if pick.value is None else "Other keys decide data.train_on.")
-    template = sheet.first("template", text)
+    template = sheet.first("data.template", text)
     if template is not None and (template.value.endswith(JINJA) or is_jinja(template.value)):
         sheet.put("data.template", template.value, template)
     elif template is not None:

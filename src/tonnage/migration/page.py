@@ -7,29 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.command import read_command
 from tonnage.migration.convert import convert
-from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.keys import Key
-from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
-from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.keys import ARGUMENTS, LLAMA_FACTORY, TABLES, Key
 from tonnage.migration.programs import DECIDED, PROGRAMS, in_numbers
 from tonnage.migration.reading import Files
-
-TABLES = (
-    DEEPSPEED,
-    ACCELERATE,
-    ARGUMENTS,
-    TORCHRUN,
-    DEEPSPEED_LAUNCHER,
-    PYTHON,
-    AXOLOTL,
-    LLAMA_FACTORY,
-    VERSION_1,
-)
 
 EXAMPLE = """\
 torchrun --nproc_per_node=4 train.py --model_name_or_path models/7b --data_path rows.json --bf16 True \\

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import PurePath
 from typing import Any
 
-from tonnage.migration.deepspeed import DEEPSPEED
+from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
 from tonnage.migration.training import ranks_with_their_own_data
 
@@ -63,8 +63,8 @@ def workers(sheet: Sheet) -> int | None:
             sheet.refuse(pick)
         else:
             sheet.drop(pick, "Off.")
-    sheet.copy("launch.threads", "launch.threads", whole)
-    sheet.copy("launch.timeout", "launch.timeout", number)
+    sheet.copy("launch.threads", whole)
+    sheet.copy("launch.timeout", number)
     _sharing(sheet, nodes.value if nodes else 1, count)
     return ranks_with_their_own_data(count, degrees)
 
@@ -85,7 +85,7 @@ def _degrees(sheet: Sheet, count: int | None) -> int | None:
     """Sizes of the axes; and workers, where no launcher says how many, as those make them, as Ray is told, or as was
     said beside the files."""
     sizes: dict[str, int] = {}
-    for quantity, key in (("tensor_workers", "parallel.tensor"), ("pipeline_workers", "parallel.pipeline")):
+    for quantity, key in (("parallel.tensor", "parallel.tensor"), ("parallel.pipeline", "parallel.pipeline")):
         size = sheet.first(quantity, whole)
         if size is not None and size.value > 1:
             sizes[key] = size.value
@@ -137,7 +137,7 @@ def _nodes(sheet: Sheet) -> Pick[int] | None:
 
 
 def _workers(sheet: Sheet) -> int | None:
-    total = sheet.first("processes", whole)
+    total = sheet.first("launch.workers", whole)
     each = sheet.first("processes_per_node", _processes)
     devices, tasks = sheet.first("devices", _devices), sheet.first("slurm_tasks", flag)
     nodes = next((pick.value for pick in sheet.every("nodes", whole)), 1)
@@ -200,7 +200,7 @@ _WHOLE = "Parameters of several workers rest in the host's memory with ZeRO 3 al
 
 def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
     """ZeRO stage and groups of workers."""
-    stage = sheet.first("zero_stage", _stage)
+    stage = sheet.first("memory.zero", _stage)
     _engine(sheet)
     sharding = sheet.first("sharding", _sharding)
     own = sheet.first("accelerate_config", text)
@@ -231,11 +231,11 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
     for kind in kinds:
         _distributed(sheet, kind)
     named_elsewhere = any(sheet.has(name) for name in OTHER_FILES[:3]) or sheet.files.has(DEEPSPEED)
-    if stage is None and sheet.files.has(DEEPSPEED) and not sheet.has("zero_stage"):
+    if stage is None and sheet.files.has(DEEPSPEED) and not sheet.has("memory.zero"):
         sheet.imply("memory.zero", 0, "DeepSpeed shards nothing without zero_optimization")
     if sheet.files.launchers and count and count > 1 and not kinds and not named_elsewhere and own is None:
         sheet.imply("memory.zero", 0, "several processes without FSDP or DeepSpeed hold everything each (DDP)")
-    sheet.copy("parallel.replicate", "parallel.replicate", whole)
+    sheet.copy("parallel.replicate", whole)
     size = sheet.first("shard_size", whole)
     if size is not None and size.value > 0 and count and count % size.value == 0:
         sheet.put("parallel.replicate", count // size.value, size)
@@ -310,8 +310,8 @@ def memory(sheet: Sheet) -> None:
     """Recompute, tiers and compilation."""
     _recompute(sheet)
     _inputs(sheet)
-    _tier(sheet, "optimizer_device", "memory.optimizer_tier")
-    _tier(sheet, "parameter_device", "memory.parameter_tier")
+    _tier(sheet, "memory.optimizer_tier", "memory.optimizer_tier")
+    _tier(sheet, "memory.parameter_tier", "memory.parameter_tier")
     _directories(sheet)
     _compile(sheet)
 
@@ -322,7 +322,7 @@ def _recompute(sheet: Sheet) -> None:
         if place.value == "host":
             sheet.put("memory.activation_tier", "host", place)
     picks = [
-        *sheet.every("recompute", flag),
+        *sheet.every("memory.recompute", flag),
         *(Pick(not pick.value, pick.givens) for pick in sheet.every("kept", flag)),
         *(Pick(pick.value != "none", pick.givens) for pick in places),
     ]
@@ -334,8 +334,8 @@ def _recompute(sheet: Sheet) -> None:
                 sheet.drop(pick, f"{asked[0].shown} counts.")
     elif picks:
         sheet.put("memory.recompute", "none", *picks)
-    elif sheet.default("recompute"):
-        sheet.imply_default("memory.recompute", "recompute")
+    elif sheet.default("memory.recompute"):
+        sheet.imply_default("memory.recompute")
 
 
 def _checkpointing(value: Any) -> str:
@@ -350,7 +350,7 @@ def _is_elsewhere(value: Any) -> bool:
 
 def _inputs(sheet: Sheet) -> None:
     _offloaded(sheet)
-    asked = sheet.first("inputs_elsewhere", _is_elsewhere)
+    asked = sheet.first("memory.activation_tier", _is_elsewhere)
     if asked is None:
         return
     if not asked.value:
@@ -396,7 +396,7 @@ def _device(value: Any) -> str:
 
 
 def _directories(sheet: Sheet) -> None:
-    picks = sheet.every("nvme_path", lambda value: "" if value in (None, "none") else text(value))
+    picks = sheet.every("memory.offload_dirs", lambda value: "" if value in (None, "none") else text(value))
     uses_disk = "disk" in (sheet.tree.get("memory.optimizer_tier"), sheet.tree.get("memory.parameter_tier"))
     named = [pick for pick in picks if pick.value and uses_disk]
     if named:

@@ -22,14 +22,9 @@ import yaml
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY, TUTORIAL_ONLY
-from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.command import read_command
-from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.given import RANK_DEEPSPEED, WANTED, Given, flat
-from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
 from tonnage.migration.programs import (
     ACCELERATE_YAML,
     AXOLOTL_YAML,
@@ -73,7 +68,7 @@ class Files:
             if self.has(table):
                 return program
         if any(_says_how_to_train(given) for given in self.givens):
-            if self._names >= TUTORIAL_ONLY:
+            if self._names >= TUTORIAL.signs:
                 return TUTORIAL
             return TRL if self._is_trl else TRAINER
         return Program("", "")
@@ -97,7 +92,7 @@ class Files:
         known_together = "dataset_name" in names and names & {"max_length", "max_seq_length", "max_seq_len"}
         is_sft = any(re.search(r"(^|[/.])sft(\.py)?$", name) for name in scripts)
         is_example = any(re.search(r"(^|[/.])run_clm(_no_trainer)?(\.py)?$", name) for name in scripts)
-        return "trl" in names or is_sft or (not is_example and bool(known_together or names & set(TRL_ONLY)))
+        return "trl" in names or is_sft or (not is_example and bool(known_together or names & TRL.signs))
 
     def find(self, name: str) -> Path | None:
         """A file that another one names: from here, or from the folder of one of those given, or from above it."""

@@ -19,9 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from tonnage.config import keys as ours
 from tonnage.files.paths import is_jinja
-from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.given import RANK_WORDS, Given
-from tonnage.migration.keys import Verdict, asks_for_nothing, decides
+from tonnage.migration.keys import DEEPSPEED, Verdict, asks_for_nothing, decides
 from tonnage.migration.programs import Program, in_words
 from tonnage.migration.reading import Files
 
@@ -32,7 +31,7 @@ LARGEST = 2**53
 
 NOT_TAKEN = "Beside the other keys nothing here says it."
 """Of a key that decides one of ours, and that no rule has taken: there should be none."""
-TOKENS = ("eos_token", "added_tokens")
+TOKENS = ("data.eos_token", "data.added_tokens")
 """Quantities whose values look like what an author leaves open, and are none."""
 
 
@@ -132,15 +131,15 @@ class Sheet:
         """Whose defaults hold."""
         return self.files.trainer
 
-    def default(self, name: str) -> Any:
+    def default(self, key: str) -> Any:
         """What the program does where nothing is said; None if it does nothing by itself."""
-        return self.program.defaults[name][1] if name in self.program.defaults else None
+        return self.program.defaults[key][1] if key in self.program.defaults else None
 
-    def imply_default(self, key: str, name: str, *quantities: str, value: Any = None) -> None:
-        """Set a key of ours, unless it is set, from a default of the program by name."""
-        if name in self.program.defaults:
-            found = self.default(name) if value is None else value
-            self.imply(key, found, in_words(self.program.defaults[name]), *quantities)
+    def imply_default(self, key: str, *quantities: str, value: Any = None) -> None:
+        """Set a key of ours, unless it is set, from the program's default for it."""
+        if key in self.program.defaults:
+            default = self.default(key) if value is None else value
+            self.imply(key, default, in_words(self.program.defaults[key]), *quantities)
 
     def is_open(self, *keys: str) -> bool:
         """Whether one of these keys of ours was asked for, with a value that its author left open."""
@@ -207,9 +206,9 @@ class Sheet:
             self.entries[given.number] = Entry(given, "mapped", to, " ".join(part for part in parts if part))
         return True
 
-    def copy(self, quantity: str, key: str, parse: Callable[[Any], Any]) -> Pick[Any] | None:
-        """Set a key of ours to a quantity as it is."""
-        pick = self.first(quantity, parse)
+    def copy(self, key: str, parse: Callable[[Any], Any]) -> Pick[Any] | None:
+        """Set a key of ours to the quantity of its name."""
+        pick = self.first(key, parse)
         if pick is not None:
             self.put(key, pick.value, pick)
         return pick

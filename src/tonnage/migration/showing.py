@@ -7,8 +7,7 @@ from typing import Any
 
 from tonnage.files.paths import is_jinja
 from tonnage.migration import axolotl_rows, factory_rows
-from tonnage.migration.axolotl import AXOLOTL
-from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, VERSION_1
 from tonnage.migration.programs import LLAMA_FACTORY_1
 from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.rows import Listed
@@ -45,7 +44,7 @@ def rows_and_template(sheet: Sheet) -> None:
     else:
         found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet) or Listed()
     _fraction(sheet)
-    sheet.copy("deduplicate", "data.duplicates", lambda value: "drop" if flag(value) else "keep")
+    sheet.copy("data.duplicates", lambda value: "drop" if flag(value) else "keep")
     _order(sheet)
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
@@ -208,7 +207,7 @@ def _written_out(sheet: Sheet, pick: Pick[str], known: Named) -> None:
 def _arguments(sheet: Sheet) -> None:
     given: dict[str, Any] = {}
     picks: list[Pick[Any]] = []
-    for pick in sheet.every("template_arguments", lambda value: value):
+    for pick in sheet.every("data.template_arguments", lambda value: value):
         name = pick.givens[0].name.partition(".")[2]
         if pick.value is None:
             sheet.drop(pick, "Not set.")
@@ -228,12 +227,12 @@ def _arguments(sheet: Sheet) -> None:
 
 def tokens(sheet: Sheet) -> None:
     """Tokens that a vocabulary is given or that get another meaning."""
-    eos = sheet.first("eos_token", text)
+    eos = sheet.first("data.eos_token", text)
     if eos is not None and eos.value == end_of_text(str(sheet.tree.get("model", ""))):
         sheet.drop(eos, "The model's own.")
     elif eos is not None:
         sheet.put("data.eos_token", eos.value, eos)
-    added = sheet.first("added_tokens", _listed_tokens)
+    added = sheet.first("data.added_tokens", _listed_tokens)
     brought = {"<|im_start|>", "<|im_end|>"} if sheet.tree.get("data.template") == "chatml" else set()
     if added is not None and set(added.value) <= brought:
         sheet.drop(added, "The template brings them along.")
@@ -256,7 +255,7 @@ OVER_LENGTH = {"drop": "drop", "truncate": "truncate", "raise": "error"}
 
 def _length(sheet: Sheet, found: Listed) -> None:
     """What becomes of rows too long: Axolotl cuts text in pieces, and leaves other rows out."""
-    excess = sheet.first("excess", text)
+    excess = sheet.first("data.over_length", text)
     if found.shown == {"text"} and sheet.files.has(AXOLOTL):
         sheet.imply("data.over_length", "split", "rows of type completion are cut in pieces")
         sheet.drop(excess, "Text is cut in pieces before.")
@@ -266,7 +265,7 @@ def _length(sheet: Sheet, found: Listed) -> None:
     elif excess is not None:
         sheet.refuse(excess, f"{', '.join(OVER_LENGTH)}, not {excess.value}.")
     else:
-        sheet.imply_default("data.over_length", "over_length")
+        sheet.imply_default("data.over_length")
     if sheet.tree.get("data.over_length") in ("drop", "truncate"):
         sheet.notes.append("More than data.max_loss (1%) of the supervised tokens lost to the length stops the run.")
 

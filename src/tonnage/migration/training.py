@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
-from tonnage.migration.deepspeed import DEEPSPEED
+from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.programs import AXOLOTL_YAML, in_words
 from tonnage.migration.sheet import Conflict, Need, Pick, Sheet, flag, number, numbers, text, whole
 
@@ -49,7 +49,7 @@ COSINE_FINAL = 1e-4
 def batch(sheet: Sheet, ranks: int | None) -> None:
     """Sequences in a step: what one process holds, times accumulation, times the ``ranks`` that see different data."""
     total = sheet.first("batch.sequences", whole)
-    each = sheet.first("micro_batch", whole)
+    each = sheet.first("memory.micro_batch", whole)
     accumulation = sheet.first("accumulation", whole)
     of_worker = sheet.first("batch_of_worker", whole)
     if of_worker is not None and (accumulation is not None or each is None or of_worker.value % each.value):
@@ -63,7 +63,7 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
         for pick in picks:
             sheet.leave_open(Need("batch.sequences", "sequences in a step: other keys leave it open"), pick)
         return
-    num_each = each.value if each is not None else sheet.default("micro_batch")
+    num_each = each.value if each is not None else sheet.default("memory.micro_batch")
     num_accumulated = accumulation.value if accumulation is not None else sheet.default("accumulation") or 1
     if total is None and num_each is None:
         if accumulation is not None:
@@ -88,10 +88,10 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
         elif picks:
             sheet.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
         else:
-            because = f"{in_words(sheet.program.defaults['micro_batch'])}, {arithmetic}"
+            because = f"{in_words(sheet.program.defaults['memory.micro_batch'])}, {arithmetic}"
             number_of = num_each * num_accumulated * ranks
-            sheet.imply("batch.sequences", number_of, because, "batch.sequences", "micro_batch", "accumulation")
-    _claim_autos(sheet, "batch.sequences", "batch.sequences", "micro_batch", "accumulation")
+            sheet.imply("batch.sequences", number_of, because, "batch.sequences", "memory.micro_batch", "accumulation")
+    _claim_autos(sheet, "batch.sequences", "batch.sequences", "memory.micro_batch", "accumulation")
 
 
 def _claim_autos(sheet: Sheet, key: str, *quantities: str) -> None:
@@ -115,7 +115,7 @@ def duration(sheet: Sheet) -> None:
     if epochs is not None:
         sheet.put("epochs", epochs.value, epochs)
     elif not sheet.is_open("steps"):
-        sheet.imply_default("epochs", "epochs", "steps")
+        sheet.imply_default("epochs", "steps")
 
 
 def optimizer(sheet: Sheet) -> None:
@@ -126,15 +126,15 @@ def optimizer(sheet: Sheet) -> None:
     _kind(sheet, ds_type, optim)
     _rate(sheet)
     _decay(sheet, has_own_optimizer=ds_type is not None)
-    sheet.copy("optimizer.eps", "optimizer.eps", number)
+    sheet.copy("optimizer.eps", number)
     _betas(sheet, knows_defaults)
     _clip(sheet)
-    sheet.copy("router_loss", "router_loss", number)
-    sheet.imply_default("router_loss", "router_loss")
+    sheet.copy("router_loss", number)
+    sheet.imply_default("router_loss")
     if sheet.has_arguments:
-        sheet.imply_default("optimizer.lr", "lr", "optimizer.lr", "schedule_lr")
-        sheet.imply_default("optimizer.weight_decay", "weight_decay", "optimizer.weight_decay")
-        sheet.imply_default("optimizer.eps", "eps", "optimizer.eps")
+        sheet.imply_default("optimizer.lr", "optimizer.lr", "schedule_lr")
+        sheet.imply_default("optimizer.weight_decay", "optimizer.weight_decay")
+        sheet.imply_default("optimizer.eps", "optimizer.eps")
     elif ds_type is not None and not sheet.autos("optimizer.lr") and not sheet.autos("schedule_lr"):
         sheet.imply("optimizer.lr", 1e-3, "lr 0.001 by default in DeepSpeed")
     moments = sheet.first("bf16_moments", flag)
@@ -160,7 +160,7 @@ def _rate(sheet: Sheet) -> None:
 
 def _decay(sheet: Sheet, *, has_own_optimizer: bool) -> None:
     was_auto = bool(sheet.autos("optimizer.weight_decay"))
-    decay = sheet.copy("optimizer.weight_decay", "optimizer.weight_decay", number)
+    decay = sheet.copy("optimizer.weight_decay", number)
     if decay is not None and has_own_optimizer and decay.givens[0].table is not DEEPSPEED and not was_auto:
         sheet.notes.append(
             f"{decay.givens[0].shown} was taken for optimizer.weight_decay; an optimizer in DeepSpeed's file has a "
@@ -209,11 +209,11 @@ def _betas(sheet: Sheet, knows_defaults: bool) -> None:
 
 def _clip(sheet: Sheet) -> None:
     was_auto = bool(sheet.autos("optimizer.clip"))
-    clip = sheet.copy("optimizer.clip", "optimizer.clip", number)
+    clip = sheet.copy("optimizer.clip", number)
     if clip is None and sheet.files.has(DEEPSPEED) and not was_auto:
         sheet.imply("optimizer.clip", 0.0, "DeepSpeed clips nothing without gradient_clipping")
     elif clip is None and sheet.has_arguments:
-        sheet.imply_default("optimizer.clip", "clip", "optimizer.clip")
+        sheet.imply_default("optimizer.clip", "optimizer.clip")
     elif clip is not None and sheet.files.has(DEEPSPEED) and clip.givens[0].table is not DEEPSPEED and not was_auto:
         sheet.notes.append(
             f"{clip.givens[0].shown} was taken for optimizer.clip; under DeepSpeed it has no effect without "
@@ -224,7 +224,7 @@ def _clip(sheet: Sheet) -> None:
 def schedule(sheet: Sheet) -> None:
     """Shape and warm-up. DeepSpeed's scheduler, where there is one, is the one that runs."""
     ds_kind = sheet.first("ds_schedule", text)
-    kind = sheet.first("schedule", text)
+    kind = sheet.first("optimizer.schedule", text)
     shape = None
     if ds_kind is not None:
         shape = DEEPSPEED_SCHEDULES.get(ds_kind.value.lower())
@@ -241,8 +241,8 @@ def schedule(sheet: Sheet) -> None:
         else:
             sheet.put("optimizer.schedule", shape, kind)
     elif sheet.has_arguments:
-        shape = sheet.default("schedule")
-        sheet.imply_default("optimizer.schedule", "schedule")
+        shape = sheet.default("optimizer.schedule")
+        sheet.imply_default("optimizer.schedule")
     has_no_warmup = kind is not None and ds_kind is None and kind.value.lower() == "constant"
     _warmup(sheet, ds_kind, has_no_warmup=has_no_warmup)
     _final(sheet, ds_kind, kind)
@@ -283,10 +283,10 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
         else:
             sheet.refuse(ratio, "A fraction of all steps is below 1.")
     elif sheet.has_arguments:
-        value = _as_axolotl_counts(sheet, sheet.default("warmup"), is_default=True)
-        sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps", value=value)
+        value = _as_axolotl_counts(sheet, sheet.default("optimizer.warmup"), is_default=True)
+        sheet.imply_default("optimizer.warmup", "warmup_steps", value=value)
         if sheet.program is AXOLOTL_YAML and "steps" not in sheet.tree:
-            longest = round(MOST_WARMUP_STEPS / sheet.default("warmup"))
+            longest = round(MOST_WARMUP_STEPS / sheet.default("optimizer.warmup"))
             sheet.notes.append(
                 f"Axolotl's warm-up by default ends after {MOST_WARMUP_STEPS} steps: if the run has more than "
                 f"{longest:,}, write optimizer.warmup: {MOST_WARMUP_STEPS}."
@@ -306,7 +306,7 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
 
 def _rise(sheet: Sheet, ds_kind: Pick[str] | None) -> None:
     """Axolotl's quadratic warm-up, which a cosine has, whose end is zero then."""
-    pick = sheet.first("quadratic_warmup", flag)
+    pick = sheet.first("optimizer.warmup_shape", flag)
     if pick is None:
         return
     if not pick.value or sheet.tree.get("optimizer.schedule") != "cosine" or ds_kind is not None:
@@ -355,7 +355,7 @@ def precision(sheet: Sheet) -> None:
     elif dtype is not None and (half := _half(dtype.value)):
         asked = half
     elif sheet.default("precision") == "bf16" and fp16 is None and bf16 is None:
-        sheet.imply_default("precision", "precision", "bf16")
+        sheet.imply_default("precision", "bf16")
     elif sheet.has_arguments or bf16 is not None or fp16 is not None or mixed is not None or sheet.files.has(DEEPSPEED):
         asked = "" if sheet.autos("bf16") and not sheet.has_arguments else "fp32"
     if asked == "fp32" and bf16 is None and fp16 is None and mixed is None:
@@ -409,7 +409,7 @@ LARGEST_POWER = 64
 
 
 def _loss_scale(sheet: Sheet) -> None:
-    power, window = sheet.first("loss_scale_power", whole), sheet.first("loss_scale_window", whole)
+    power, window = sheet.first("optimizer.loss_scale", whole), sheet.first("optimizer.loss_scale_growth", whole)
     is_fp16 = sheet.tree.get("precision") == "fp16"
     if power is not None and is_fp16 and not 0 <= power.value <= LARGEST_POWER:
         sheet.refuse(power, f"A power of two from 0 to {LARGEST_POWER}.")

@@ -17,7 +17,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 def evaluates(sheet: Sheet) -> bool:
     """Whether the run evaluates on the way."""
     strategies = sheet.every("eval_strategy", _strategy)
-    if not strategies and sheet.default("evaluates"):
+    if not strategies and sheet.default("evaluate.every"):
         return True
     return any(pick.value not in ("no", "none") for pick in strategies) or any(
         pick.value for pick in sheet.every("do_eval", flag)
@@ -62,12 +62,12 @@ def _evaluations_of_an_epoch(sheet: Sheet) -> bool:
 def evaluation(sheet: Sheet) -> None:
     """Steps between evaluations."""
     if _evaluations_of_an_epoch(sheet):
-        for quantity in ("eval_steps", "eval_strategy"):
+        for quantity in ("evaluate.every", "eval_strategy"):
             for pick in sheet.every(quantity, lambda value: value):
                 sheet.drop(pick, "evals_per_epoch counts.")
     strategy = sheet.first("eval_strategy", _strategy)
-    every, asked = sheet.first("eval_steps", number), sheet.first("do_eval", flag)
-    is_enough = sheet.default("evaluates") or not sheet.program.counts_workers  # a number by itself
+    every, asked = sheet.first("evaluate.every", number), sheet.first("do_eval", flag)
+    is_enough = sheet.default("evaluate.every") or not sheet.program.counts_workers  # a number by itself
     if every is not None and strategy is None and is_enough:
         _every(sheet, every)
     match strategy.value if strategy is not None else "no":
@@ -108,7 +108,7 @@ def best_step(sheet: Sheet) -> None:
     transformers counts from the first evaluation after steps, and compares strictly; so does a run here that is not
     evaluated before its first step. Axolotl loads the best step wherever it stops early.
     """
-    patience, best = sheet.first("patience", whole), sheet.first("best", flag)
+    patience, best = sheet.first("evaluate.patience", whole), sheet.first("checkpoint.best", flag)
     figure = sheet.first("best_figure", lambda value: str(value).lower())
     if best is not None and not best.value:
         sheet.drop(best, "The last step is exported.")
@@ -142,8 +142,8 @@ def _strategy(value: Any) -> str:
 
 def saving(sheet: Sheet) -> None:
     """Directory of the run, and its checkpoints."""
-    sheet.copy("output", "output", text)
-    strategy, every = sheet.first("save_strategy", _strategy), sheet.first("save_steps", number)
+    sheet.copy("output", text)
+    strategy, every = sheet.first("save_strategy", _strategy), sheet.first("checkpoint.every", number)
     if every is None and (found := _per_epoch(sheet, "saves_per_epoch")) is not None:
         if found[1] >= 1:
             sheet.drop(found[0], "A run is saved at its end.")
@@ -168,18 +168,22 @@ def saving(sheet: Sheet) -> None:
             if strategy is not None:
                 sheet.put("checkpoint.every", DEFAULT_SAVE_STEPS, strategy, note="500 steps by default.")
             else:
-                sheet.imply_default("checkpoint.every", "saves")
+                sheet.imply_default("checkpoint.every")
         case other:
             assert strategy is not None
             sheet.refuse(strategy, f"Every so many steps (checkpoint.every), not {other}.")
     sheet.drop(strategy, "Every so many steps.")
     sheet.drop(every, "The strategy is not steps.")
-    limit = sheet.first("save_limit", lambda value: None if value in (None, "None", "null") else whole(value))
+    limit = sheet.first("checkpoint.keep", lambda value: None if value in (None, "None", "null") else whole(value))
     if limit is not None and limit.value is not None:
         sheet.put("checkpoint.keep", limit.value, limit)
     elif limit is not None:
         sheet.drop(limit, "No limit there; here the latest 2 stay unless checkpoint.keep says more.")
-    if (limit is None or limit.value is None) and sheet.tree.get("checkpoint.every") and sheet.default("saves"):
+    if (
+        (limit is None or limit.value is None)
+        and sheet.tree.get("checkpoint.every")
+        and sheet.default("checkpoint.every")
+    ):
         sheet.notes.append(
             "transformers keeps every checkpoint unless save_total_limit is set; checkpoint.keep is 2 by default."
         )
@@ -187,8 +191,8 @@ def saving(sheet: Sheet) -> None:
 
 def pushing(sheet: Sheet) -> None:
     """The hub's repository of the saves, where the other program would push to one."""
-    sheet.copy("checkpoint.push", "checkpoint.push", text)
-    switch, private = sheet.first("hub_switch", flag), sheet.first("hub_private", flag)
+    sheet.copy("checkpoint.push", text)
+    switch, private = sheet.first("hub_switch", flag), sheet.first("checkpoint.public", flag)
     owner, name = sheet.first("hub_owner", text), sheet.first("hub_name", text)
     picks = (switch, owner, name)
     if switch is None or not switch.value:
@@ -211,7 +215,7 @@ def pushing(sheet: Sheet) -> None:
 
 def tracking(sheet: Sheet) -> None:
     """The trackers that there are here too; projects and the like are for their own variables to say."""
-    report = sheet.first("report_to", _trackers)
+    report = sheet.first("track", _trackers)
     track = [name for name in TRACKERS if report is not None and name in report.value]
     if report is not None:
         if "all" in report.value and "tensorboard" not in track:
@@ -251,7 +255,7 @@ def _trackers(value: Any) -> list[str]:
 def seeds(sheet: Sheet) -> None:
     """One seed."""
     seed, order = (
-        sheet.copy("seed", "seed", whole),
+        sheet.copy("seed", whole),
         sheet.first("data_seed", lambda v: None if v in (None, "None") else whole(v)),
     )
     if order is None:
