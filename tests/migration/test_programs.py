@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
+from tonnage.migration.models import end_of_text
 from tonnage.migration.patterns import patterns_of
 from tonnage.migration.prompts import NAMED, jinja
-from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, end_of_text, ours_for
-from tonnage.migration.turns import LLAMA_FACTORY as TURNS
-from tonnage.migration.turns import jinja as turns_as_jinja
+from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, ours_for
 
 BASE: dict[str, Any] = {
     "base_model": "NousResearch/Llama-3.2-1B",
@@ -634,10 +633,10 @@ def test_templates_with_a_system_message_of_llama_factory_are_refused(name: str,
     assert "data.template: auto" in next(entry.note for entry in found.lost)
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", [name for name, named in LLAMA_FACTORY_TEMPLATES.items() if named.turns])
 def test_a_template_of_another_family_is_written_out(name: str, tmp_path: Path) -> None:
     found = factory(tmp_path, template=name, model_name_or_path="somebody/model")
-    assert at(found, "data.template") == turns_as_jinja(TURNS[name])
+    assert at(found, "data.template") == LLAMA_FACTORY_TEMPLATES[name].text
     assert found.is_whole
     is_chatml = name in ("qwen", "qwen3", "smollm2")
     assert found.tree["data"].get("added_tokens") == (["<|im_start|>", "<|im_end|>"] if is_chatml else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tonnage.migration.models import peft_targets
 from tonnage.migration.patterns import patterns_of
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole, words
 
@@ -21,14 +22,6 @@ PARTS = (
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
 CROSS_ATTENTION = r"llama-?3\.2.*vision|mllama"
 """Models whose blocks have layers of that name; expressions over layers are copied from one model to the next."""
-PEFT_TARGETS = {
-    r"phi-(1|1_5|1\.5|2)$": ["q_proj", "v_proj", "fc1", "fc2"],
-    r"nemotron-(h|nano|3)": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    r"pythia|gpt-neox|falcon-\d|bloom": ["query_key_value"],
-    r"gpt2": ["c_attn"],
-    r"mpt-\d": ["Wqkv"],
-}
-"""What PEFT 0.21 adapts where nothing is said, by names of models in small letters; of most others the default."""
 BESIDE = {
     **dict.fromkeys(("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"), "embeddings"),
     **dict.fromkeys(("lm_head", "embed_out", "output"), "head"),
@@ -135,11 +128,9 @@ def _targets(sheet: Sheet) -> None:
     elif picks:
         sheet.put("adapter.targets", [name for pick in picks for name in pick.value], *picks)
     else:
-        family = next(
-            (names for names in PEFT_TARGETS if re.search(names, str(sheet.tree.get("model", "")).lower())), ""
-        )
-        if sheet.program.name == "TRL" and family:
-            sheet.imply("adapter.targets", PEFT_TARGETS[family], "PEFT's choice for models of this name")
+        targets = peft_targets(str(sheet.tree.get("model", "")))
+        if sheet.program.name == "TRL" and targets is not None:
+            sheet.imply("adapter.targets", targets, "PEFT's choice for models of this name")
         sheet.imply_default("adapter.targets")
         if "adapter.targets" not in sheet.tree:
             sheet.imply("adapter.targets", "all-linear", "nothing says what is adapted")

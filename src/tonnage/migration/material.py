@@ -10,9 +10,10 @@ from typing import Any
 
 from tonnage.errors import UserError
 from tonnage.files.paths import is_jinja
+from tonnage.migration.models import router_loss
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole, words
-from tonnage.migration.templates import JINJA, ROUTER_LOSS
+from tonnage.migration.templates import JINJA
 
 USUAL_TEXT_COLUMN = "text"
 
@@ -78,9 +79,9 @@ def _start(sheet: Sheet) -> None:
         sheet.put("init", "random", anew)
     elif anew is not None:
         sheet.drop(anew, "The model's weights.")
-    known = [loss for family, loss in ROUTER_LOSS if re.search(family, str(sheet.tree.get("model", "")).lower())]
-    if routers is not None and routers.value and known:
-        sheet.put("router_loss", known[0], routers, note="As the model's config.json has it.")
+    loss = router_loss(str(sheet.tree.get("model", "")))
+    if routers is not None and routers.value and loss is not None:
+        sheet.put("router_loss", loss, routers, note="As the model's config.json has it.")
     elif routers is not None and routers.value:
         need = Need("router_loss", "router_aux_loss_coef of the model's config.json, which counts here", "0.02")
         sheet.leave_open(need, routers)

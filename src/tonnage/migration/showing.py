@@ -8,6 +8,7 @@ from typing import Any
 from tonnage.files.paths import is_jinja
 from tonnage.migration import axolotl_rows, factory_rows
 from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, VERSION_1
+from tonnage.migration.models import end_of_text
 from tonnage.migration.programs import LLAMA_FACTORY_1
 from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.rows import Listed
@@ -17,7 +18,6 @@ from tonnage.migration.templates import (
     JINJA,
     LLAMA_FACTORY_TEMPLATES,
     Named,
-    end_of_text,
     ours_for,
 )
 
@@ -194,13 +194,14 @@ def _named(sheet: Sheet, pick: Pick[str], named: Mapping[str, Named]) -> None:
 
 def _written_out(sheet: Sheet, pick: Pick[str], known: Named) -> None:
     """A template whose text stands in the config, for the model may have another one."""
-    if known.thinks and any(asked.value for asked in sheet.every("mask_history", flag)):
+    turns = known.turns
+    if turns is not None and turns.thinks and any(asked.value for asked in sheet.every("mask_history", flag)):
         sheet.refuse(pick, "With mask_history earlier answers have no thought: write it into data.template.")
         return
     sheet.put("data.template", known.text, pick, note="Written out, for the model's own may be another text.")
-    if known.tokens:
-        sheet.imply("data.added_tokens", list(known.tokens), f"{pick.value} has them added")
-    if known.joins:
+    if turns is not None and turns.tokens:
+        sheet.imply("data.added_tokens", list(turns.tokens), f"{pick.value} has them added")
+    if turns is not None and turns.joins:
         sheet.notes.append(BORDER)
 
 
