@@ -355,6 +355,8 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
         ({"stage": "pt", "packing": False}, "data.pack", False),
         ({"disable_shuffling": True}, "data.order", "given"),
+        ({"split_special_tokens": True}, "data.control_tokens", "text"),
+        ({"split_special_tokens": False}, "data.control_tokens", "keep"),
         ({"finetuning_type": "freeze"}, "train", ["blocks[-2:].*"]),
         (
             {

@@ -227,7 +227,8 @@ def _arguments(sheet: Sheet) -> None:
 
 
 def tokens(sheet: Sheet) -> None:
-    """Tokens that a vocabulary is given or that get another meaning."""
+    """Tokens that a vocabulary is given or that get another meaning, and what becomes of them in rows."""
+    sheet.copy("data.control_tokens", lambda value: "text" if flag(value) else "keep")
     eos = sheet.first("data.eos_token", text)
     if eos is not None and eos.value == end_of_text(str(sheet.tree.get("model", ""))):
         sheet.drop(eos, "The model's own.")
