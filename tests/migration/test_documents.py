@@ -84,7 +84,7 @@ def test_what_is_not_there_is_refused_by_name(item: str, tmp_path: Path) -> None
     usual = {*A, *F, *T, *LORA} - {"model_name_or_path", "base_model", "finetuning_type"}
     for keys in NOT_THERE[item]:
         asked = {name for name in keys if name not in usual} | ({"dataset"} & set(keys))
-        lost = {entry.given.name.partition(".")[0] for entry in imported(tmp_path, keys).lost}
+        lost = {entry.setting.name.partition(".")[0] for entry in imported(tmp_path, keys).lost}
         assert lost & asked, (keys, lost)
         assert lost <= asked
 

@@ -16,11 +16,11 @@ from tonnage.config import read_config
 from tonnage.config.keys import all_keys
 from tonnage.migration import import_files, page, yaml_files
 from tonnage.migration.convert import convert
-from tonnage.migration.given import Given
+from tonnage.migration.draft import NOT_TAKEN
 from tonnage.migration.keys import ARGUMENTS, AXOLOTL, LLAMA_FACTORY, QUANTITIES, TABLES, VERSION_1, Table, read_table
 from tonnage.migration.programs import TRL
 from tonnage.migration.reading import TRAINERS, Files
-from tonnage.migration.sheet import NOT_TAKEN
+from tonnage.migration.settings import Setting
 
 TRL_FIELDS = """\
     learning_rate model_init_kwargs router_aux_loss_coef trust_remote_code chat_template_path dataset_text_field
@@ -341,14 +341,14 @@ def stand_ins(tree: dict[str, Any]) -> list[str]:
 
 def account(pairs: list[tuple[tuple[Table, str], Any]], launcher: str, folder: Path) -> None:
     """Each key is in the account once, with a sentence; what comes out is a config if nothing is needed."""
-    givens = tuple(
-        Given(number, table, name, value, f"file{number % 2}", number % 5)
+    settings_given = tuple(
+        Setting(table, name, value, f"file{number % 2}", number % 5, number=number)
         for number, ((table, name), value) in enumerate(pairs)
     )
-    found = convert(Files(givens, ("file0", "file1"), (launcher,) if launcher else ()))
+    found = convert(Files(settings_given, ("file0", "file1"), (launcher,) if launcher else ()))
     trainers = {table.title for (table, _), _ in pairs if table in TRAINERS}
     several = len(trainers) > 1  # which is refused where files are read
-    assert [entry.given.number for entry in found.entries] == list(range(len(givens)))
+    assert [entry.setting.number for entry in found.entries] == list(range(len(settings_given)))
     for entry in found.entries:
         assert entry.note.endswith((".", "?")), entry
         assert entry.note != NOT_TAKEN or several, entry

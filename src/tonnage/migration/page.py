@@ -8,6 +8,7 @@ one text.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ def render(page: str) -> str:
 
 
 def _config_of(text: str) -> str:
-    command = read_command(text, "train.sh", 0)
-    return convert(Files(tuple(command.givens), ("train.sh",), (command.launcher,))).text
+    command = read_command(text, "train.sh")
+    settings = tuple(replace(setting, number=number) for number, setting in enumerate(command.settings))
+    return convert(Files(settings, ("train.sh",), (command.launcher,))).text
 
 
 def _defaults() -> str:

@@ -53,17 +53,17 @@ NAMED: Mapping[str, Prompt] = _read_prompts()
 _FIELD = re.compile(r"\{(\w*)\}")
 
 
-def written_out(said: Mapping[str, str]) -> Prompt:
+def written_out(parts: Mapping[str, str]) -> Prompt:
     """A ``type`` that a configuration writes out itself, by the names that Axolotl has for its parts.
 
     Raises ``ValueError`` for a format with other places than it may have.
     """
-    fields = {ours: said.get(f"field_{ours}", ours) for ours in ("system", "instruction", "input", "output")}
+    fields = {ours: parts.get(f"field_{ours}", ours) for ours in ("system", "instruction", "input", "output")}
     prompt = Prompt(
-        said.get("format", "{instruction} {input} "),
-        said.get("no_input_format", "{instruction} "),
-        said.get("system_format", "{system}"),
-        (said.get("system_prompt", ""),) * 2,
+        parts.get("format", "{instruction} {input} "),
+        parts.get("no_input_format", "{instruction} "),
+        parts.get("system_format", "{system}"),
+        (parts.get("system_prompt", ""),) * 2,
         columns={ours: theirs for ours, theirs in fields.items() if ours != theirs},
     )
     places = {"with_input": ("instruction", "input"), "without_input": ("instruction",), "system": ("system",)}
@@ -79,11 +79,11 @@ def jinja(prompt: Prompt) -> str:
     """
     opener = _ending(prompt.with_input, prompt.without_input)
     with_input, without_input = prompt.with_input.removesuffix(opener), prompt.without_input.removesuffix(opener)
-    said = " + ".join([*(_text(text) for text in (opener, prompt.answer) if text), "message['content'] + eos_token"])
+    answer = " + ".join([*(_text(text) for text in (opener, prompt.answer) if text), "message['content'] + eos_token"])
     user = {"instruction": "message['instruction']", "input": "message['input']"}
     plain = {"instruction": "message['content']"}
     system = _concatenated(prompt.system, {"system": "message['content']"})
-    usual = [_concatenated(prompt.system, {"system": _text(one)}) if one else "" for one in prompt.usual]
+    usual = [_concatenated(prompt.system, {"system": _text(words)}) if words else "" for words in prompt.usual]
     lines = ["{{- text_start -}}"]
     if any(usual):
         lines += [
@@ -102,7 +102,7 @@ def jinja(prompt: Prompt) -> str:
             "'input' in message and message['input']",
         ),
         "{%- elif message['role'] == 'assistant' -%}",
-        f"{{{{- {said} -}}}}",
+        f"{{{{- {answer} -}}}}",
         "{%- else -%}",
         "{{- raise_exception('this prompt has no place for role ' + message['role']) -}}",
         "{%- endif -%}",
@@ -137,14 +137,14 @@ def _concatenated(text: str, places: Mapping[str, str]) -> str:
 
 def _parts(text: str, places: tuple[str, ...]) -> list[tuple[str, bool]]:
     """The texts and places of a format of Python's. Raises ``ValueError`` for other places."""
-    found: list[tuple[str, bool]] = []
+    parts: list[tuple[str, bool]] = []
     at = 0
     for match in _FIELD.finditer(text):
         if match[1] not in places:
             raise ValueError(f"has a place {match[0]}, where {', '.join(places)} may stand")
-        found += [(text[at : match.start()], False), (match[1], True)]
+        parts += [(text[at : match.start()], False), (match[1], True)]
         at = match.end()
-    rest = [*found, (text[at:], False)]
+    rest = [*parts, (text[at:], False)]
     if any("{" in part or "}" in part for part, is_place in rest if not is_place):
         raise ValueError("has braces that are no place of it")
     return [(part, is_place) for part, is_place in rest if part]

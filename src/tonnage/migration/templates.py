@@ -35,10 +35,10 @@ def _read_templates(content: Mapping[str, Any], program: str) -> dict[str, Named
     for name, entry in content[program].items():
         check_fields(f"chat_templates.yaml, {name}", entry, [field.name for field in fields(Named)])
         if "turns" in entry:
-            said = dict(entry["turns"])
-            said = content["shared"].get(said.pop("like", ""), {}) | said
-            check_fields(f"turns of {name}", said, [field.name for field in fields(Turns)])
-            turns = Turns(**said | {"tokens": tuple(said.get("tokens", ()))})
+            parts = dict(entry["turns"])
+            parts = content["shared"].get(parts.pop("like", ""), {}) | parts
+            check_fields(f"turns of {name}", parts, [field.name for field in fields(Turns)])
+            turns = Turns(**parts | {"tokens": tuple(parts.get("tokens", ()))})
             entry = entry | {"turns": turns, "text": jinja(turns)}
         templates[name] = Named(**entry)
     return templates

@@ -1,4 +1,4 @@
-"""What is known of models by their names (``tables/models.yaml``)."""
+"""What is known of models by their names (``tables/families.yaml``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tonnage.migration.yaml_files import read_data
 
-_KNOWN = read_data("models")
+_KNOWN = read_data("families")
 
 
 def router_loss(model: str) -> float | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.migration.given import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
 from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
+from tonnage.migration.settings import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ LEAST_KNOWN = 0.5
 def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where: str) -> Kind:
     """What a mapping is. Raises ``UserError`` for what cannot be told."""
     names = set(mapping)
-    told = [kind for kind in KINDS if any(signs | kind.beside_signs <= names for signs in kind.table.signs)]
-    if len(told) > 1:
-        titles = " and ".join(kind.table.title for kind in told)
+    by_signs = [kind for kind in KINDS if any(signs | kind.beside_signs <= names for signs in kind.table.signs)]
+    if len(by_signs) > 1:
+        titles = " and ".join(kind.table.title for kind in by_signs)
         raise UserError(Problem(f"keys of several programs ({titles})", "one program's", "divide it", where))
-    if told:
-        return told[0]
+    if by_signs:
+        return by_signs[0]
     counted = [kind for kind in KINDS if kind.is_counted]
     known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in counted]
     best = counted[known.index(max(known))]
@@ -69,8 +69,8 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
     if not max(known):
         raise UserError(Problem(f"no key that is known ({shown})", WANTED, where=where))
     if max(known) < LEAST_KNOWN * len(leaves):
-        found = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(known)} and no program more"
-        raise UserError(Problem(found, WANTED, where=where))
+        problem = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(known)} and no program more"
+        raise UserError(Problem(problem, WANTED, where=where))
     return best
 
 

@@ -1,0 +1,372 @@
+"""Data sets as Axolotl lists them become sources; the order of their rows, and plug-ins.
+
+Each data set says what its rows are, where they are in them, and what of them is trained. One template shows the rows
+of all sources here, so those that want different ones are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tonnage.migration.draft import Draft, Pick
+from tonnage.migration.prompts import NAMED, Prompt, written_out
+from tonnage.migration.sources import USUAL_ROLES, Sources
+from tonnage.migration.values import flag, text, texts, whole
+
+Leaves = dict[str, Pick[Any]]
+"""What is said of one data set, by name."""
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+FLAGS = ("train", "loss", "weight", "loss_weight")
+"""Fields of a message that our reader takes for what was thought, and for whether it is trained."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the rows of a data set are."""
+
+    format: str
+    shown: str
+    """``alpaca``: as the template of that name shows them; ``prompt``: by a text around them; ``chat``: as a chat
+    template does; ``text``: as they are."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    prompt: Prompt | None = None
+
+
+TYPES = {
+    "alpaca": Shape("alpaca", "alpaca"),
+    "alpaca:instruct": Shape("alpaca", "alpaca"),
+    "alpaca_instruct": Shape("alpaca", "alpaca"),
+    "alpaca_instruct.load": Shape("alpaca", "alpaca"),
+    "gpteacher": Shape("alpaca", "alpaca", {"output": "response"}),
+    "gpteacher:instruct": Shape("alpaca", "alpaca", {"output": "response"}),
+    "chat_template": Shape("messages", "chat"),
+    "chat_template.default": Shape("messages", "chat"),
+    "sharegpt": Shape("messages", "chat", {"messages": "conversations"}),
+    "completion": Shape("text", "text"),
+    "input_output": Shape("segments", "text"),
+    **{name: Shape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
+}
+"""Axolotl's ``type`` of a data set."""
+SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
+ONE_TEMPLATE = "One template shows all rows: train on one kind first, then on the other."
+OWN = ("system_prompt", "system_format", "format", "no_input_format")
+OWN_FIELDS = ("field_system", "field_instruction", "field_input", "field_output")
+"""Parts of a ``type`` that the configuration writes out."""
+COLUMNS = {"field_messages": "messages", "field_tools": "tools", "field": "text"}
+MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content"}
+READ_FIELDS = {"role": ("role", "from"), "content": ("content", "value"), "reasoning_content": THOUGHTS}
+"""Fields of a message, and the names by which our reader finds them."""
+
+
+@dataclass
+class _DataSet:
+    """One data set of a list: what of it no rule has taken yet, and the source that it becomes."""
+
+    draft: Draft
+    leaves: Leaves
+    source: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    picks: list[Pick[Any]] = field(default_factory=list)
+    """What decides the source."""
+
+    def take(self, name: str) -> Pick[Any] | None:
+        """What it says under a name."""
+        return self.leaves.pop(name, None)
+
+    def only(self, name: str, known: Collection[str], usual: str, otherwise: str) -> None:
+        """Take a name that says what is so here anyway (``usual``), or what is not possible (``otherwise``)."""
+        pick = self.take(name)
+        if pick is not None and str(pick.value) in known:
+            self.draft.drop(pick, usual)
+        else:
+            self.draft.refuse(pick, otherwise)
+
+
+def put_sources(draft: Draft) -> Sources:
+    """Axolotl's ``datasets`` and ``test_datasets``. Returns what it trains on."""
+    sides = {"data.train": "axolotl_rows", "data.validation": "axolotl_tests"}
+    listed = {key: _listed(draft, key, quantity) for key, quantity in sides.items()}
+    for leaves in _data_sets(draft, "axolotl_stream"):
+        draft.refuse(leaves.values(), "Rows are read whole before the run: name a file or a part of the data set.")
+    draft.drop(draft.first("streaming", lambda value: value), "Rows are read whole before the run.")
+    return listed["data.train"]
+
+
+def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:
+    """What is said of each data set of a list."""
+    data_sets: dict[str, Leaves] = {}
+    for pick in draft.every(quantity, lambda value: value):
+        parts = pick.settings[0].name.split(".")[1:]
+        place, leaf = (parts[0], parts[1:]) if parts and parts[0].isdecimal() else ("0", parts)
+        if pick.value is None or pick.value in ("", {}, []):
+            draft.drop(pick, "Not set.")
+        else:
+            data_sets.setdefault(place, {})[".".join(leaf)] = pick
+    return list(data_sets.values())
+
+
+def _listed(draft: Draft, key: str, quantity: str) -> Sources:
+    """One of the lists."""
+    sources = Sources()
+    for leaves in _data_sets(draft, quantity):
+        every = list(leaves.values())
+        try:
+            _add(_DataSet(draft, leaves), sources)
+        except ValueError as error:
+            draft.refuse(every, f"Of this data set a value {error}.")
+    if sources.entries:
+        draft.put(key, sources.entries, *sources.picks)
+    return sources
+
+
+def _add(data_set: _DataSet, sources: Sources) -> None:
+    """Add a data set to the sources."""
+    draft, source = data_set.draft, data_set.source
+    if not _path(data_set):
+        draft.refuse(data_set.leaves.values(), "Its rows cannot be named here.")
+        return
+    shape = _shape(data_set, sources)
+    source["format"] = shape.format
+    data_set.columns |= shape.columns
+    _split(data_set)
+    _columns(data_set)
+    _roles(data_set)
+    _masks(data_set)
+    if (system := data_set.take("drop_system_message")) is not None and flag(system.value):
+        source["system"] = "drop"
+        data_set.picks.append(system)
+    else:
+        draft.drop(system, "Off.")
+    for name in ("name", "revision"):
+        if (pick := data_set.take(name)) is not None:
+            source[name] = text(pick.value)
+            data_set.picks.append(pick)
+    if data_set.columns:
+        source["columns"] = data_set.columns
+    for name, pick in data_set.leaves.items():
+        if pick.settings[0].number not in draft.entries and pick not in data_set.picks:
+            _rest(draft, name, pick)
+    paths = source["path"] if isinstance(source["path"], list) else [source["path"]]
+    sources.entries += [source | {"path": path} for path in paths]
+    sources.picks += data_set.picks
+
+
+def _path(data_set: _DataSet) -> bool:
+    """Where its rows are; False, and nothing is taken, if that cannot be said here."""
+    path, files = data_set.leaves.get("path"), data_set.leaves.get("data_files")
+    if path is None or isinstance(path.value, list | dict):
+        return False
+    name = str(path.value)
+    if re.match(r"(s3|gs|gcs|abfs|az|oci|https?)://", name) or name == "synthetic":
+        return False
+    named = texts(files.value) if files is not None else []
+    data_set.picks += [pick for pick in (data_set.take("path"), data_set.take("data_files")) if pick is not None]
+    if not named:
+        data_set.source["path"] = name
+    elif re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) and not Path(name).is_dir():
+        data_set.source |= {"path": name, "files": named}  # of a data set of the hub
+    else:
+        data_set.source["path"] = named  # which Axolotl looks for from where it is started
+    return True
+
+
+def _shape(data_set: _DataSet, sources: Sources) -> Shape:
+    draft, leaves = data_set.draft, data_set.leaves
+    own = {name.partition(".")[2]: leaves.pop(name) for name in list(leaves) if name.startswith("type.")}
+    if own:
+        return _own(data_set, own, sources)
+    kind = data_set.take("type")
+    if kind is None:
+        draft.notes.append("A data set without a type: its form is found out from the rows.")
+        return Shape("auto", "chat")
+    shape = TYPES.get(str(kind.value))
+    if shape is None:
+        draft.refuse(kind, f"Known are {', '.join(SHOWN_TYPES)}: write rows of another type as one of them.")
+        return Shape("auto", "chat")
+    if not _fits(shape, sources):
+        draft.refuse(kind, ONE_TEMPLATE)
+        return shape
+    data_set.picks.append(kind)
+    if (template := data_set.take("chat_template")) is not None:
+        sources.templates.append(Pick(str(template.value), template.settings))
+    return shape
+
+
+def _fits(shape: Shape, sources: Sources) -> bool:
+    """Whether one template can show the rows of a data set and those before; notes how they are shown."""
+    is_one = sources.prompt is None or shape.prompt == sources.prompt
+    if len({shape.shown, *sources.shown} - {"text"}) > 1 or not is_one:
+        return False
+    sources.shown.add(shape.shown)
+    sources.prompt = shape.prompt or sources.prompt
+    return True
+
+
+def _own(data_set: _DataSet, own: Leaves, sources: Sources) -> Shape:
+    """A ``type`` that the configuration writes out."""
+    known = {name: pick for name, pick in own.items() if name in (*OWN, *OWN_FIELDS)}
+    for name in own.keys() - known.keys():
+        data_set.draft.unknown(own[name], "Not a key of a prompt in Axolotl.")
+    try:
+        prompt = written_out({name: str(pick.value) for name, pick in known.items()})
+    except ValueError as error:
+        data_set.draft.refuse(own.values(), f"A part of this prompt {error}.")
+        return Shape("auto", "chat")
+    shape = Shape("alpaca", "prompt", prompt.columns, prompt)
+    if _fits(shape, sources):
+        data_set.picks += known.values()
+    else:
+        data_set.draft.refuse(own.values(), ONE_TEMPLATE)
+    return shape
+
+
+def _split(data_set: _DataSet) -> None:
+    """``train[:1%]`` is a split and its first rows; ``shards`` are a part of the rows, by chance."""
+    source = data_set.source
+    if (split := data_set.take("split")) is not None:
+        parts = re.fullmatch(r"([\w.-]+)(?:\[:(\d+)(%?)\])?", str(split.value).strip())
+        if parts is None:
+            data_set.draft.refuse(split, "A split, or its first rows (train[:1%]), and no other part of it.")
+        else:
+            if parts[1] != "train":
+                source["split"] = parts[1]
+            if parts[2] and not parts[3]:
+                source["first"] = int(parts[2])
+            elif parts[2] and int(parts[2]) < 100:
+                source["first"] = int(parts[2]) / 100
+            data_set.picks.append(split)
+    if (shards := data_set.take("shards")) is not None:
+        if (num_parts := whole(shards.value)) < 1:
+            raise ValueError("is no number of parts")
+        source["weight"] = 1 / num_parts
+        data_set.picks.append(shards)
+        data_set.draft.drop(data_set.take("shards_idx"), "A part of the rows is drawn by the seed.")
+
+
+def _columns(data_set: _DataSet) -> None:
+    for theirs, ours in COLUMNS.items():
+        if (pick := data_set.take(theirs)) is None:
+            continue
+        if pick.value == ours:
+            data_set.draft.drop(pick, "The usual name.")
+        else:
+            data_set.columns[ours] = text(pick.value)
+            data_set.picks.append(pick)
+    for name in list(data_set.leaves):
+        if name.startswith("message_property_mappings.") or name in MESSAGE_FIELDS:
+            ours = MESSAGE_FIELDS.get(name, name.rpartition(".")[2])
+            known = READ_FIELDS.get(ours, (ours,))
+            otherwise = f"Of a message, {' or '.join(known)} is read: rename the field."
+            data_set.only(name, known, "Such fields of a message are read as they are.", otherwise)
+    usual = "What was thought is read, and given to the template by the name that it asks for."
+    otherwise = f"What was thought is read from {', '.join(THOUGHTS)}: rename the field."
+    data_set.only("field_thinking", THOUGHTS, usual, otherwise)
+    data_set.only("template_thinking_key", THOUGHTS, usual, otherwise)
+
+
+def _roles(data_set: _DataSet) -> None:
+    """``{target: [sources]}``: only names that are not the usual ones have to be said."""
+    mapped: dict[str, str] = {}
+    for name in [name for name in data_set.leaves if name.startswith("roles.")]:
+        pick, role = data_set.leaves.pop(name), name.rpartition(".")[2]
+        theirs = texts(pick.value)
+        if role not in USUAL_ROLES:
+            data_set.draft.refuse(pick, f"Roles are {', '.join(USUAL_ROLES)}.")
+        elif unusual := [word for word in theirs if word.lower() not in USUAL_ROLES[role]]:
+            mapped |= dict.fromkeys(unusual, role)
+            data_set.picks.append(pick)
+        else:
+            data_set.draft.drop(pick, "The usual names.")
+    if mapped:
+        data_set.source["roles"] = mapped
+
+
+def _masks(data_set: _DataSet) -> None:
+    """What of a conversation is trained."""
+    if (pick := data_set.take("roles_to_train")) is not None:
+        asked = {str(role).lower() for role in (pick.value if isinstance(pick.value, list) else [pick.value])}
+        if asked and asked <= set(USUAL_ROLES["assistant"]):
+            data_set.draft.drop(pick, "What the assistant says is trained.")
+        else:
+            data_set.draft.refuse(pick, "What the assistant says is trained, or everything (data.train_on: all).")
+    for name in ("train_on_eos", "train_on_eot"):
+        closes = "What closes each turn that is trained is trained, not"
+        value = data_set.leaves[name].value if name in data_set.leaves else ""
+        data_set.only(name, ("turn",), "What closes a turn that is trained is trained.", f"{closes} {value}.")
+    otherwise = f"A message says so in {', '.join(FLAGS)}: rename the field."
+    data_set.only("message_field_training", FLAGS, "A message says so in this field here too.", otherwise)
+    detail = data_set.take("message_field_training_detail")
+    data_set.draft.refuse(detail, "Parts of a message are trained where its content is parts, each with its flag.")
+
+
+PREFERENCES = ("field_chosen", "field_rejected", "step_separator", "max_completion_length", "train_on_last_step_only")
+NEEDLESS = {
+    "ds_type": "What a file is follows from its name.",
+    "preprocess_shards": "Preparing uses the cores there are.",
+    "split_thinking": "Thoughts at the beginning of an answer are the template's to write.",
+}
+
+
+def _rest(draft: Draft, name: str, pick: Pick[Any]) -> None:
+    """What a data set says besides."""
+    if name in NEEDLESS or pick.value is False:
+        draft.drop(pick, NEEDLESS.get(name, "Off."))
+    elif name in PREFERENCES:
+        draft.refuse(pick, "Rows of preferences and rewards are not trained on.")
+    elif name in ("conversation", "chat_template_jinja", "input_format", "input_transform"):
+        draft.refuse(pick, "Rows are shown by one template, as they are: write them so, or another template.")
+    elif name in ("trust_remote_code", "field_human", "field_model", "logprobs_field", "temperature", "shards_idx"):
+        draft.refuse(pick, "Rows are files that say what is trained.")
+    else:
+        draft.unknown(pick, "Not a key of a data set in Axolotl.")
+
+
+def order(draft: Draft) -> None:
+    """Rows one after the other. Axolotl shuffles several data sets as it merges them, unless it is told otherwise."""
+    asked, merged = draft.first("curriculum", flag), draft.first("merged", flag)
+    before = draft.first("before_merging", flag)
+    sources = draft.tree.get("data.train")
+    is_merged = isinstance(sources, list) and len(sources) > 1
+    is_shuffled = is_merged and (merged is None or merged.value or (before is not None and before.value))
+    if asked is not None and asked.value and is_shuffled:
+        draft.drop(asked, "Several data sets are shuffled when they are merged: packs are, anew in each epoch.")
+    elif asked is not None and asked.value:
+        draft.put("data.order", "given", asked, merged)
+    for pick in (asked, merged, before):
+        if pick is not None:
+            draft.drop(pick, "Packs are shuffled, by the seed." if not pick.value else "Rows have been merged then.")
+
+
+HARMLESS = (
+    "CutCrossEntropyPlugin",
+    "LigerPlugin",
+    "KernelsPlugin",
+    "ExpertParallelPlugin",
+    "LMEvalPlugin",
+    "SwanLabPlugin",
+)
+"""Axolotl's plug-ins that compute the same, or look on."""
+
+
+def plugins(draft: Draft) -> None:
+    """Axolotl's plug-ins."""
+    pick = draft.first("plugins", _plugin_names)
+    if pick is None:
+        return
+    others = [name for name in pick.value if name.rpartition(".")[2] not in HARMLESS]
+    if others:
+        draft.refuse(pick, f"{', '.join(name.rpartition('.')[2] for name in others)}: not there.")
+    else:
+        draft.drop(pick, "They compute the same faster, or look on.")
+
+
+def _plugin_names(value: Any) -> list[str]:
+    return [
+        str(next(iter(one), "")) if isinstance(one, dict) else text(one)
+        for one in (value if isinstance(value, list) else [value])
+    ]
