@@ -14,12 +14,14 @@ _KNOWN = read_data("families")
 
 def router_loss(model: str) -> float | None:
     """The weight of the loss of a model's routers in its config.json; None if the model is not known."""
-    return _of_family(_KNOWN["router_loss"], model)
+    loss: float | None = _of_family(_KNOWN["router_loss"], model)
+    return loss
 
 
 def peft_targets(model: str) -> list[str] | None:
     """What PEFT adapts of a model where nothing is said; None for what it adapts of most models."""
-    return _of_family(_KNOWN["peft_targets"], model)
+    targets: list[str] | None = _of_family(_KNOWN["peft_targets"], model)
+    return targets
 
 
 def end_of_text(model: str) -> str:

@@ -83,7 +83,7 @@ def _start(draft: Draft) -> None:
 
 def tokens(draft: Draft) -> None:
     """Tokens that a vocabulary is given or that get another meaning, and what becomes of them in rows."""
-    draft.copy("data.control_tokens", lambda value: "text" if flag(value) else "keep")
+    draft.copy("data.control_tokens", _control_tokens)
     eos = draft.first("data.eos_token", text)
     if eos is not None and eos.value == end_of_text(str(draft.tree.get("model", ""))):
         draft.drop(eos, "The model's own.")
@@ -100,6 +100,13 @@ def tokens(draft: Draft) -> None:
             "Rows of tokens that are new to the vocabulary begin as the mean of the others; embedding and head must be "
             "trained then, with an adapter by adapter.also."
         )
+
+
+def _control_tokens(value: Any) -> str:
+    """LLaMA-Factory's ``split_special_tokens``, if it says anything."""
+    if value is None:
+        raise ValueError("says nothing")
+    return "text" if flag(value) else "keep"
 
 
 def _listed_tokens(value: Any) -> list[str]:

@@ -15,6 +15,7 @@ def read_data(name: str) -> dict[str, Any]:
     loader = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
+        assert node is not None, name
         _check_once(name, node)
         content: dict[str, Any] = loader.construct_document(node)
     finally:
