@@ -88,7 +88,7 @@ def counted(directory: Path, commits: dict[str, str], is_listed: bool) -> dict[s
             outcome, why = outcome_of(found)
             unknown += len(found.of("unknown"))
             if outcome == "refused":
-                reasons.update(sorted({reason_of(entry.given.name, entry.note) for entry in found.lost}))
+                reasons.update(sorted({reason_of(entry.setting.name, entry.note) for entry in found.lost}))
             if outcome != "whole" and kind.startswith("text"):
                 needed[method_of(found)] += 1
         outcomes.setdefault(kind, Counter())[outcome] += 1
@@ -113,7 +113,7 @@ def counted(directory: Path, commits: dict[str, str], is_listed: bool) -> dict[s
 def method_of(found: Import) -> str:
     """What a file that is not whole needs, by the keys that were not carried over."""
     entries = [*found.lost, *found.of("not supported")]
-    said = [f"{entry.given.name} {entry.given.shown_value}" for entry in entries]
+    said = [f"{entry.setting.name} {entry.setting.shown_value}" for entry in entries]
     if not said:
         return OPEN
     return next((name for name, keys in METHODS.items() if any(re.match(keys, one) for one in said)), OTHER)
@@ -123,12 +123,12 @@ def outcome_of(found: Import) -> tuple[str, str]:
     """What became of a file, and why it is not whole."""
     if found.lost:
         return "refused", "; ".join(
-            f"{entry.given.shown} {entry.given.shown_value}: {entry.note}" for entry in found.lost
+            f"{entry.setting.shown} {entry.setting.shown_value}: {entry.note}" for entry in found.lost
         )
     if found.needs:
         return "asks", "; ".join(f"{need.key}: {need.sentence}" for need in found.needs)
     if not found.is_whole:
-        return "beside", "; ".join(entry.given.shown for entry in found.of("not supported"))
+        return "beside", "; ".join(entry.setting.shown for entry in found.of("not supported"))
     return "whole", ""
 
 

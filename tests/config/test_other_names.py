@@ -6,8 +6,7 @@ import pytest
 
 from tonnage.config import keys
 from tonnage.config.other_names import OURS, SENTENCES, hint
-from tonnage.migration.keys import Key
-from tonnage.migration.page import TABLES
+from tonnage.migration.keys import TABLES, Key
 
 COUNTED = {"num_machines", "num_nodes", "nnodes"}
 """With others in an import, which knows how many workers each has."""

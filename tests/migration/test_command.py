@@ -12,7 +12,7 @@ from tonnage.migration.command import read_command
 
 
 def given(text: str) -> dict[str, Any]:
-    return {given.name: given.value for given in read_command(text, "train.sh", 0).givens}
+    return {setting.name: setting.value for setting in read_command(text, "train.sh").settings}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def given(text: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_commands(text: str, launcher: str, expected: dict[str, Any]) -> None:
-    assert read_command(text, "train.sh", 0).launcher == launcher
+    assert read_command(text, "train.sh").launcher == launcher
     found = given(text)
     assert {name: found.get(name) for name in expected} == expected
 
@@ -70,7 +70,7 @@ def test_commands(text: str, launcher: str, expected: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_read(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        read_command(text, "train.sh", 0)
+        read_command(text, "train.sh")
 
 
 def test_files_that_are_none_of_ours_are_refused_together(tmp_path: Path) -> None:

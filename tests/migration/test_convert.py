@@ -13,7 +13,7 @@ from tonnage.config import Batch, read_config
 from tonnage.config.schema import Config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
-from tonnage.migration.given import flat
+from tonnage.migration.settings import flat
 
 FILES = Path(__file__).parent / "files"
 
@@ -36,7 +36,7 @@ def value_of(found: Import, key: str) -> Any:
 
 
 def verdict(found: Import, key: str) -> str:
-    (entry,) = [entry for entry in found.entries if entry.given.shown == key]
+    (entry,) = [entry for entry in found.entries if entry.setting.shown == key]
     return entry.verdict
 
 
@@ -56,7 +56,7 @@ def from_command(folder: Path, words: str) -> Import:
 def test_published_deepspeed_configurations_are_accounted_for(name: str, tmp_path: Path) -> None:
     found = imported(name)
     keys = [key for key, _ in flat(json.loads((FILES / name).read_text()))]
-    assert sorted(entry.given.shown for entry in found.entries) == sorted(keys)
+    assert sorted(entry.setting.shown for entry in found.entries) == sorted(keys)
     assert not found.of("unknown")
     assert value_of(found, "memory.zero") == 3
     assert {"model", "data.train"} <= {need.key for need in found.needs}
@@ -106,8 +106,8 @@ def test_alpaca_with_deepspeed(tmp_path: Path) -> None:
     assert not found.of("not supported")
     assert config.memory.optimizer_tier == config.memory.parameter_tier == "host"
     for entry in found.entries:
-        if entry.given.value == "auto":
-            assert "which no file gives" not in entry.note, entry.given.name
+        if entry.setting.value == "auto":
+            assert "which no file gives" not in entry.note, entry.setting.name
 
 
 def test_alpaca_without_its_json_asks_for_it() -> None:
@@ -130,7 +130,7 @@ def test_alpaca_with_fsdp(tmp_path: Path) -> None:
 def test_accelerate_fsdp(tmp_path: Path) -> None:
     found = imported("accelerate_fsdp.yaml")
     keys = [key for key, _ in flat(yaml.safe_load((FILES / "accelerate_fsdp.yaml").read_text()))]
-    assert sorted(entry.given.shown for entry in found.entries) == sorted(keys)
+    assert sorted(entry.setting.shown for entry in found.entries) == sorted(keys)
     assert found.is_whole
     config = read_back(found, tmp_path, "model=m", "data.train=rows.jsonl")
     assert config.launch.workers == 16
@@ -163,14 +163,18 @@ def test_a_trl_command_with_accelerate(tmp_path: Path) -> None:
 def test_what_cannot_be_done_and_what_is_unknown_is_listed() -> None:
     found = imported("trl_lora.yaml")
     assert not found.is_whole
-    refused = {entry.given.name for entry in found.of("not supported")}
+    refused = {entry.setting.name for entry in found.of("not supported")}
     assert refused == {"neftune_noise_alpha", "datasets.1.fraction"}  # of the mixture, of which none gives the rows
     assert found.tree["track"] == ["wandb"]
-    assert {entry.given.name for entry in found.lost} == {"neftune_noise_alpha", "learning_rat", "datasets.1.fraction"}
+    assert {entry.setting.name for entry in found.lost} == {
+        "neftune_noise_alpha",
+        "learning_rat",
+        "datasets.1.fraction",
+    }
     assert found.program == "TRL"
     assert found.tree["adapter"] == {"rank": 16, "alpha": 16.0, "dropout": 0.05, "targets": ["q_proj", "v_proj"]}
     (unknown,) = found.of("unknown")
-    assert unknown.given.name == "learning_rat"
+    assert unknown.setting.name == "learning_rat"
     assert "learning_rate" in unknown.note
     assert value_of(found, "data.train")[1] == {"path": "roneneldan/TinyStories"}
     assert [need.key for need in found.needs] == ["batch.sequences"]  # nothing says how many workers
@@ -256,7 +260,7 @@ def test_arguments(words: str, key: str, expected: Any, tmp_path: Path) -> None:
 )
 def test_what_is_asked_for_and_not_there_is_refused(words: str, tmp_path: Path) -> None:
     found = from_command(tmp_path, f"python train.py {words}")
-    assert found.of("not supported"), [(e.given.name, e.verdict, e.note) for e in found.entries]
+    assert found.of("not supported"), [(e.setting.name, e.verdict, e.note) for e in found.entries]
 
 
 @pytest.mark.parametrize(

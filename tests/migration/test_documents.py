@@ -11,12 +11,7 @@ import yaml
 
 from tonnage.config.keys import all_keys
 from tonnage.migration import Import, import_files
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.axolotl import AXOLOTL
-from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY
+from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, Table
 from tonnage.migration.programs import PROGRAMS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,7 +84,7 @@ def test_what_is_not_there_is_refused_by_name(item: str, tmp_path: Path) -> None
     usual = {*A, *F, *T, *LORA} - {"model_name_or_path", "base_model", "finetuning_type"}
     for keys in NOT_THERE[item]:
         asked = {name for name in keys if name not in usual} | ({"dataset"} & set(keys))
-        lost = {entry.given.name.partition(".")[0] for entry in imported(tmp_path, keys).lost}
+        lost = {entry.setting.name.partition(".")[0] for entry in imported(tmp_path, keys).lost}
         assert lost & asked, (keys, lost)
         assert lost <= asked
 

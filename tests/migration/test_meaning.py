@@ -662,7 +662,7 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "dataset_info.json").write_text(json.dumps(case.info))
     (folder / "run.yaml").write_text(case.config)
     found = import_files([folder / "run.yaml"])
-    assert not found.lost, [(entry.given.name, entry.note) for entry in found.lost]
+    assert not found.lost, [(entry.setting.name, entry.note) for entry in found.lost]
     assert not found.needs
     assert not found.of("unknown")
     (folder / "config.yaml").write_text(found.text)

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
+from tonnage.migration.families import end_of_text
 from tonnage.migration.patterns import patterns_of
 from tonnage.migration.prompts import NAMED, jinja
-from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, end_of_text, ours_for
-from tonnage.migration.turns import LLAMA_FACTORY as TURNS
-from tonnage.migration.turns import jinja as turns_as_jinja
+from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, ours_for
 
 BASE: dict[str, Any] = {
     "base_model": "NousResearch/Llama-3.2-1B",
@@ -62,7 +61,7 @@ def at(found: Import, key: str) -> Any:
 
 
 def lost(found: Import) -> set[str]:
-    return {entry.given.name for entry in found.lost}
+    return {entry.setting.name for entry in found.lost}
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
     found = axolotl(tmp_path, **keys)
     assert found.program == "Axolotl"
     assert at(found, key) == expected
-    assert found.is_whole, [(e.given.name, e.verdict, e.note) for e in found.entries if e.verdict != "mapped"]
+    assert found.is_whole, [(e.setting.name, e.verdict, e.note) for e in found.entries if e.verdict != "mapped"]
     assert not found.needs
     (tmp_path / "config.yaml").write_text(found.text)
     read_config(tmp_path / "config.yaml", check_files=False)
@@ -316,7 +315,7 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
 )
 def test_what_axolotl_does_and_is_not_there_is_refused_by_name(keys: dict[str, Any], name: str, tmp_path: Path) -> None:
     found = axolotl(tmp_path, **keys)
-    assert name in lost(found), [(e.given.name, e.verdict, e.note) for e in found.entries]
+    assert name in lost(found), [(e.setting.name, e.verdict, e.note) for e in found.entries]
 
 
 @pytest.mark.parametrize(
@@ -356,6 +355,8 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
         ({"stage": "pt", "packing": False}, "data.pack", False),
         ({"disable_shuffling": True}, "data.order", "given"),
+        ({"split_special_tokens": True}, "data.control_tokens", "text"),
+        ({"split_special_tokens": False}, "data.control_tokens", "keep"),
         ({"finetuning_type": "freeze"}, "train", ["blocks[-2:].*"]),
         (
             {
@@ -379,7 +380,7 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
     found = factory(tmp_path, **keys)
     assert found.program == "LLaMA-Factory"
     assert at(found, key) == expected
-    assert found.is_whole, [(e.given.name, e.verdict, e.note) for e in found.entries if e.verdict != "mapped"]
+    assert found.is_whole, [(e.setting.name, e.verdict, e.note) for e in found.entries if e.verdict != "mapped"]
     assert not found.needs
     (tmp_path / "config.yaml").write_text(found.text)
     read_config(tmp_path / "config.yaml", check_files=False)
@@ -634,10 +635,10 @@ def test_templates_with_a_system_message_of_llama_factory_are_refused(name: str,
     assert "data.template: auto" in next(entry.note for entry in found.lost)
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", [name for name, named in LLAMA_FACTORY_TEMPLATES.items() if named.turns])
 def test_a_template_of_another_family_is_written_out(name: str, tmp_path: Path) -> None:
     found = factory(tmp_path, template=name, model_name_or_path="somebody/model")
-    assert at(found, "data.template") == turns_as_jinja(TURNS[name])
+    assert at(found, "data.template") == LLAMA_FACTORY_TEMPLATES[name].text
     assert found.is_whole
     is_chatml = name in ("qwen", "qwen3", "smollm2")
     assert found.tree["data"].get("added_tokens") == (["<|im_start|>", "<|im_end|>"] if is_chatml else None)
@@ -656,7 +657,7 @@ def test_data_sets_that_are_shuffled_when_they_are_merged_have_no_order(tmp_path
 
 def test_in_what_a_template_differs_is_in_the_account(tmp_path: Path) -> None:
     found = factory(tmp_path, template="qwen3", model_name_or_path="Qwen/Qwen3-8B")
-    (entry,) = [entry for entry in found.entries if entry.given.name == "template"]
+    (entry,) = [entry for entry in found.entries if entry.setting.name == "template"]
     assert "empty thought" in entry.note
     assert "copy" not in entry.note
 
@@ -710,7 +711,7 @@ def test_rows_whose_description_is_not_there_leave_their_number_open(tmp_path: P
     (tmp_path / "factory.yaml").write_text(yaml.safe_dump({**FACTORY, "dataset_dir": "nowhere", "max_samples": 5}))
     found = import_files([tmp_path / "factory.yaml"])
     assert [need.key for need in found.needs] == ["data.train"]
-    (entry,) = [entry for entry in found.entries if entry.given.name == "max_samples"]
+    (entry,) = [entry for entry in found.entries if entry.setting.name == "max_samples"]
     assert entry.note.startswith("Left open")
 
 
@@ -733,8 +734,8 @@ def test_templates_are_of_families_or_built_in() -> None:
 
 def test_what_is_usual_is_what_our_reader_knows() -> None:
     from tonnage.data import turns
-    from tonnage.migration.axolotl_rows import FLAGS, THOUGHTS
-    from tonnage.migration.rows import USUAL_ROLES
+    from tonnage.migration.axolotl import FLAGS, THOUGHTS
+    from tonnage.migration.sources import USUAL_ROLES
 
     assert set(FLAGS) == set(turns.FLAGS)
     assert set(THOUGHTS) == set(turns.REASONING)

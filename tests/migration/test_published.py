@@ -104,7 +104,7 @@ def test_the_command_for_70b_is_the_recipe(
     arguments: str, clip: float, seed: int, timeout: float, tmp_path: Path
 ) -> None:
     found, config = imported(tmp_path, TWO, arguments)
-    assert found.is_whole, [(entry.given.shown, entry.note) for entry in found.lost]
+    assert found.is_whole, [(entry.setting.shown, entry.note) for entry in found.lost]
     assert not found.needs
     recipe = read_config(RECIPES / "llama-2-70b.yaml", check_files=False)
     assert isinstance(config.launch, SlurmLaunch)

@@ -80,7 +80,7 @@ def test_what_is_read(tmp_path: Path, name: str) -> None:
     found, seconds = imported(tmp_path / name)
     assert seconds < 10
     assert found.entries
-    assert max(len(entry.given.shown) for entry in found.entries) <= 120
+    assert max(len(entry.setting.shown) for entry in found.entries) <= 120
     assert len(found.text) < 20_000
 
 
@@ -98,4 +98,4 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 def test_an_absurd_power_of_a_loss_scale_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(READ["a power.json"])
     found, _ = imported(tmp_path / "ds.json")
-    assert [entry.verdict for entry in found.entries if "power" in entry.given.shown] == ["not supported"]
+    assert [entry.verdict for entry in found.entries if "power" in entry.setting.shown] == ["not supported"]

@@ -89,14 +89,14 @@ WITH_MODULES = (
 
 
 def refused(found: Import) -> list[str]:
-    return [entry.given.value for entry in found.lost]
+    return [entry.setting.value for entry in found.lost]
 
 
 @pytest.mark.parametrize("started", STARTED)
 def test_scripts_are_told_by_name_however_they_are_started(started: str) -> None:
     for script, is_supervised in FILES.items():
         found = import_files([f"{started.format(script)} {ARGUMENTS}"])
-        assert [entry.given.value for entry in found.entries if entry.given.name == "script"] == [script]
+        assert [entry.setting.value for entry in found.entries if entry.setting.name == "script"] == [script]
         assert refused(found) == ([] if is_supervised else [script]), script
         assert found.tree["model"] == "a/b"
 
@@ -127,7 +127,7 @@ def test_commands_of_trl_besides_sft_are_refused(prefix: str, command: str) -> N
     "command", ["python trl/scripts/dpo.py --config x.yaml", "torchrun dpo.py x.yaml --config y.yaml"]
 )
 def test_a_script_whose_arguments_are_all_in_a_file_is_refused_too(command: str) -> None:
-    assert [entry.given.name for entry in import_files([command]).lost] == ["script"]
+    assert [entry.setting.name for entry in import_files([command]).lost] == ["script"]
 
 
 def test_a_refusal_says_what_it_trains_or_that_nobody_knows() -> None:
@@ -159,7 +159,7 @@ def test_what_a_name_says(script: str, word: str) -> None:
 def test_scripts_of_programs_with_files_of_their_own_are_told_by_those() -> None:
     words = "--model_name_or_path a/b --stage sft --finetuning_type full --dataset rows --template llama3 --do_train"
     found = import_files([f"torchrun --nproc_per_node 2 src/llamafactory/launcher.py {words}"])
-    assert "script" not in [entry.given.name for entry in found.lost]
+    assert "script" not in [entry.setting.name for entry in found.lost]
 
 
 def test_srun_starts_as_many_processes_as_nothing_here_says() -> None:

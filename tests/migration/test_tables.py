@@ -14,17 +14,13 @@ from hypothesis import strategies as st
 
 from tonnage.config import read_config
 from tonnage.config.keys import all_keys
-from tonnage.migration import import_files, page
-from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY
-from tonnage.migration.axolotl import AXOLOTL
+from tonnage.migration import import_files, page, yaml_files
 from tonnage.migration.convert import convert
-from tonnage.migration.given import Given
-from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
-from tonnage.migration.page import TABLES
-from tonnage.migration.quantities import QUANTITIES
+from tonnage.migration.draft import NOT_TAKEN
+from tonnage.migration.keys import ARGUMENTS, AXOLOTL, LLAMA_FACTORY, QUANTITIES, TABLES, VERSION_1, Table, read_table
+from tonnage.migration.programs import TRL
 from tonnage.migration.reading import TRAINERS, Files
-from tonnage.migration.sheet import NOT_TAKEN
+from tonnage.migration.settings import Setting
 
 TRL_FIELDS = """\
     learning_rate model_init_kwargs router_aux_loss_coef trust_remote_code chat_template_path dataset_text_field
@@ -108,7 +104,7 @@ def test_names_of_earlier_versions_are_known() -> None:
 
 def test_every_field_of_trl_is_known() -> None:
     assert [name for name in TRL_FIELDS.split() if not is_known(ARGUMENTS, name)] == []
-    assert [name for name in TRL_ONLY if not is_known(ARGUMENTS, name)] == []
+    assert [name for name in TRL.signs if not is_known(ARGUMENTS, name)] == []
 
 
 AXOLOTL_FIELDS = """\
@@ -287,9 +283,34 @@ def test_what_several_programs_tell_is_told_by_one_table() -> None:
         assert {key.to for key in told if key.quantity == quantity} == {tuple(to.split())}, quantity
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("title: a\nkeys: {lr: {tells: optimizer.lr, whi: x}}", "whi"),
+        ("title: a\nkeys: {lr: {not supported: x, because: y}}", "because"),
+        ("title: a\nkeys: {lr: {}}", "nothing"),
+        ("title: a\nkeys: {lr: {of: x}}", "not supported"),
+        ("title: a\nkey: {lr: optimizer.lr}", "known: title"),
+        ("title: a\nkeys: {lr: optimizer.lr, lr: epochs}", "twice"),
+        ("title: a\nkeys: {lr: optimizer.lr, a lr: epochs}", "twice"),
+        ("title: a\nkeys: {lr: optimizer.lr, b_: {include: fsdp, without: nothing}}", "nothing"),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused(
+    content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "mistaken.yaml").write_text(content)
+    (tmp_path / "tables" / "fsdp.yaml").write_text("keys: {fsdp: sharding}")
+    monkeypatch.setattr(yaml_files, "files", lambda package: tmp_path)
+    with pytest.raises(ValueError, match=message):
+        read_table("mistaken")
+
+
 def test_the_page_is_up_to_date() -> None:
-    written = Path(__file__).parents[2] / "docs" / "importing.md"
-    assert written.read_text() == page.render(), "run: python -m tonnage.migration.page > docs/importing.md"
+    written = (Path(__file__).parents[2] / "docs" / "importing.md").read_text()
+    assert page.BELOW in written
+    assert written == page.render(written), "run: python -m tonnage.migration.page docs/importing.md"
 
 
 def test_unknown_keys_have_a_nearest_one() -> None:
@@ -320,14 +341,14 @@ def stand_ins(tree: dict[str, Any]) -> list[str]:
 
 def account(pairs: list[tuple[tuple[Table, str], Any]], launcher: str, folder: Path) -> None:
     """Each key is in the account once, with a sentence; what comes out is a config if nothing is needed."""
-    givens = tuple(
-        Given(number, table, name, value, f"file{number % 2}", number % 5)
+    settings_given = tuple(
+        Setting(table, name, value, f"file{number % 2}", number % 5, number=number)
         for number, ((table, name), value) in enumerate(pairs)
     )
-    found = convert(Files(givens, ("file0", "file1"), (launcher,) if launcher else ()))
+    found = convert(Files(settings_given, ("file0", "file1"), (launcher,) if launcher else ()))
     trainers = {table.title for (table, _), _ in pairs if table in TRAINERS}
     several = len(trainers) > 1  # which is refused where files are read
-    assert [entry.given.number for entry in found.entries] == list(range(len(givens)))
+    assert [entry.setting.number for entry in found.entries] == list(range(len(settings_given)))
     for entry in found.entries:
         assert entry.note.endswith((".", "?")), entry
         assert entry.note != NOT_TAKEN or several, entry

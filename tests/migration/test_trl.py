@@ -38,7 +38,7 @@ def imported(folder: Path, keys: dict[str, Any]) -> Import:
 
 
 def lost(found: Import) -> set[str]:
-    return {entry.given.name for entry in found.lost}
+    return {entry.setting.name for entry in found.lost}
 
 
 def test_a_recipe_of_alignment_handbook_comes_over(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_special_tokens_are_those_of_a_template(keys: dict[str, Any], is_lost: b
 def test_models_with_quantised_weights_are_refused(name: str, method: str, tmp_path: Path) -> None:
     for keys in (HUB | {"model_name_or_path": name}, {"base_model": name, "micro_batch_size": 1}):
         (entry,) = imported(tmp_path, keys).lost
-        assert entry.given.value == name
+        assert entry.setting.value == name
         assert method in entry.note
         assert "adapter.quantize" in entry.note
 

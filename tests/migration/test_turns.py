@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tonnage.data.rendering import ChatTemplate
-from tonnage.migration.turns import COHERE, LLAMA_FACTORY, QWEN_3, QWEN_25, jinja
+from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
 
 SYSTEM = {"role": "system", "content": "Be 'brief'."}
 CHAT: list[dict[str, Any]] = [
@@ -71,9 +71,9 @@ def rendered(text: str, messages: list[dict[str, Any]], *, opened: bool = False,
     return ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}, arguments).render(messages, opened=opened)
 
 
-@pytest.mark.parametrize("name", LLAMA_FACTORY)
+@pytest.mark.parametrize("name", [name for name, named in LLAMA_FACTORY_TEMPLATES.items() if named.text])
 def test_a_template_of_llama_factory(name: str) -> None:
-    text, expected = jinja(LLAMA_FACTORY[name]), EXPECTED[name]
+    text, expected = LLAMA_FACTORY_TEMPLATES[name].text, EXPECTED[name]
     assert rendered(text, [SYSTEM, *CHAT]) == expected
     opening = rendered(text, [SYSTEM, *CHAT[:3]], opened=True)
     assert expected.startswith(opening)
@@ -85,7 +85,7 @@ def test_a_template_of_llama_factory(name: str) -> None:
 
 
 def test_thoughts_that_are_off_are_no_part_of_an_answer() -> None:
-    text = jinja(LLAMA_FACTORY["qwen3"])
+    text = LLAMA_FACTORY_TEMPLATES["qwen3"].text
     assert rendered(text, CHAT[:1], opened=True, enable_thinking=False).endswith(THOUGHT)
     assert rendered(text, CHAT[:1], opened=True).endswith("<|im_start|>assistant\n")
     thinking = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\n2"}
@@ -93,9 +93,10 @@ def test_thoughts_that_are_off_are_no_part_of_an_answer() -> None:
 
 
 def test_templates_of_axolotl() -> None:
-    assert rendered(jinja(COHERE), [SYSTEM, *CHAT]) == of_cohere("<|END_OF_TURN_TOKEN|>")
-    assert rendered(jinja(QWEN_25), [SYSTEM, *CHAT]) == CHATML.format("")
+    assert rendered(AXOLOTL_TEMPLATES["cohere"].text, [SYSTEM, *CHAT]) == of_cohere("<|END_OF_TURN_TOKEN|>")
+    assert rendered(AXOLOTL_TEMPLATES["qwen_25"].text, [SYSTEM, *CHAT]) == CHATML.format("")
     last = CHATML.format("").replace("2<|im_end|>", f"{THOUGHT}2<|im_end|>")
-    assert rendered(QWEN_3, [SYSTEM, *CHAT]) == last
+    qwen_3 = AXOLOTL_TEMPLATES["qwen3"].text
+    assert rendered(qwen_3, [SYSTEM, *CHAT]) == last
     thinking = {"role": "assistant", "content": "2", "reasoning_content": "Hm."}
-    assert rendered(QWEN_3, [SYSTEM, *CHAT[:3], thinking]) == last.replace("\n\n</think>", "\nHm.\n</think>")
+    assert rendered(qwen_3, [SYSTEM, *CHAT[:3], thinking]) == last.replace("\n\n</think>", "\nHm.\n</think>")

@@ -107,10 +107,10 @@ def show_account(found: Import, console: Console) -> None:
             table.add_column(heading, overflow="fold")
         place = ""
         for entry in entries:
-            if several and entry.given.where != place:
-                place = entry.given.where
+            if several and entry.setting.where != place:
+                place = entry.setting.where
                 table.add_row(Text(visible(place), style="italic"))
-            cells = [entry.given.shown, entry.given.shown_value]
+            cells = [entry.setting.shown, entry.setting.shown_value]
             if verdict == "mapped":
                 cells.append("\n".join(key if value is None else f"{key}: {_plain(value)}" for key, value in entry.to))
             table.add_row(*(Text(visible(cell)) for cell in (*cells, entry.note)))
@@ -132,8 +132,8 @@ def show_account(found: Import, console: Console) -> None:
 
 def _as_said(entry: Entry) -> str:
     """A key as it was written; what is started, by its own name."""
-    given = entry.given
-    return f"{given.shown} {given.shown_value}" if given.name in ("script", "trl") else given.shown
+    setting = entry.setting
+    return f"{setting.shown} {setting.shown_value}" if setting.name in ("script", "trl") else setting.shown
 
 
 def _plain(value: object) -> str:

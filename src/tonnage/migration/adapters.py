@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.families import peft_targets
 from tonnage.migration.patterns import patterns_of
-from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole, words
+from tonnage.migration.values import flag, number, text, whole, words
 
 LORA = ("lora", "qlora")
 WHOLE = ("full", "none", "")
@@ -14,18 +16,13 @@ FREEZE = "freeze"
 TRAINED_BLOCKS = 2
 """``freeze_trainable_layers`` where it is not given."""
 EVERYTHING = ("all", "all-linear", "all_linear")
-PARTS = ("rank", "alpha", "dropout", "targets", "all_linear", "stacked", "also", "rslora")
+PARTS = (
+    *("adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets", "all_linear", "stacked", "adapter.also"),
+    "adapter.scaling",
+)
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
 CROSS_ATTENTION = r"llama-?3\.2.*vision|mllama"
 """Models whose blocks have layers of that name; expressions over layers are copied from one model to the next."""
-PEFT_TARGETS = {
-    r"phi-(1|1_5|1\.5|2)$": ["q_proj", "v_proj", "fc1", "fc2"],
-    r"nemotron-(h|nano|3)": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    r"pythia|gpt-neox|falcon-\d|bloom": ["query_key_value"],
-    r"gpt2": ["c_attn"],
-    r"mpt-\d": ["Wqkv"],
-}
-"""What PEFT 0.21 adapts where nothing is said, by names of models in small letters; of most others the default."""
 BESIDE = {
     **dict.fromkeys(("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"), "embeddings"),
     **dict.fromkeys(("lm_head", "embed_out", "output"), "head"),
@@ -34,38 +31,38 @@ BESIDE = {
 """Modules that are trained whole beside an adapter, by their names in models, and what we call them."""
 
 
-def trained(sheet: Sheet) -> None:
+def trained(draft: Draft) -> None:
     """Adapter, quantisation of what it leaves frozen, or patterns of parameters."""
-    if any(str(value).strip().lower() == FREEZE for value in sheet.raw("lora")):
-        _some_blocks(sheet)
+    if any(str(setting.value).strip().lower() == FREEZE for setting in draft.settings("lora")):
+        _some_blocks(draft)
         return
-    _drop(sheet, ("freeze_layers", "freeze_modules", "freeze_extra"), "Belongs to freeze.")
-    kind = sheet.first("lora", _is_lora)
-    is_on = kind.value if kind is not None else _is_lora_by_default(sheet)
+    draft.drop_every("Belongs to freeze.", "freeze_layers", "freeze_modules", "freeze_extra")
+    kind = draft.first("lora", _is_lora)
+    is_on = kind.value if kind is not None else _is_lora_by_default(draft)
     if kind is not None and not is_on:
-        sheet.drop(kind, "All weights are trained.")
+        draft.drop(kind, "All weights are trained.")
     if not is_on:
-        _drop(sheet, (*PARTS, *QUANTISING), "There is no adapter.")
+        draft.drop_every("There is no adapter.", *PARTS, *QUANTISING)
     else:
-        _parts(sheet, kind)
-        _quantise(sheet, kind)
-    _patterns(sheet)
+        _parts(draft, kind)
+        _quantise(draft, kind)
+    _patterns(draft)
 
 
-def _some_blocks(sheet: Sheet) -> None:
+def _some_blocks(draft: Draft) -> None:
     """LLaMA-Factory's ``freeze``: the last blocks are trained, or the first, or some of their layers."""
-    kind, number_of = sheet.first("lora", lambda value: text(value).lower()), sheet.first("freeze_layers", whole)
-    parts, others = sheet.first("freeze_modules", words), sheet.first("freeze_extra", words)
+    kind, number_of = draft.first("lora", lambda value: text(value).lower()), draft.first("freeze_layers", whole)
+    parts, others = draft.first("freeze_modules", words), draft.first("freeze_extra", words)
     count = number_of.value if number_of is not None else TRAINED_BLOCKS
     blocks = f"blocks[{-count}:]" if count > 0 else f"blocks[:{-count}]"
     names = parts.value if parts is not None else ["all"]
     patterns = [f"{blocks}.{'' if name == 'all' else name}*" for name in names] if count else []
     patterns += [f"*{name}*" for name in (others.value if others is not None else [])]
     if patterns:
-        sheet.put("train", patterns, kind, number_of, parts, others)
+        draft.put("train", patterns, kind, number_of, parts, others)
     elif number_of is not None:
-        sheet.refuse(number_of, "No block would be trained.")
-    _drop(sheet, (*PARTS, *QUANTISING), "There is no adapter.")
+        draft.refuse(number_of, "No block would be trained.")
+    draft.drop_every("There is no adapter.", *PARTS, *QUANTISING)
 
 
 def _is_lora(value: Any) -> bool:
@@ -77,74 +74,65 @@ def _is_lora(value: Any) -> bool:
     return word in LORA
 
 
-def _is_lora_by_default(sheet: Sheet) -> bool:
+def _is_lora_by_default(draft: Draft) -> bool:
     """LLaMA-Factory trains an adapter unless told otherwise."""
-    if sheet.program.name != "LLaMA-Factory" or sheet.has("lora"):
+    if draft.program.name != "LLaMA-Factory" or draft.has("lora"):
         return False
-    sheet.notes.append("LLaMA-Factory trains a LoRA adapter where finetuning_type is not given.")
+    draft.notes.append("LLaMA-Factory trains a LoRA adapter where finetuning_type is not given.")
     return True
 
 
-def _drop(sheet: Sheet, quantities: tuple[str, ...], reason: str) -> None:
-    for quantity in quantities:
-        for pick in sheet.every(quantity, lambda value: value):
-            sheet.drop(pick, reason)
-
-
-def _parts(sheet: Sheet, kind: Pick[bool] | None) -> None:
-    rank = sheet.first("rank", whole)
+def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
+    rank = draft.first("adapter.rank", whole)
     if rank is not None:
-        sheet.put("adapter.rank", rank.value, rank, kind)
+        draft.put("adapter.rank", rank.value, rank, kind)
     else:
-        sheet.imply_default("adapter.rank", "rank")
-        if "adapter.rank" not in sheet.tree:
+        draft.imply_default("adapter.rank")
+        if "adapter.rank" not in draft.tree:
             need = Need("adapter.rank", "the rank of the adapter, which no key says", "16")
-            sheet.leave_open(need, rank, kind)
-    alpha = sheet.first("alpha", number)
+            draft.leave_open(need, rank, kind)
+    alpha = draft.first("adapter.alpha", number)
     if alpha is not None:
-        sheet.put("adapter.alpha", alpha.value, alpha)
-    elif sheet.program.name == "LLaMA-Factory" and "adapter.rank" in sheet.tree:
-        sheet.imply_default("adapter.alpha", "alpha", value=float(2 * sheet.tree["adapter.rank"]))
-    elif sheet.default("alpha") is not None:
-        sheet.imply_default("adapter.alpha", "alpha")
+        draft.put("adapter.alpha", alpha.value, alpha)
+    elif draft.program.name == "LLaMA-Factory" and "adapter.rank" in draft.tree:
+        draft.imply_default("adapter.alpha", value=float(2 * draft.tree["adapter.rank"]))
+    elif draft.default("adapter.alpha") is not None:
+        draft.imply_default("adapter.alpha")
     else:
-        sheet.leave_open(Need("adapter.alpha", "the alpha of the adapter, which no key says", "32"))
-    dropout = sheet.copy("dropout", "adapter.dropout", number)
+        draft.leave_open(Need("adapter.alpha", "the alpha of the adapter, which no key says", "32"))
+    dropout = draft.copy("adapter.dropout", number)
     if dropout is None:
-        sheet.imply_default("adapter.dropout", "dropout")
-    if kind is not None and rank is None:
-        sheet.put("adapter.rank", sheet.tree["adapter.rank"], kind) if "adapter.rank" in sheet.tree else None
-    _targets(sheet)
-    _beside(sheet)
-    sheet.copy("rslora", "adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
+        draft.imply_default("adapter.dropout")
+    if kind is not None and rank is None and "adapter.rank" in draft.tree:
+        draft.put("adapter.rank", draft.tree["adapter.rank"], kind)
+    _targets(draft)
+    draft.copy("adapter.also", _parts_beside)
+    draft.copy("adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
 
 
-def _targets(sheet: Sheet) -> None:
-    named, every = sheet.first("targets", _names), sheet.first("all_linear", flag)
-    stacked = sheet.first("stacked", _names)
-    if named is not None and not re.search(CROSS_ATTENTION, str(sheet.tree.get("model", "")).lower()):
-        named = Pick([name for name in named.value if ".cross_attn." not in name], named.givens)
+def _targets(draft: Draft) -> None:
+    named, every = draft.first("adapter.targets", _names), draft.first("all_linear", flag)
+    stacked = draft.first("stacked", _names)
+    if named is not None and not re.search(CROSS_ATTENTION, str(draft.tree.get("model", "")).lower()):
+        named = Pick([name for name in named.value if ".cross_attn." not in name], named.settings)
     picks: list[Pick[Any]] = [pick for pick in (named, stacked) if pick is not None and pick.value]
     if every is not None and every.value:
-        sheet.put("adapter.targets", "all-linear", every, *picks)
+        draft.put("adapter.targets", "all-linear", every, *picks)
     elif named is not None and named.value == ["all-linear"]:
-        sheet.put("adapter.targets", "all-linear", *picks)
+        draft.put("adapter.targets", "all-linear", *picks)
     elif picks:
-        sheet.put("adapter.targets", [name for pick in picks for name in pick.value], *picks)
+        draft.put("adapter.targets", [name for pick in picks for name in pick.value], *picks)
     else:
-        family = next(
-            (names for names in PEFT_TARGETS if re.search(names, str(sheet.tree.get("model", "")).lower())), ""
-        )
-        if sheet.program.name == "TRL" and family:
-            sheet.imply("adapter.targets", PEFT_TARGETS[family], "PEFT's choice for models of this name")
-        sheet.imply_default("adapter.targets", "targets")
-        if "adapter.targets" not in sheet.tree:
-            sheet.imply("adapter.targets", "all-linear", "nothing says what is adapted")
-    for pick in (named, every, stacked):
-        if pick is not None and not pick.value:
-            sheet.drop(pick, "Other keys say what is adapted.")
-    if sheet.tree.get("adapter.targets") == "all-linear":
-        sheet.notes.append(
+        targets = peft_targets(str(draft.tree.get("model", "")))
+        if draft.program.name == "TRL" and targets is not None:
+            draft.imply("adapter.targets", targets, "PEFT's choice for models of this name")
+        draft.imply_default("adapter.targets")
+        if "adapter.targets" not in draft.tree:
+            draft.imply("adapter.targets", "all-linear", "nothing says what is adapted")
+    empty = [pick for pick in (named, every, stacked) if pick is not None and not pick.value]
+    draft.drop(empty, "Other keys say what is adapted.")
+    if draft.tree.get("adapter.targets") == "all-linear":
+        draft.notes.append(
             "Of a mixture of experts, all-linear adapts the experts too, which the other program leaves as they are "
             "where they are stacked in one tensor: name layers in adapter.targets for less."
         )
@@ -153,16 +141,16 @@ def _targets(sheet: Sheet) -> None:
 def _names(value: Any) -> list[str]:
     """Names of layers as patterns: a last part of a name by itself, a path with ``*`` before it."""
     if isinstance(value, list):
-        found = [text(item) for item in value]
+        names = [text(item) for item in value]
     elif any(letter in text(value) for letter in "\\()|[]+^$"):
         return [name for name in patterns_of(text(value), whole=True) if _may_be(name)]
     else:
-        found = [name.strip() for name in text(value).split(",") if name.strip()]
-    if any(name.lower() in EVERYTHING for name in found):
+        names = [name.strip() for name in text(value).split(",") if name.strip()]
+    if any(name.lower() in EVERYTHING for name in names):
         return ["all-linear"]
-    if misplaced := [name for name in found if BESIDE.get(name) == "head"]:
+    if misplaced := [name for name in names if BESIDE.get(name) == "head"]:
         raise ValueError(f"has {', '.join(misplaced)}, which has no adapter here")
-    return [f"*.{name}" if "." in name else name for name in found]
+    return [f"*.{name}" if "." in name else name for name in names]
 
 
 def _may_be(name: str) -> bool:
@@ -174,11 +162,8 @@ def _may_be(name: str) -> bool:
     return not (wrapped or (of_attention and ".mlp." in name) or (of_mlp and "_attn." in name))
 
 
-def _beside(sheet: Sheet) -> None:
-    sheet.copy("also", "adapter.also", _known_parts)
-
-
-def _known_parts(value: Any) -> list[str]:
+def _parts_beside(value: Any) -> list[str]:
+    """Parts of the model that are trained whole beside an adapter, in our words."""
     names = value if isinstance(value, list) else [name.strip() for name in text(value).split(",")]
     unknown = [str(name) for name in names if str(name) not in BESIDE]
     if unknown:
@@ -186,48 +171,49 @@ def _known_parts(value: Any) -> list[str]:
     return list(dict.fromkeys(BESIDE[str(name)] for name in names))
 
 
-def _quantise(sheet: Sheet, kind: Pick[bool] | None) -> None:
-    bits, four, eight = sheet.first("bits", whole), sheet.first("bits4", flag), sheet.first("bits8", flag)
-    double, of_kind = sheet.first("double", flag), sheet.first("quant_type", text)
-    method = sheet.first("quant_method", text)
+def _quantise(draft: Draft, kind: Pick[bool] | None) -> None:
+    bits, four, eight = draft.first("bits", whole), draft.first("bits4", flag), draft.first("bits8", flag)
+    double, of_kind = draft.first("double", flag), draft.first("quant_type", text)
+    method = draft.first("quant_method", text)
     asked = 4 if four is not None and four.value else 8 if eight is not None and eight.value else 0
     asked = bits.value if bits is not None else asked
     says: list[Pick[Any]] = [pick for pick in (bits, four, eight) if pick is not None and pick.value]
-    is_double = double.value if double is not None else sheet.program.name != "TRL"
+    is_double = double.value if double is not None else draft.program.name != "TRL"
     if method is not None and method.value.lower() not in ("bnb", "bitsandbytes", "auto"):
-        sheet.refuse(method, f"Frozen weights rest in NF4 or int8 (adapter.quantize), not as {method.value} has them.")
+        draft.refuse(method, f"Frozen weights rest in NF4 or int8 (adapter.quantize), not as {method.value} has them.")
     elif of_kind is not None and of_kind.value.lower() != "nf4" and asked == 4:
-        sheet.refuse(of_kind, f"4 bits are NF4, not {of_kind.value}.")
+        draft.refuse(of_kind, f"4 bits are NF4, not {of_kind.value}.")
     elif asked == 4:
-        sheet.put("adapter.quantize", "nf4-double" if is_double else "nf4", *says, double, of_kind, method)
+        draft.put("adapter.quantize", "nf4-double" if is_double else "nf4", *says, double, of_kind, method)
     elif asked == 8:
         note = "Columns that stand out are not kept apart, as LLM.int8() does."
-        sheet.put("adapter.quantize", "int8", *says, note=note)
+        draft.put("adapter.quantize", "int8", *says, note=note)
     elif asked:
         assert bits is not None
-        sheet.refuse(bits, f"4 or 8 bits, not {asked}.")
-    for pick in (bits, four, eight, double, of_kind, method):
-        sheet.drop(pick, "Nothing is quantised." if not asked else "Other keys say how.")
-    if asked and kind is not None and "adapter.quantize" in sheet.tree:
-        sheet.put("adapter.quantize", sheet.tree["adapter.quantize"], kind)
+        draft.refuse(bits, f"4 or 8 bits, not {asked}.")
+    draft.drop(
+        (bits, four, eight, double, of_kind, method), "Nothing is quantised." if not asked else "Other keys say how."
+    )
+    if asked and kind is not None and "adapter.quantize" in draft.tree:
+        draft.put("adapter.quantize", draft.tree["adapter.quantize"], kind)
 
 
-def _patterns(sheet: Sheet) -> None:
+def _patterns(draft: Draft) -> None:
     """Parameters that are trained where there is no adapter."""
-    pick = sheet.first("trained", _parameters)
+    pick = draft.first("train", _parameters)
     if pick is None:
         return
-    if any(key.startswith("adapter.") for key in sheet.tree):
-        if all(_names_all_text(given.value) for given in pick.givens):
-            sheet.drop(pick, "Towers are left as they are, and beside an adapter nothing else of the model is trained.")
-            sheet.notes.append(
+    if any(key.startswith("adapter.") for key in draft.tree):
+        if all(_names_all_text(setting.value) for setting in pick.settings):
+            draft.drop(pick, "Towers are left as they are, and beside an adapter nothing else of the model is trained.")
+            draft.notes.append(
                 "Axolotl freezes by these names when the adapter is there, whose parameters have other names: it may "
                 "find nothing left to train. Here the adapter is trained."
             )
         else:
-            sheet.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
+            draft.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
     else:
-        sheet.put("train", pick.value, pick)
+        draft.put("train", pick.value, pick)
 
 
 ALL_TEXT = {

@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.axolotl import AXOLOTL
-from tonnage.migration.given import RANK_LAUNCHER, RANK_WORDS, WANTED, Given, flat
-from tonnage.migration.keys import Table
-from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
-from tonnage.migration.llama_factory import LLAMA_FACTORY
+from tonnage.migration.keys import (
+    ACCELERATE,
+    ARGUMENTS,
+    AXOLOTL,
+    DEEPSPEED_LAUNCHER,
+    LLAMA_FACTORY,
+    PYTHON,
+    TORCHRUN,
+    Table,
+)
+from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, WANTED, Setting, flat
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
@@ -36,6 +40,7 @@ _PREFIXES = (
 )
 OF_SLURM = "SRUN_STARTS_IT"
 """A variable in the place of ``srun`` before a command."""
+DEVICES = "CUDA_VISIBLE_DEVICES"
 _SHORT = {
     "m": "module",
     "q": "quiet",
@@ -69,103 +74,92 @@ LONGEST_TEXT = 256 << 10
 
 @dataclass(frozen=True)
 class Command:
-    """What a command gives."""
+    """What a command says."""
 
     launcher: str
     """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, or a program of its own."""
-    givens: list[Given]
+    settings: list[Setting]
 
 
-def read_command(text: str, where: str, first: int) -> Command:
+def read_command(text: str, where: str) -> Command:
     """Find the command that trains and take it apart. Raises ``UserError`` if there is none or more than one."""
     variables: dict[str, str] = {}
-    found: list[tuple[list[str], dict[str, str]]] = []
+    commands: list[tuple[str, list[str], dict[str, str]]] = []
     for words in _commands(text, where):
-        settings, rest = _split_assignments([part for word in words for part in _expand(word, variables, where)])
+        assigned, rest = _split_assignments([part for word in words for part in _expand(word, variables, where)])
         if not rest:
-            variables |= settings
+            variables |= assigned
             _check_length(sum(map(len, variables.values())), where)
-        elif _launcher(rest) is not None:
-            found.append((rest, variables | settings))
-    if not found:
+        elif (launcher := _launcher(rest)) is not None:
+            commands.append((launcher, rest, variables | assigned))
+    if not commands:
         raise UserError(Problem("no command that trains", WANTED, where=where))
-    started = [pair for pair in found if _launcher(pair[0]) not in ("python", "arguments")]
+    started = [command for command in commands if command[0] not in ("python", "arguments")]
     if len(started) == 1:  # python beside it prepares something
-        found = started
-    if len(found) > 1:
-        names = ", ".join(" ".join(words[:3]) + " ..." for words, _ in found[:4])
+        commands = started
+    if len(commands) > 1:
+        names = ", ".join(" ".join(words[:3]) + " ..." for _, words, _ in commands[:4])
         raise UserError(
-            Problem(f"{len(found)} commands that may train: {names}", "one", "leave one of them in the file", where)
+            Problem(f"{len(commands)} commands that may train: {names}", "one", "leave one of them in the file", where)
         )
-    (words, environment), launcher = found[0], _launcher(found[0][0])
-    assert launcher is not None
-    givens = list(_givens(launcher, words, environment, where))
-    return Command(launcher, [Given(first + n, *parts) for n, parts in enumerate(givens)])
+    settings = []
+    for table, name, value, written in _settings(*commands[0]):
+        is_started_with = table not in (ARGUMENTS, *OWN_PROGRAMS.values()) or name == DEVICES
+        rank = RANK_LAUNCHER if is_started_with else RANK_WORDS
+        settings.append(Setting(table, name, value, where, rank, written))
+    return Command(commands[0][0], settings)
 
 
-_Parts = tuple[Table, str, Any, str, int, str]
+_Parts = tuple[Table, str, Any, str]
+"""Table, name, value, and the key as it is written."""
 
 
-def _givens(launcher: str, words: list[str], environment: dict[str, str], where: str) -> Iterator[_Parts]:
-    """Table, name, value, file, rank and the key as written, of everything on a command line."""
+def _settings(launcher: str, words: list[str], environment: dict[str, str]) -> Iterator[_Parts]:
+    """Everything that a command line says."""
     table = {"accelerate": ACCELERATE, "torchrun": TORCHRUN, "deepspeed": DEEPSPEED_LAUNCHER}.get(launcher, PYTHON)
-    devices = environment.get("CUDA_VISIBLE_DEVICES")
-    if devices is not None:
-        holder = ARGUMENTS if table is ACCELERATE else table
-        yield holder, "CUDA_VISIBLE_DEVICES", devices, where, RANK_LAUNCHER, ""
+    if DEVICES in environment:
+        yield ARGUMENTS if table is ACCELERATE else table, DEVICES, environment[DEVICES], ""
     if launcher == "python" and OF_SLURM in environment:
-        yield PYTHON, "srun", True, where, RANK_LAUNCHER, "srun"
+        yield PYTHON, "srun", True, "srun"
     if launcher in OWN_PROGRAMS:
-        yield from _of_a_program(OWN_PROGRAMS[launcher], words[2:], where)
-        return
-    if launcher == "trl":
-        yield ARGUMENTS, "trl", words[1] if len(words) > 1 else "", where, RANK_WORDS, "trl"
+        yield from _of_a_program(OWN_PROGRAMS[launcher], words[2:])
+    elif launcher == "trl":
+        yield ARGUMENTS, "trl", words[1] if len(words) > 1 else "", "trl"
         for name, value, written in _arguments(words[2:]):
-            known = ARGUMENTS.find(name) is not None or ACCELERATE.find(name) is None
-            yield (
-                ARGUMENTS if known else ACCELERATE,
-                name,
-                value,
-                where,
-                RANK_WORDS if known else RANK_LAUNCHER,
-                written,
-            )
-        return
-    if _PYTHON.match(words[0]) and launcher != "python":
-        start = words.index("-m") + 2
-    elif words[0].endswith(".py"):
-        start = 0
+            is_accelerate_s = ARGUMENTS.find(name) is None and ACCELERATE.find(name) is not None
+            yield ACCELERATE if is_accelerate_s else ARGUMENTS, name, value, written
     else:
-        start = 2 if words[:2] == [words[0], "launch"] else 1
-    if launcher == "arguments":
-        start = 0
-    else:
-        options, start = _options(words, start, table)
-        for name, value, written in options:
-            yield table, name, value, where, RANK_LAUNCHER, written
-        if start < len(words):
-            yield ARGUMENTS, "script", words[start], where, RANK_WORDS, "script"
-            start += 1
-    for name, value, written in _arguments(words[start:]):
-        for leaf, item in flat({name: value}) if isinstance(value, dict) else [(name, value)]:
-            yield (
-                ARGUMENTS,
-                leaf,
-                item,
-                where,
-                RANK_WORDS,
-                written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}",
-            )
+        yield from _of_a_script(launcher, table, words)
 
 
-def _of_a_program(table: Table, words: list[str], where: str) -> Iterator[_Parts]:
+def _of_a_program(table: Table, words: list[str]) -> Iterator[_Parts]:
     """What ``axolotl train`` and ``llamafactory-cli train`` are given: a file, and keys that count before its own."""
     rest = list(words)
     while rest and "=" in rest[-1] and not rest[-1].startswith("--"):  # as OmegaConf takes them
         name, _, value = rest.pop().partition("=")
-        yield table, name, value, where, RANK_WORDS, name
+        yield table, name, value, name
     for name, value, written in _arguments(rest):
-        yield table, name, value, where, RANK_WORDS, written
+        yield table, name, value, written
+
+
+def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Parts]:
+    """What a launcher is told, the script that it starts, and what that is told."""
+    if launcher == "arguments" or words[0].endswith(".py"):
+        start = 0
+    elif _PYTHON.match(words[0]) and launcher != "python":
+        start = words.index("-m") + 2
+    else:
+        start = 2 if words[:2] == [words[0], "launch"] else 1
+    if launcher != "arguments":
+        options, start = _options(words, start, table)
+        for name, value, written in options:
+            yield table, name, value, written
+        if start < len(words):
+            yield ARGUMENTS, "script", words[start], "script"
+            start += 1
+    for name, value, written in _arguments(words[start:]):
+        for leaf, item in flat({name: value}) if isinstance(value, dict) else [(name, value)]:
+            yield ARGUMENTS, leaf, item, written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}"
 
 
 def _launcher(words: Sequence[str]) -> str | None:
@@ -315,7 +309,7 @@ def _as_text(match: re.Match[str]) -> str:
 
 def _unwrapped(words: list[str]) -> list[str]:
     """A command without redirections, and without the programs that only start another."""
-    kept: list[str] = []
+    words_left: list[str] = []
     skip = False
     for word in words:
         if skip:
@@ -323,28 +317,28 @@ def _unwrapped(words: list[str]) -> list[str]:
         elif re.fullmatch(r"\d?(?:>>?|<)", word):
             skip = True
         elif not re.match(r"\d?>>?\S", word):
-            kept.append(word)
+            words_left.append(word)
     index = 0
-    while index < len(kept) and (kept[index] in _PREFIXES or _ASSIGNMENT.match(kept[index])):
+    while index < len(words_left) and (words_left[index] in _PREFIXES or _ASSIGNMENT.match(words_left[index])):
         index += 1
-    settings = [word for word in kept[:index] if word not in _PREFIXES]
-    settings += [f"{OF_SLURM}=1"] if "srun" in kept[:index] else []
-    if set(kept[:index]) & set(_PREFIXES):  # what starts another program may have options of its own
-        for place in range(index, len(kept)):
-            if not kept[place].startswith("-") and _launcher(kept[place:]) is not None:
-                return [*settings, *kept[place:]]
-    return [*settings, *kept[index:]]
+    settings = [word for word in words_left[:index] if word not in _PREFIXES]
+    settings += [f"{OF_SLURM}=1"] if "srun" in words_left[:index] else []
+    if set(words_left[:index]) & set(_PREFIXES):  # what starts another program may have options of its own
+        for place in range(index, len(words_left)):
+            if not words_left[place].startswith("-") and _launcher(words_left[place:]) is not None:
+                return [*settings, *words_left[place:]]
+    return [*settings, *words_left[index:]]
 
 
 def _split_assignments(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """``NAME=value`` words before a command, and the rest."""
-    settings: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for index, word in enumerate(words):
         if not _ASSIGNMENT.match(word):
-            return settings, words[index:]
+            return assigned, words[index:]
         name, _, value = word.partition("=")
-        settings[name] = value
-    return settings, []
+        assigned[name] = value
+    return assigned, []
 
 
 def _check_length(num_letters: int, where: str) -> None:

@@ -19,11 +19,27 @@ from pydantic import ValidationError
 
 from tonnage.config import check
 from tonnage.config.schema import Config
-from tonnage.migration import adapters, material, placement, scripts, showing, training, upkeep
-from tonnage.migration.keys import VERDICTS, Verdict
+from tonnage.migration import (
+    adapters,
+    axolotl,
+    evaluation,
+    lengths,
+    llama_factory,
+    memory,
+    model,
+    rendering,
+    saving,
+    scripts,
+    trainer,
+    training,
+    workers,
+)
+from tonnage.migration.config_text import config_text, nested
+from tonnage.migration.draft import Conflict, Draft, Entry, Implied, Need, Pick
+from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, VERDICTS, VERSION_1, Verdict
 from tonnage.migration.reading import Files, read_files
-from tonnage.migration.sheet import Conflict, Entry, Implied, Need, Pick, Sheet, whole
-from tonnage.migration.text import config_text, nested
+from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
+from tonnage.migration.values import flag, whole
 
 REQUIRED = {
     "model": Need("model", "a hub id or a local directory", "HUB_ID_OR_DIRECTORY"),
@@ -84,7 +100,7 @@ class Import:
             "conflicts": [{"said": list(conflict.said), "taken": conflict.taken} for conflict in self.conflicts],
             "needed": [{"key": need.key, "sentence": need.sentence} for need in self.needs],
             "notes": list(self.notes),
-            "lost": [entry.given.shown for entry in self.lost],
+            "lost": [entry.setting.shown for entry in self.lost],
         }
 
 
@@ -99,85 +115,110 @@ def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -
 
 def convert(files: Files) -> Import:
     """Turn what was read into a config."""
-    sheet = Sheet(files)
-    scripts.supervised(sheet)
-    placement.other_files(sheet)
-    ranks = placement.workers(sheet)
-    training.batch(sheet, ranks)
-    training.duration(sheet)
-    training.optimizer(sheet)
-    training.schedule(sheet)
-    training.precision(sheet)
-    placement.memory(sheet)
-    material.model(sheet)
-    adapters.trained(sheet)
-    if showing.lists_data_sets(sheet):
-        showing.rows_and_template(sheet)
-        showing.plugins(sheet)
-        material.lengths(sheet)
+    draft = Draft(files)
+    scripts.supervised(draft)
+    workers.other_files(draft)
+    num_ranks = workers.workers(draft)
+    training.batch(draft, num_ranks)
+    training.duration(draft)
+    training.optimizer(draft)
+    training.schedule(draft)
+    training.precision(draft)
+    memory.memory(draft)
+    model.model(draft)
+    adapters.trained(draft)
+    if any(draft.files.has(table) for table in (AXOLOTL, LLAMA_FACTORY, VERSION_1)):
+        _rows_of_lists(draft)
+        lengths.lengths(draft)
     else:
-        material.rows(sheet, evaluates=upkeep.evaluates(sheet))
-        material.lengths(sheet)
-        material.mask(sheet)
-        material.special_tokens(sheet)
-        showing.tokens(sheet)
-    upkeep.evaluation(sheet)
-    upkeep.best_step(sheet)
-    upkeep.saving(sheet)
-    upkeep.pushing(sheet)
-    upkeep.tracking(sheet)
-    upkeep.seeds(sheet)
-    _length_of_the_run(sheet)
-    sheet.finish()
-    named = {need.key for need in sheet.needs}
-    sheet.needs[:0] = [need for key, need in REQUIRED.items() if key not in sheet.tree and key not in named]
-    sheet.needs += _contradictions(sheet)
-    version = sheet.program.with_version if sheet.has_arguments else ""
+        trainer.rows(draft, evaluates=evaluation.evaluates(draft))
+        lengths.lengths(draft)
+        rendering.mask(draft)
+        rendering.template_of_arguments(draft)
+        rendering.special_tokens(draft)
+        model.tokens(draft)
+    evaluation.evaluation(draft)
+    evaluation.best_step(draft)
+    saving.saving(draft)
+    saving.pushing(draft)
+    saving.tracking(draft)
+    training.seeds(draft)
+    _length_of_the_run(draft)
+    draft.finish()
+    named = {need.key for need in draft.needs}
+    draft.needs[:0] = [need for key, need in REQUIRED.items() if key not in draft.tree and key not in named]
+    draft.needs += _contradictions(draft)
+    version = draft.program.with_version if draft.has_arguments else ""
     return Import(
         program=files.program,
         version=version,
         files=files.names,
-        tree=nested(sheet.tree),
-        text=config_text(sheet.tree, sheet.origins, sheet.needs, files.names, version),
-        entries=tuple(sheet.entries[given.number] for given in files.givens),
-        implied=tuple(sheet.implied),
-        conflicts=tuple(sheet.conflicts),
-        needs=tuple(sheet.needs),
-        notes=tuple(sheet.notes),
+        tree=nested(draft.tree),
+        text=config_text(draft.tree, draft.origins, draft.needs, files.names, version),
+        entries=tuple(draft.entries[setting.number] for setting in files.settings),
+        implied=tuple(draft.implied),
+        conflicts=tuple(draft.conflicts),
+        needs=tuple(draft.needs),
+        notes=tuple(draft.notes),
     )
 
 
-def _length_of_the_run(sheet: Sheet) -> None:
+def _rows_of_lists(draft: Draft) -> None:
+    """Rows, how they are shown and what of them is trained, where a program lists data sets: Axolotl, LLaMA-Factory."""
+    is_axolotl = draft.files.has(AXOLOTL)
+    sources = axolotl.put_sources(draft) if is_axolotl else llama_factory.put_sources(draft)
+    evaluation.validation_fraction(draft)
+    draft.copy("data.duplicates", lambda value: "drop" if flag(value) else "keep")
+    if is_axolotl:
+        axolotl.order(draft)
+    else:
+        draft.switch("unshuffled", "data.order", "given", "Off.")
+        llama_factory.stage(draft, sources)
+    rendering.template(draft, sources, AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES)
+    model.tokens(draft)
+    lengths.over_length(draft, sources.shown)
+    rendering.mask(draft, sources.shown)
+    if is_axolotl:
+        axolotl.plugins(draft)
+    elif "chat" in sources.shown:
+        llama_factory.note_differences(draft)
+
+
+def _length_of_the_run(draft: Draft) -> None:
     """``total_num_steps`` of a DeepSpeed scheduler, where nothing else says how long the run is."""
-    if sheet.has_arguments and (autos := sheet.autos("total_steps")):
-        sheet.drop(Pick("auto", tuple(autos)), "Follows from epochs or steps.")
-    pick = next(iter(sheet.every("total_steps", whole)), None)
+    if draft.has_arguments and (autos := draft.autos("total_steps")):
+        draft.drop(Pick("auto", tuple(autos)), "Follows from epochs or steps.")
+    pick = next(iter(draft.every("total_steps", whole)), None)
     if pick is None:
         return
-    if "steps" in sheet.tree or "epochs" in sheet.tree:
-        sheet.drop(pick, "Other keys say how long the run is.")
+    if "steps" in draft.tree or "epochs" in draft.tree:
+        draft.drop(pick, "Other keys say how long the run is.")
     else:
-        sheet.put("steps", pick.value, pick)
+        draft.put("steps", pick.value, pick)
 
 
-def _contradictions(sheet: Sheet) -> list[Need]:
+def _contradictions(draft: Draft) -> list[Need]:
     """What our own checks say of the whole, files left aside."""
-    tree = nested({need.key: STAND_INS[need.key] for need in sheet.needs if need.key in STAND_INS} | sheet.tree)
+    tree = nested({need.key: STAND_INS[need.key] for need in draft.needs if need.key in STAND_INS} | draft.tree)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
         return [Need(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
     return [
-        Need(found.keys[0], f"{found.found}; needed: {found.needed}" + (f" ({found.change})" if found.change else ""))
-        for found in check.contradictions(config)
+        Need(problem.keys[0], f"{problem.found}; needed: {problem.needed}" + _in_brackets(problem.change))
+        for problem in check.contradictions(config)
     ]
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     return {
-        "key": entry.given.shown,
-        "value": entry.given.shown_value,
-        "file": entry.given.where,
+        "key": entry.setting.shown,
+        "value": entry.setting.shown_value,
+        "file": entry.setting.where,
         "to": dict(entry.to),
         "note": entry.note,
     }

@@ -1,25 +1,33 @@
-"""What is known of one key of another program's configuration, and the words the tables are written in.
+"""What is known of the keys of another program's configuration: read from ``tables``, one YAML for each kind of file.
 
-A table is a tuple of ``Key``. Each says what becomes of it, and a sentence why. The sentences are shown in the
-account of an import and in ``docs/importing.md``. What a key becomes is one of three things:
+    keys:
+      lora_r: adapter.rank                                               it tells a quantity
+      lora_target_linear: {tells: all_linear, becomes: adapter.targets, why: "true is all-linear."}
+      use_dora: {not supported: "Adapters here are plain LoRA, started as LoRA is.", of: use_peft}
+      bf16.auto_cast bf16.check_overflow: {not applicable: "The model and its inputs have one type."}
+      fsdp_config.: {include: fsdp}                                      keys of another table, with this in front
 
-* *mapped*: it decides a key of ours, alone or together with others. ``quantity`` names what it tells; keys of
-  different programs that tell the same thing share one, and the rules (``convert`` lists them) turn quantities into
-  keys of ours.
+A key is one of three things, for a reason that the account of an import and ``docs/importing.md`` show:
+
+* *mapped*: it decides a key of ours, alone or together with others. What it tells is a quantity: keys of different
+  programs that tell the same thing share one (``tables/quantities.yaml``), and the rules (``convert`` lists them) turn
+  quantities into keys of ours. A quantity that is one of our keys has its name.
 * *not applicable*: the same run needs no such key here.
 * *not supported*: there is nothing here that does it. A value that asks for nothing (``false``, ``none``, 0, or what
   ``idle`` lists) makes it not applicable, and so does the key in ``of``, if that one asks for nothing. Most such keys
-  *decide* what is computed: without them the run is another one than was asked for. Others say where bytes rest, how
-  fast it goes or where it is written.
+  *decide* what is computed: without them the run is another one than was asked for. Others (``decides: false``) say
+  where bytes rest, how fast it goes or where it is written.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
+
+from tonnage.migration.yaml_files import check_fields, read_data
 
 Verdict = Literal["mapped", "not applicable", "not supported", "unknown"]
 
@@ -27,8 +35,6 @@ VERDICTS: tuple[Verdict, ...] = ("mapped", "not applicable", "not supported", "u
 NOT_SAID = (None, "", "null", "auto")
 NOTHING = (*NOT_SAID, False, 0, "none", "no", "false", "off", "0")
 """Values, in lower case, that ask for nothing; the first of them even where ``idle`` holds true."""
-
-
 LONGEST_NAME = 120
 """Of a key that may be a known one misspelt."""
 
@@ -45,7 +51,7 @@ class Key:
     to: tuple[str, ...] = ()
     """Keys of ours it has a say in."""
     quantity: str = ""
-    """What it tells; the first of ``to`` if that says it all."""
+    """What it tells."""
     idle: tuple[object, ...] = ()
     """Values besides ``NOTHING`` that ask for nothing."""
     of: str = ""
@@ -65,42 +71,6 @@ DECIDING = ("memory.moments", "launch.workers", "checkpoint.best", "evaluate.pat
 def decides(to: Iterable[str]) -> bool:
     """Whether one of these keys of ours has a say in what is computed."""
     return any(key in DECIDING or key.partition(".")[0] not in APART for key in to)
-
-
-def maps(name: str, to: str, reason: str, *, quantity: str = "", is_flag: bool = False) -> Key:
-    """A key that is mapped; ``to`` holds our keys, separated by blanks."""
-    ours = tuple(to.split())
-    return Key(name, "mapped", reason, ours, quantity or ours[0], is_flag=is_flag)
-
-
-def moot(name: str, reason: str, *, is_flag: bool = False) -> Key:
-    """A key that does not apply here."""
-    return Key(name, "not applicable", reason, is_flag=is_flag)
-
-
-def lacks(
-    name: str,
-    reason: str,
-    *,
-    idle: Iterable[object] = (),
-    of: str = "",
-    is_flag: bool = False,
-    decides: bool = True,
-) -> Key:
-    """A key that asks for what tonnage cannot do; ``decides`` if what is computed depends on it."""
-    return Key(name, "not supported", reason, idle=tuple(idle), of=of, is_flag=is_flag, decides=decides)
-
-
-def alike(make: Callable[..., Key], reason: str, names: str, *, is_flag: bool = False) -> Iterator[Key]:
-    """Keys of one verdict for one reason, or that tell one quantity; ``names`` are separated by blanks."""
-    for name in names.split():
-        yield make(name, reason, is_flag=True) if is_flag else make(name, reason)
-
-
-def within(section: str, keys: Iterable[Key]) -> Iterator[Key]:
-    """Keys with what their names begin with in a file, ``fsdp_config.`` or ``fsdp_`` for instance."""
-    for key in keys:
-        yield replace(key, name=section + key.name, of=key.of and section + key.of)
 
 
 def asks_for_nothing(value: object, idle: Iterable[object] = ()) -> bool:
@@ -132,6 +102,8 @@ class Table:
     """Leading parts of a name that are replaced before it is looked up: the same keys are written flat elsewhere."""
     hints: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Names that scripts use for what a key is for, but that are spelt otherwise."""
+    signs: tuple[frozenset[str], ...] = field(default=(), repr=False)
+    """Sets of keys that this program alone has: a file that has all of one set is such a configuration."""
 
     def find(self, name: str) -> Key | None:
         """The key a name stands for; None if it is unknown."""
@@ -145,11 +117,6 @@ class Table:
             if found := self._by_name.get(".".join([*parts[:length], "*"])):
                 return found
         return next((key for key in self.keys if key.name.endswith("_*") and plain.startswith(key.name[:-1])), None)
-
-    def keys_named(self, names: str) -> Iterator[Key]:
-        """Keys that are the same in another table; ``names`` are separated by blanks."""
-        for name in names.split():
-            yield self._by_name[name]
 
     def has_section(self, name: str) -> bool:
         """Whether keys are known below a name."""
@@ -180,3 +147,88 @@ class Table:
     @cached_property
     def _by_name(self) -> dict[str, Key]:
         return {key.name: key for key in self.keys}
+
+
+def _quantities() -> dict[str, tuple[str, str]]:
+    """By name: keys of ours that keys of several programs have a say in, and the usual sentence for them."""
+    quantities = {}
+    for name, entry in read_data("quantities").items():
+        fields = {"why": entry} if isinstance(entry, str) else entry
+        check_fields(f"quantity {name}", fields, ("becomes", "why"))
+        quantities[name] = (fields.get("becomes", name), fields["why"])
+    return quantities
+
+
+QUANTITIES: Mapping[str, tuple[str, str]] = _quantities()
+
+
+def read_table(name: str) -> Table:
+    """The table of a file. Raises ``ValueError`` for what a table does not have, and for a key that is there twice."""
+    content = read_data(name)
+    check_fields(f"{name}.yaml", content, ("title", "signs", "sections", "hints", "keys"))
+    keys = tuple(_keys_of(name, content["keys"]))
+    if twice := {key.name for key in keys if [other.name for other in keys].count(key.name) > 1}:
+        raise ValueError(f"{name}.yaml has {', '.join(sorted(twice))} twice")
+    signs = tuple(frozenset(names.split()) for names in content.get("signs", ()))
+    return Table(content.get("title", ""), keys, content.get("sections", {}), content.get("hints", {}), signs)
+
+
+def _keys_of(table: str, entries: Mapping[str, Any]) -> Iterator[Key]:
+    own = {name for names in entries for name in names.split()}
+    for names, entry in entries.items():
+        if isinstance(entry, dict) and "include" in entry:
+            check_fields(f"{table}.yaml, {names}", entry, ("include", "without"))
+            yield from _included(names, read_table(entry["include"]), own, entry.get("without", "").split())
+        else:
+            key = _key(f"{table}.yaml, {names}", {"tells": entry} if isinstance(entry, str) else entry)
+            yield from (replace(key, name=name) for name in names.split())
+
+
+def _included(prefix: str, table: Table, own: Iterable[str], without: list[str]) -> Iterator[Key]:
+    """Keys of another table but for those that the including table has itself and those it names."""
+    if unknown := set(without) - {key.name for key in table.keys}:
+        raise ValueError(f"{', '.join(sorted(unknown))}, left out, is no key of the included table")
+    for key in table.keys:
+        if key.name not in without and prefix + key.name not in own:
+            yield replace(key, name=prefix + key.name, of=key.of and prefix + key.of)
+
+
+def _key(place: str, fields: Mapping[str, Any]) -> Key:
+    """What an entry says of its keys, which are still without a name."""
+    is_flag, idle, of = fields.get("flag", False), tuple(fields.get("idle", ())), fields.get("of", "")
+    if "tells" in fields:
+        check_fields(place, fields, ("tells", "becomes", "why", "flag"))
+        quantity = fields["tells"]
+        becomes, usual = QUANTITIES.get(quantity, (quantity, ""))
+        to, reason = tuple(fields.get("becomes", becomes).split()), fields.get("why", usual)
+        return Key("", "mapped", reason, to, quantity, is_flag=is_flag)
+    if "not applicable" in fields:
+        check_fields(place, fields, ("not applicable", "flag"))
+        return Key("", "not applicable", fields["not applicable"], is_flag=is_flag)
+    check_fields(place, fields, ("not supported", "idle", "of", "flag", "decides"))
+    if "not supported" not in fields:
+        raise ValueError(f"{place} says neither what it tells nor that it is not applicable or not supported")
+    return Key("", "not supported", fields["not supported"], (), "", idle, of, is_flag, fields.get("decides", True))
+
+
+DEEPSPEED = read_table("deepspeed")
+ACCELERATE = read_table("accelerate")
+ARGUMENTS = read_table("trainer")
+TORCHRUN = read_table("torchrun")
+DEEPSPEED_LAUNCHER = read_table("deepspeed_launcher")
+PYTHON = read_table("python")
+AXOLOTL = read_table("axolotl")
+LLAMA_FACTORY = read_table("llama_factory")
+VERSION_1 = read_table("llama_factory_1")
+TABLES = (
+    DEEPSPEED,
+    ACCELERATE,
+    ARGUMENTS,
+    TORCHRUN,
+    DEEPSPEED_LAUNCHER,
+    PYTHON,
+    AXOLOTL,
+    LLAMA_FACTORY,
+    VERSION_1,
+)
+"""In the order of the page."""

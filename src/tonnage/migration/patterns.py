@@ -27,9 +27,9 @@ def patterns_of(expression: str, *, whole: bool) -> list[str]:
         parsed = _parser.parse(expression)
     except (re.error, RecursionError, OverflowError):
         raise ValueError("is no regular expression") from None
-    found = _of_sequence(list(parsed))
-    closed = [name.removesuffix("$") for name in found]
-    ends = ["" if whole or name.endswith("$") else "*" for name in found]
+    names = _of_sequence(list(parsed))
+    closed = [name.removesuffix("$") for name in names]
+    ends = ["" if whole or name.endswith("$") else "*" for name in names]
     return list(dict.fromkeys(_tidy(name + end) for name, end in zip(closed, ends, strict=True)))
 
 
@@ -38,12 +38,12 @@ def _tidy(pattern: str) -> str:
 
 
 def _of_sequence(items: Iterable[Any]) -> list[str]:
-    found = [""]
+    names = [""]
     for code, argument in items:
-        found = [before + one for before in found for one in _of_item(code, argument)]
-        if len(found) > MOST_PATTERNS:
+        names = [before + name for before in names for name in _of_item(code, argument)]
+        if len(names) > MOST_PATTERNS:
             raise ValueError(f"means more than {MOST_PATTERNS} names")
-    return found
+    return names
 
 
 def _of_item(code: Any, argument: Any) -> list[str]:
@@ -57,7 +57,7 @@ def _of_item(code: Any, argument: Any) -> list[str]:
         case _constants.SUBPATTERN:
             return _of_sequence(argument[3])
         case _constants.BRANCH:
-            return [one for branch in argument[1] for one in _of_sequence(branch)]
+            return [name for branch in argument[1] for name in _of_sequence(branch)]
         case _constants.IN:
             return _of_class(argument)
         case _constants.MAX_REPEAT | _constants.MIN_REPEAT:

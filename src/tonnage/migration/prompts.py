@@ -1,8 +1,8 @@
-"""Axolotl's prompts that are a fixed text around two columns, as data, and as the Jinja template of the same text.
+"""Axolotl's prompts that are a fixed text around two columns, and the Jinja template of the same text.
 
-A row has an instruction, perhaps an input, and an output; what stands around them is the prompt. Texts are those of
-Axolotl 0.19's ``type`` and its style, and of a ``type`` that a configuration writes out. The output and the token that
-ends a text are supervised, as in every template of ours.
+A row has an instruction, perhaps an input, and an output; what stands around them is the prompt. It is that of a
+``type`` (``tables/prompts.yaml``), or the one that a configuration writes out. The output and the token that ends a
+text are supervised, as in every template of ours.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-_TASK = "Below is an instruction that describes a task"
-_BRIEF = "Below is an instruction from a USER that describes a task"
-_CONTEXT = "Use the following contextual information to concisely answer the question.\n"
+from tonnage.migration.yaml_files import check_fields, read_data
 
 
 @dataclass(frozen=True)
@@ -33,109 +31,39 @@ class Prompt:
     """Ours -> those of the rows."""
 
 
-_INSTRUCT = Prompt(
-    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
-    "### Instruction:\n{instruction}\n\n### Response:\n",
-    "{system}\n\n",
-)
-_CHAT = Prompt(
-    "USER: {instruction}\n{input}\nASSISTANT:", "USER: {instruction}\nASSISTANT:", system="SYSTEM: {system}\n"
-)
-_CHATML = Prompt(
-    "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>user\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>system\n{system}<|im_end|>\n",
-)
-_PHI = Prompt(  # as it is written there: no line break where a row has an input
-    "<|user|>\n{instruction}<|end|>{input}<|assistant|>",
-    "<|user|>\n{instruction}<|end|>\n<|assistant|>\n",
-    "<|system|>\n{system}<|end|>\n",
-)
-STYLES = {"instruct": _INSTRUCT, "chat": _CHAT, "chatml": _CHATML, "phi": _PHI}
-"""What follows the colon of a ``type``, as in ``alpaca:chat``."""
-_ALPACA = (
-    f"{_TASK}, paired with an input that provides further context. Write a response that appropriately completes the "
-    "request.",
-    f"{_TASK}. Write a response that appropriately completes the request.",
-)
-_CONCISE = (
-    f"{_BRIEF}, paired with an input that provides further context. The ASSISTANT writes a response that concisely and "
-    "appropriately completes the request.\n\n",
-    f"{_BRIEF}. The ASSISTANT writes a response that appropriately and concisely completes the request.\n\n",
-)
-_ORCA = {"system": "system_prompt", "instruction": "question", "output": "response"}
-_JEOPARDY = {"instruction": "question", "input": "category", "output": "answer"}
-_TLDR = "USER: Summarize the following article as a TL;DR.\n{instruction}\n"
+def _read_prompts() -> dict[str, Prompt]:
+    content = read_data("prompts")
+    prompts = {}
+    for name, entry in content["types"].items():
+        entry = content["types"].get(entry.get("like"), {}) | entry
+        check_fields(f"prompts.yaml, {name}", entry, ("like", "style", "usual", "answer", "columns"))
+        usual = tuple(content["usual"][entry["usual"]]) if "usual" in entry else ("", "")
+        prompts[name] = Prompt(
+            **content["styles"][entry["style"]],
+            usual=usual,
+            answer=entry.get("answer", ""),
+            columns=entry.get("columns", {}),
+        )
+    return prompts
 
-_CONTEXT_QA = Prompt(
-    "USER: {instruction}\n===\n{input}\nASSISTANT:",
-    "USER: {instruction}\n===\n\nASSISTANT:",
-    "SYSTEM: {system}\n",
-    (_CONTEXT, _CONTEXT),
-    columns={"instruction": "article", "input": "question", "output": "answer"},
-)
 
-NAMED: Mapping[str, Prompt] = {
-    "alpaca_chat.load": replace(_CHAT, usual=_ALPACA),
-    "alpaca_chat.load_concise": replace(_CHAT, usual=_CONCISE),
-    "alpaca_chat.load_qa": replace(_CHAT, usual=_CONCISE, columns={"instruction": "question", "output": "answer"}),
-    "alpaca_chat.load_camel_ai": replace(
-        _CHAT, usual=_CONCISE, columns={"instruction": "message_1", "output": "message_2"}
-    ),
-    "alpaca_chat.load_no_prompt": _CHAT,
-    "alpaca_instruct.load_no_prompt": _INSTRUCT,
-    "alpaca_w_system.load": _CHAT,
-    "alpaca_w_system.load_chat": _CHAT,
-    "alpaca_w_system.load_instruct": replace(_INSTRUCT, system="### System:\n{system}\n\n"),
-    "alpaca_w_system.load_open_orca": Prompt(
-        "### Human:\n{instruction}\n### Additional Context:\n{input}\n### Assistant:\n",
-        "### Human:\n{instruction}\n### Assistant:\n",
-        "### System:\n{system}\n",
-        columns=_ORCA,
-    ),
-    "alpaca_w_system.load_open_orca_chatml": replace(_CHATML, columns=_ORCA),
-    "context_qa.load": _CONTEXT_QA,
-    "context_qa.load_v2": Prompt(
-        "Context: {instruction}\nQuestion: {input}\n",
-        "Context: {instruction}\nQuestion: \n",
-        answer="Answer: ",
-        columns={"instruction": "context", "input": "question", "output": "answer"},
-    ),
-    "summarizetldr": Prompt(
-        _TLDR + "{input}\nASSISTANT:",
-        _TLDR + "ASSISTANT:",
-        columns={"instruction": "article", "output": "summary"},
-    ),
-    **{
-        f"{name}:{style}": replace(prompt, usual=_ALPACA, columns=columns)
-        for name, columns in {"alpaca": {}, "gpteacher": {"output": "response"}}.items()
-        for style, prompt in STYLES.items()
-        if style != "instruct"  # which is the built-in template
-    },
-    **{
-        f"jeopardy{suffix}": replace(prompt, usual=_ALPACA, answer="what is ", columns=_JEOPARDY)
-        for suffix, prompt in {"": _INSTRUCT, **{f":{style}": prompt for style, prompt in STYLES.items()}}.items()
-    },
-    "alpaca_chat": replace(_CHAT, usual=_ALPACA),
-    "alpaca_w_system": _CHAT,
-    "context_qa": _CONTEXT_QA,
-}
-"""Axolotl's types whose text is not that of our built-in ``alpaca``."""
+NAMED: Mapping[str, Prompt] = _read_prompts()
+"""By Axolotl's type of rows."""
 
 _FIELD = re.compile(r"\{(\w*)\}")
 
 
-def written_out(said: Mapping[str, str]) -> Prompt:
+def written_out(parts: Mapping[str, str]) -> Prompt:
     """A ``type`` that a configuration writes out itself, by the names that Axolotl has for its parts.
 
     Raises ``ValueError`` for a format with other places than it may have.
     """
-    fields = {ours: said.get(f"field_{ours}", ours) for ours in ("system", "instruction", "input", "output")}
+    fields = {ours: parts.get(f"field_{ours}", ours) for ours in ("system", "instruction", "input", "output")}
     prompt = Prompt(
-        said.get("format", "{instruction} {input} "),
-        said.get("no_input_format", "{instruction} "),
-        said.get("system_format", "{system}"),
-        (said.get("system_prompt", ""),) * 2,
+        parts.get("format", "{instruction} {input} "),
+        parts.get("no_input_format", "{instruction} "),
+        parts.get("system_format", "{system}"),
+        (parts.get("system_prompt", ""),) * 2,
         columns={ours: theirs for ours, theirs in fields.items() if ours != theirs},
     )
     places = {"with_input": ("instruction", "input"), "without_input": ("instruction",), "system": ("system",)}
@@ -151,11 +79,11 @@ def jinja(prompt: Prompt) -> str:
     """
     opener = _ending(prompt.with_input, prompt.without_input)
     with_input, without_input = prompt.with_input.removesuffix(opener), prompt.without_input.removesuffix(opener)
-    said = " + ".join([*(_text(text) for text in (opener, prompt.answer) if text), "message['content'] + eos_token"])
+    answer = " + ".join([*(_text(text) for text in (opener, prompt.answer) if text), "message['content'] + eos_token"])
     user = {"instruction": "message['instruction']", "input": "message['input']"}
     plain = {"instruction": "message['content']"}
     system = _concatenated(prompt.system, {"system": "message['content']"})
-    usual = [_concatenated(prompt.system, {"system": _text(one)}) if one else "" for one in prompt.usual]
+    usual = [_concatenated(prompt.system, {"system": _text(words)}) if words else "" for words in prompt.usual]
     lines = ["{{- text_start -}}"]
     if any(usual):
         lines += [
@@ -174,7 +102,7 @@ def jinja(prompt: Prompt) -> str:
             "'input' in message and message['input']",
         ),
         "{%- elif message['role'] == 'assistant' -%}",
-        f"{{{{- {said} -}}}}",
+        f"{{{{- {answer} -}}}}",
         "{%- else -%}",
         "{{- raise_exception('this prompt has no place for role ' + message['role']) -}}",
         "{%- endif -%}",
@@ -209,14 +137,14 @@ def _concatenated(text: str, places: Mapping[str, str]) -> str:
 
 def _parts(text: str, places: tuple[str, ...]) -> list[tuple[str, bool]]:
     """The texts and places of a format of Python's. Raises ``ValueError`` for other places."""
-    found: list[tuple[str, bool]] = []
+    parts: list[tuple[str, bool]] = []
     at = 0
     for match in _FIELD.finditer(text):
         if match[1] not in places:
             raise ValueError(f"has a place {match[0]}, where {', '.join(places)} may stand")
-        found += [(text[at : match.start()], False), (match[1], True)]
+        parts += [(text[at : match.start()], False), (match[1], True)]
         at = match.end()
-    rest = [*found, (text[at:], False)]
+    rest = [*parts, (text[at:], False)]
     if any("{" in part or "}" in part for part, is_place in rest if not is_place):
         raise ValueError("has braces that are no place of it")
     return [(part, is_place) for part, is_place in rest if part]

@@ -1,6 +1,6 @@
 """A file in, the keys it gives out, whatever program it was written for.
 
-What a file is follows from what it holds, not from its name: whose a mapping is (JSON or YAML), ``telling`` says;
+What a file is follows from what it holds, not from its name: whose a mapping is (JSON or YAML), ``recognition`` says;
 anything else is read as the text of a shell, in which the one command that trains is found (``command``). Files that
 are named in what was read are read as well, where they are found.
 """
@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,14 +22,8 @@ import yaml
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY, TUTORIAL_ONLY
-from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.command import read_command
-from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.given import RANK_DEEPSPEED, WANTED, Given, flat
-from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
 from tonnage.migration.programs import (
     ACCELERATE_YAML,
     AXOLOTL_YAML,
@@ -41,7 +35,8 @@ from tonnage.migration.programs import (
     TUTORIAL,
     Program,
 )
-from tonnage.migration.telling import kind_of, kind_of_arguments
+from tonnage.migration.recognition import kind_of, kind_of_arguments
+from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, Setting, flat
 
 LARGEST_BYTES = 256 << 10
 """Of a file: a hundred times the longest that people write, and read in a second."""
@@ -55,7 +50,7 @@ LARGEST_INTEGER = 2**63
 class Files:
     """Everything that was given, and by what."""
 
-    givens: tuple[Given, ...]
+    settings: tuple[Setting, ...]
     names: tuple[str, ...]
     launchers: tuple[str, ...]
     """Programs that start the script: ``torchrun`` and the like; empty if no command was given."""
@@ -64,7 +59,7 @@ class Files:
 
     def has(self, table: Table) -> bool:
         """Whether any key belongs to a table."""
-        return any(given.table is table for given in self.givens)
+        return any(setting.table is table for setting in self.settings)
 
     @cached_property
     def trainer(self) -> Program:
@@ -72,8 +67,8 @@ class Files:
         for table, program in _TRAINERS:
             if self.has(table):
                 return program
-        if any(_says_how_to_train(given) for given in self.givens):
-            if self._names >= TUTORIAL_ONLY:
+        if any(_says_how_to_train(setting) for setting in self.settings):
+            if self._names >= TUTORIAL.signs:
                 return TUTORIAL
             return TRL if self._is_trl else TRAINER
         return Program("", "")
@@ -88,24 +83,24 @@ class Files:
 
     @property
     def _names(self) -> set[str]:
-        return {ARGUMENTS.plain(given.name) for given in self.givens if given.table is ARGUMENTS}
+        return {ARGUMENTS.plain(setting.name) for setting in self.settings if setting.table is ARGUMENTS}
 
     @property
     def _is_trl(self) -> bool:
         names = self._names
-        scripts = [str(given.value) for given in self.givens if given.name == "script"]
+        scripts = [str(setting.value) for setting in self.settings if setting.name == "script"]
         known_together = "dataset_name" in names and names & {"max_length", "max_seq_length", "max_seq_len"}
         is_sft = any(re.search(r"(^|[/.])sft(\.py)?$", name) for name in scripts)
         is_example = any(re.search(r"(^|[/.])run_clm(_no_trainer)?(\.py)?$", name) for name in scripts)
-        return "trl" in names or is_sft or (not is_example and bool(known_together or names & set(TRL_ONLY)))
+        return "trl" in names or is_sft or (not is_example and bool(known_together or names & TRL.signs))
 
     def find(self, name: str) -> Path | None:
         """A file that another one names: from here, or from the folder of one of those given, or from above it."""
         if not name or Path(name).is_absolute():
             return Path(name) if name and Path(name).is_file() else None
         folders = [Path()]
-        for given in self.names:
-            folders += list(Path(given).absolute().parents)[:LEVELS_UP]
+        for setting in self.names:
+            folders += list(Path(setting).absolute().parents)[:LEVELS_UP]
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
     def read(self, path: Path) -> dict[str, Any]:
@@ -128,63 +123,86 @@ LEVELS_UP = 6
 """Folders in which a file that another one names is looked for."""
 
 
-def _says_how_to_train(given: Given) -> bool:
-    return given.table is ARGUMENTS and not _is_beside(given)
+def _says_how_to_train(setting: Setting) -> bool:
+    return setting.table is ARGUMENTS and not _is_beside(setting)
 
 
-def _is_beside(given: Given) -> bool:
+def _is_beside(setting: Setting) -> bool:
     """Whether an argument says what is started, or how it is divided, and nothing of the training."""
-    return given.name in ("script", "config", "CUDA_VISIBLE_DEVICES") or given.name.startswith("fsdp_config.")
+    return setting.name in ("script", "config", "CUDA_VISIBLE_DEVICES") or setting.name.startswith("fsdp_config.")
 
 
 def read_files(sources: Sequence[Path | str], workers: int | None = None) -> Files:
     """Read every file, and a command where a source is words and no file. Raises ``UserError`` for those of which
     nothing can be made, all together."""
-    givens: list[Given] = []
-    launchers: list[str] = []
-    names: list[str] = []
-    problems: list[Problem] = []
+    reading = _Reading()
     for source in sources:
-        try:
-            givens += _givens_of(source, len(givens), launchers, names)
-        except UserError as error:
-            problems += error.problems
-    if not problems:
-        _follow(givens, launchers, names, problems)
-    if len(givens) > MOST_KEYS:
-        problems.append(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=" and ".join(names)))
-    if problems:
-        raise UserError(*problems)
-    names_of_arguments = {given.name for given in givens if given.table is ARGUMENTS}
-    if any(given.table is LLAMA_FACTORY for given in givens) or kind_of_arguments(names_of_arguments) is LLAMA_FACTORY:
-        givens = [replace(given, table=LLAMA_FACTORY) if given.table is ARGUMENTS else given for given in givens]
-    trainers = {given.table.title for given in givens if given.table in TRAINERS and not _is_beside(given)}
+        reading.add(source)
+    if not reading.problems:
+        reading.follow()
+    where = " and ".join(reading.names)
+    if len(reading.settings) > MOST_KEYS:
+        reading.problems.append(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=where))
+    if reading.problems:
+        raise UserError(*reading.problems)
+    instead = {ARGUMENTS.title: LLAMA_FACTORY} if reading.is_llama_factory else {}
+    settings = tuple(
+        replace(setting, number=number, table=instead.get(setting.table.title, setting.table))
+        for number, setting in enumerate(reading.settings)
+    )
+    trainers = {setting.table.title for setting in settings if setting.table in TRAINERS and not _is_beside(setting)}
     if len(trainers) > 1:
-        where = " and ".join(names)
         raise UserError(Problem(f"configurations of {' and '.join(sorted(trainers))}", "of one of them", where=where))
-    return Files(tuple(givens), tuple(names), tuple(launchers), workers)
+    return Files(settings, tuple(reading.names), tuple(reading.launchers), workers)
 
 
-def _givens_of(source: Path | str, first: int, launchers: list[str], names: list[str]) -> list[Given]:
-    """The keys of one source. Raises ``UserError``."""
-    if isinstance(source, str) and _is_command(source):
-        names.append(COMMAND)
-        found = read_command(source, COMMAND, first)
-        launchers.append(found.launcher)
-        return found.givens
-    path = Path(source)
-    names.append(str(path))
-    text = _read(path)
-    mapping = _mapping(text, path)
-    if mapping is not None:
-        return givens_of_mapping(mapping, str(path), first)
-    found = read_command(text, str(path), first)
-    launchers.append(found.launcher)
-    return found.givens
+@dataclass
+class _Reading:
+    """What has been read so far."""
+
+    settings: list[Setting] = field(default_factory=list)
+    launchers: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def is_llama_factory(self) -> bool:
+        """Whether arguments of a script are those of LLaMA-Factory."""
+        arguments = {setting.name for setting in self.settings if setting.table is ARGUMENTS}
+        is_its_table = any(setting.table is LLAMA_FACTORY for setting in self.settings)
+        return is_its_table or kind_of_arguments(arguments) is LLAMA_FACTORY
+
+    def add(self, source: Path | str) -> None:
+        """Read one source."""
+        is_command = isinstance(source, str) and _is_command(source)
+        where = COMMAND if is_command else str(Path(source))
+        self.names.append(where)
+        try:
+            text = str(source) if is_command else _read(Path(source))
+            mapping = None if is_command else _mapping(text, Path(source))
+            if mapping is not None:
+                self.settings += settings_of_mapping(mapping, where)
+            else:
+                command = read_command(text, where)
+                self.settings += command.settings
+                self.launchers.append(command.launcher)
+        except UserError as error:
+            self.problems += error.problems
+
+    def follow(self) -> None:
+        """Read what the files name as well, where it is found."""
+        for setting in self.settings:  # which grows
+            is_file = setting.key is not None and setting.key.quantity in FOLLOWED and isinstance(setting.value, str)
+            known = {Path(name).name for name in self.names}
+            if not is_file or len(setting.value) > LONGEST_PATH or Path(setting.value).name in known:
+                continue
+            path = Files((), tuple(self.names), ()).find(setting.value)
+            if len(self.names) < MOST_FILES and path is not None:
+                self.add(path)
 
 
 COMMAND = "the command"
-"""Where keys are from that were given as words and not in a file."""
+"""Where settings are from that were given as words and not in a file."""
 
 
 def _is_command(text: str) -> bool:
@@ -197,37 +215,22 @@ def _is_command(text: str) -> bool:
         return True
 
 
-def _follow(givens: list[Given], launchers: list[str], names: list[str], problems: list[Problem]) -> None:
-    """Read what the files name as well, where it is found."""
-    for given in givens:  # which grows
-        key = given.key
-        is_file = key is not None and key.quantity in FOLLOWED and isinstance(given.value, str)
-        known = {Path(name).name for name in names}
-        if not is_file or len(given.value) > LONGEST_PATH or Path(given.value).name in known:
-            continue
-        if len(names) < MOST_FILES and (path := Files((), tuple(names), ()).find(given.value)) is not None:
-            try:
-                givens += _givens_of(path, len(givens), launchers, names)
-            except UserError as error:
-                problems += error.problems
-
-
-def givens_of_mapping(mapping: Mapping[str, Any], where: str, first: int) -> list[Given]:
-    """The keys of a mapping, which belongs to the program that ``telling`` says."""
+def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[Setting]:
+    """The settings of a mapping, which belongs to the program that ``recognition`` says."""
     if "model" in mapping and "data" in mapping:
         raise UserError(Problem("a config of tonnage already", WANTED, where=where))
     leaves = list(islice(flat(mapping), MOST_KEYS + 1))
     if len(leaves) > MOST_KEYS:
         raise UserError(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=where))
     kind = kind_of(mapping, leaves, where)
-    givens: list[Given] = []
+    settings: list[Setting] = []
     for name, value in leaves:
-        if kind.table is not DEEPSPEED and name.startswith("deepspeed."):  # the whole of DeepSpeed's, written inside
-            inner, leaf, whose = DEEPSPEED, name.removeprefix("deepspeed."), RANK_DEEPSPEED
+        inner = name.removeprefix("deepspeed.")
+        if kind.table is not DEEPSPEED and inner != name:  # the whole of DeepSpeed's, written inside
+            settings.append(Setting(DEEPSPEED, inner, value, where, RANK_DEEPSPEED, name))
         else:
-            inner, leaf, whose = kind.table, kind.prefix + name, kind.rank
-        givens.append(Given(first + len(givens), inner, leaf, value, where, whose, name))
-    return givens
+            settings.append(Setting(kind.table, kind.prefix + name, value, where, kind.rank, name))
+    return settings
 
 
 def _read(path: Path) -> str:
@@ -240,8 +243,8 @@ def _read(path: Path) -> str:
     except IsADirectoryError:
         raise UserError(Problem("a directory", WANTED, where=str(path))) from None
     except UnicodeDecodeError:
-        found = "not UTF-8 text" + (" (pickled arguments are not read)" if path.suffix == ".bin" else "")
-        raise UserError(Problem(found, WANTED, where=str(path))) from None
+        problem = "not UTF-8 text" + (" (pickled arguments are not read)" if path.suffix == ".bin" else "")
+        raise UserError(Problem(problem, WANTED, where=str(path))) from None
 
 
 def _mapping(text: str, path: Path) -> dict[str, Any] | None:
@@ -262,8 +265,8 @@ def _mapping(text: str, path: Path) -> dict[str, Any] | None:
     except RecursionError:
         raise UserError(Problem(f"more than {DEEPEST} levels", WANTED, where=str(path))) from None
     except ValueError as error:
-        found = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
-        raise UserError(Problem(found, WANTED, where=str(path))) from None
+        problem = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
+        raise UserError(Problem(problem, WANTED, where=str(path))) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UserError(Problem("no keys with values", WANTED, where=str(path)))
     return value
@@ -315,8 +318,9 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
             raise ValueError("an alias within what it stands for")
         return known[id(node)]
     known[id(node)] = 0
-    inner = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
-    known[id(node)] = 1 + sum(_num_values(one, known) for one in inner)
+    is_mapping = isinstance(node, yaml.MappingNode)
+    inner = [part for pair in node.value for part in pair] if is_mapping else node.value
+    known[id(node)] = 1 + sum(_num_values(part, known) for part in inner)
     return known[id(node)]
 
 
@@ -338,10 +342,10 @@ def _json(text: str, path: Path) -> Any:
     twice: set[str] = set()
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             twice.update(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        return found
+        return mapping
 
     try:
         value = json.loads(text, object_pairs_hook=once)

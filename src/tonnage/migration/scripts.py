@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML
-from tonnage.migration.sheet import Pick, Sheet
 
 _KINDS: Mapping[str, str] = {
     "preferences or rewards": "dpo kto orpo cpo simpo ipo bco apo xpo tpo mpo nash preference preferences reward "
@@ -45,11 +45,12 @@ def objective(script: str) -> tuple[str, bool]:
     parts = path.parts if "/" in str(path) or path.suffix in (".py", ".sh") else tuple(script.strip().split("."))
     names = [_words(PurePath(part).stem if part.endswith((".py", ".sh")) else part) for part in parts[-2:]]
     for word in [word for name in reversed(names) for word in name]:
-        other = word if word in _OTHERS else next((one for one in _JOINED if _ends_in(word, one)), "")
+        joined = next((other for other in _JOINED if _ends_in(word, other)), "")
+        other = word if word in _OTHERS else joined
         if other:
             return other, False
     own = names[-1] if names else []
-    word = next((word for word in own if any(_ends_in(word, one) for one in _SUPERVISED)), "")
+    word = next((word for word in own if any(_ends_in(word, supervised) for supervised in _SUPERVISED)), "")
     return word, bool(word)
 
 
@@ -63,21 +64,21 @@ def _words(name: str) -> list[str]:
     return [word if word in _OTHERS else word.strip("0123456789") for word in re.split(r"[^a-z0-9]+", parted)]
 
 
-def supervised(sheet: Sheet) -> None:
+def supervised(draft: Draft) -> None:
     """Refuse a script that trains something else, and one of which nobody knows what it trains."""
-    for given in sheet.files.givens:
-        if given.name != "script":
+    for setting in draft.files.settings:
+        if setting.name != "script":
             continue
-        pick = Pick(str(given.value), (given,))
+        pick = Pick(str(setting.value), (setting,))
         word, is_supervised = objective(pick.value)
-        if sheet.program in (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1):
-            sheet.drop(pick, "What is trained, its configuration says.")
+        if draft.program in (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1):
+            draft.drop(pick, "What is trained, its configuration says.")
         elif word and is_supervised:
-            sheet.drop(pick, SUPPOSED)
+            draft.drop(pick, SUPPOSED)
         elif word:
-            sheet.refuse(pick, f"By its name ({word}) it trains on {_OTHERS[word]}: supervised fine-tuning only.")
+            draft.refuse(pick, f"By its name ({word}) it trains on {_OTHERS[word]}: supervised fine-tuning only.")
         else:
-            sheet.refuse(
+            draft.refuse(
                 pick,
                 "Nobody here knows what it trains, and its name does not say (sft, train, finetune). If these are "
                 "arguments of supervised training, --partial writes the config.",

@@ -11,7 +11,7 @@ from tonnage.config.commented import lines_of, on_a_line
 from tonnage.config.keys import all_keys
 
 if TYPE_CHECKING:
-    from tonnage.migration.sheet import Need
+    from tonnage.migration.draft import Need
 
 COMMENT_COLUMN = 44
 

@@ -1,12 +1,12 @@
-"""What sources of other programs have in common: the names of roles that we know, and what they want to be shown by."""
+"""What sources of other programs have in common: names of roles that we know, and what rows want to be shown by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from tonnage.migration.draft import Pick
 from tonnage.migration.prompts import Prompt
-from tonnage.migration.sheet import Pick
 
 USUAL_ROLES = {
     "system": ("system", "developer"),
@@ -18,10 +18,10 @@ USUAL_ROLES = {
 
 
 @dataclass
-class Listed:
+class Sources:
     """Sources, and what they want to be shown by."""
 
-    sources: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
     picks: list[Pick[Any]] = field(default_factory=list)
     shown: set[str] = field(default_factory=set)
     prompt: Prompt | None = None

@@ -11,13 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.axolotl import AXOLOTL
-from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.given import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
-from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_SIGNS, VERSION_1
+from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
+from tonnage.migration.settings import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
 
 
 @dataclass(frozen=True)
@@ -28,43 +23,20 @@ class Kind:
     rank: int
     prefix: str = ""
     """What its keys are below in the table."""
-    told_by: tuple[frozenset[str], ...] = ()
-    """Sets of keys; a mapping that has all of one set is of this kind."""
+    beside_signs: frozenset[str] = frozenset()
+    """Keys that such a file has besides the signs of its table."""
     is_counted: bool = True
-    """Whether a mapping that no set tells may be of this kind because most of its keys are. Not of programs that take
+    """Whether a mapping without signs may be of this kind because most of its keys are. Not of programs that take
     the Trainer's arguments beside their own: with a few of those their defaults, an adapter even, would be written."""
 
 
 KINDS = (
-    Kind(
-        AXOLOTL,
-        RANK_ARGUMENTS,
-        told_by=(frozenset({"base_model"}), frozenset({"sequence_len", "micro_batch_size"})),
-        is_counted=False,
-    ),
-    Kind(
-        VERSION_1,
-        RANK_ARGUMENTS,
-        told_by=(frozenset({"model", "train_dataset"}), frozenset({"model", "peft_config"})),
-        is_counted=False,
-    ),
-    Kind(
-        LLAMA_FACTORY,
-        RANK_ARGUMENTS,
-        told_by=tuple(signs | {"model_name_or_path"} for signs in LLAMA_FACTORY_SIGNS),
-        is_counted=False,
-    ),
-    Kind(
-        DEEPSPEED,
-        RANK_DEEPSPEED,
-        told_by=tuple(
-            frozenset({one}) for one in ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
-        ),
-    ),
+    Kind(AXOLOTL, RANK_ARGUMENTS, is_counted=False),
+    Kind(VERSION_1, RANK_ARGUMENTS, is_counted=False),
+    Kind(LLAMA_FACTORY, RANK_ARGUMENTS, beside_signs=frozenset({"model_name_or_path"}), is_counted=False),
+    Kind(DEEPSPEED, RANK_DEEPSPEED),
     Kind(ARGUMENTS, RANK_ARGUMENTS),
-    Kind(
-        ACCELERATE, RANK_ACCELERATE, told_by=tuple(frozenset({one}) for one in ("compute_environment", "num_processes"))
-    ),
+    Kind(ACCELERATE, RANK_ACCELERATE),
     Kind(ARGUMENTS, RANK_ARGUMENTS, prefix="fsdp_config."),
 )
 OTHERS = {
@@ -81,12 +53,12 @@ LEAST_KNOWN = 0.5
 def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where: str) -> Kind:
     """What a mapping is. Raises ``UserError`` for what cannot be told."""
     names = set(mapping)
-    told = [kind for kind in KINDS if any(signs <= names for signs in kind.told_by)]
-    if len(told) > 1:
-        titles = " and ".join(kind.table.title for kind in told)
+    by_signs = [kind for kind in KINDS if any(signs | kind.beside_signs <= names for signs in kind.table.signs)]
+    if len(by_signs) > 1:
+        titles = " and ".join(kind.table.title for kind in by_signs)
         raise UserError(Problem(f"keys of several programs ({titles})", "one program's", "divide it", where))
-    if told:
-        return told[0]
+    if by_signs:
+        return by_signs[0]
     counted = [kind for kind in KINDS if kind.is_counted]
     known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in counted]
     best = counted[known.index(max(known))]
@@ -97,11 +69,11 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
     if not max(known):
         raise UserError(Problem(f"no key that is known ({shown})", WANTED, where=where))
     if max(known) < LEAST_KNOWN * len(leaves):
-        found = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(known)} and no program more"
-        raise UserError(Problem(found, WANTED, where=where))
+        problem = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(known)} and no program more"
+        raise UserError(Problem(problem, WANTED, where=where))
     return best
 
 
 def kind_of_arguments(names: set[str]) -> Table:
     """Whose the arguments of a script are."""
-    return LLAMA_FACTORY if any(signs <= names for signs in LLAMA_FACTORY_SIGNS) else ARGUMENTS
+    return LLAMA_FACTORY if any(signs <= names for signs in LLAMA_FACTORY.signs) else ARGUMENTS

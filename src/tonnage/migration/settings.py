@@ -1,4 +1,4 @@
-"""One key that a file gives, and what all that read files agree on."""
+"""A setting: one key with its value, as a file or a command has it; and what all that read those agree on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ SECRET = ("token", "secret", "password", "api_key", "access_key")
 
 
 @dataclass(frozen=True)
-class Given:
-    """One key that a file gives."""
+class Setting:
+    """One key with its value."""
 
-    number: int
-    """Its place among all that were given."""
     table: Table
     name: str
     """Dotted, as the table has it but for numbers of list items."""
@@ -35,6 +33,8 @@ class Given:
     """What counts where two say different things: the lower."""
     written: str = ""
     """As it was written, ``--learning_rate`` for instance; the name if that is it."""
+    number: int = 0
+    """Its place among all that are read."""
 
     @property
     def key(self) -> Key | None:

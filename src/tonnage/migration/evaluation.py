@@ -1,0 +1,122 @@
+"""What is evaluated and when, and what follows from it: the best step, and an early end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.programs import AXOLOTL_YAML
+from tonnage.migration.training import per_epoch, steps_of
+from tonnage.migration.values import flag, number, occasion, whole
+
+
+def evaluates(draft: Draft) -> bool:
+    """Whether the run evaluates on the way."""
+    strategies = draft.every("eval_strategy", occasion)
+    if not strategies and draft.default("evaluate.every"):
+        return True
+    return any(pick.value not in ("no", "none") for pick in strategies) or any(
+        pick.value for pick in draft.every("do_eval", flag)
+    )
+
+
+def validation_fraction(draft: Draft) -> None:
+    """A part of the rows that is held out, where a program lists data sets."""
+    pick = draft.first("validation_fraction", number)
+    if pick is None:
+        return
+    if pick.value == 0:
+        draft.drop(pick, "No validation rows.")
+    elif "data.validation" in draft.tree:
+        draft.drop(pick, "Other rows are evaluated.")
+    elif pick.value < 1:
+        draft.put("data.validation", pick.value, pick)
+    else:
+        draft.refuse(pick, "A fraction of the rows, below 1.")
+
+
+def evaluation(draft: Draft) -> None:
+    """Steps between evaluations."""
+    if _evaluations_of_an_epoch(draft):
+        draft.drop_every("evals_per_epoch counts.", "evaluate.every", "eval_strategy")
+    strategy = draft.first("eval_strategy", occasion)
+    every, asked = draft.first("evaluate.every", number), draft.first("do_eval", flag)
+    is_enough = draft.default("evaluate.every") or not draft.program.counts_workers  # a number by itself
+    if every is not None and strategy is None and is_enough:
+        _every(draft, every)
+    match strategy.value if strategy is not None else "no":
+        case "steps" if strategy is not None and every is not None:
+            _every(draft, every, strategy)
+        case "steps" if strategy is not None:
+            draft.leave_open(
+                Need("evaluate.every", "steps between evaluations: as often as was logged", "500"), strategy
+            )
+        case "no" | "none":
+            draft.drop(strategy, "Validation rows, if there are any, are evaluated at the end.")
+        case other:
+            assert strategy is not None
+            draft.refuse(strategy, f"Every so many steps (evaluate.every), not {other}.")
+    draft.drop(every, "The strategy is not steps.")
+    draft.drop(asked, "Validation rows are evaluated if there are any.")
+
+
+def _evaluations_of_an_epoch(draft: Draft) -> bool:
+    of_an_epoch = per_epoch(draft, "evals_per_epoch")
+    if of_an_epoch is None:
+        return False
+    pick, fraction = of_an_epoch
+    if "data.validation" not in draft.tree:
+        draft.drop(pick, "There are no validation rows.")
+    elif fraction >= 1:
+        draft.drop(pick, "Validation rows are evaluated at the end.")
+    else:
+        draft.put("evaluate.every", round(fraction, 6), pick)
+    return True
+
+
+def _every(draft: Draft, every: Pick[float], *others: Pick[str]) -> None:
+    """Evaluate after so many steps, or after such a fraction of all of them."""
+    value = steps_of(draft, every.value) or every.value
+    if value <= 0:
+        draft.drop(every, "Never.")
+    elif "data.validation" in draft.tree:
+        draft.put("evaluate.every", value, every, *others)
+    else:
+        need = Need("evaluate.every", "needs data.validation: rows, or a fraction such as 0.02", str(value))
+        draft.leave_open(need, every, *others)
+
+
+LOSSES = ("loss", "eval_loss", "none")
+"""``metric_for_best_model`` of a loss."""
+
+
+def best_step(draft: Draft) -> None:
+    """The step that is exported, and after how many evaluations without a better one the run ends.
+
+    transformers counts from the first evaluation after steps, and compares strictly; so does a run here that is not
+    evaluated before its first step. Axolotl loads the best step wherever it stops early.
+    """
+    patience, best = draft.first("evaluate.patience", whole), draft.first("checkpoint.best", flag)
+    figure = draft.first("best_figure", lambda value: str(value).lower())
+    if best is not None and not best.value:
+        draft.drop(best, "The last step is exported.")
+        best = None
+    if patience is not None and patience.value <= 0:
+        draft.drop(patience, "Off.")
+        patience = None
+    picks: list[Pick[Any]] = [pick for pick in (patience, best) if pick is not None]
+    asking: tuple[Pick[Any] | None, ...] = (*picks, figure)
+    if not picks:
+        draft.drop(figure, "The last step is exported.")
+    elif figure is not None and figure.value not in LOSSES:
+        draft.refuse(asking, f"The best step is the one with the least loss (eval_loss), not by {figure.value}.")
+    elif "evaluate.every" not in draft.tree:
+        what = "validation rows" if "data.validation" not in draft.tree else "evaluations between steps"
+        draft.refuse(asking, f"Needs {what}, which nothing asks for: data.validation and evaluate.every.")
+    else:
+        if patience is not None:
+            draft.put("evaluate.patience", patience.value, patience)
+            draft.imply("evaluate.before", False, "nothing is evaluated before the first step")
+        if best is not None or draft.program is AXOLOTL_YAML:
+            draft.put("checkpoint.best", "eval_loss", *picks, figure)
+        draft.drop(figure, "The loss is what is compared.")

@@ -1,0 +1,114 @@
+"""The model: which, from which weights, and what its vocabulary is given."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Any
+
+from tonnage.errors import UserError
+from tonnage.migration.draft import Draft, Need
+from tonnage.migration.families import end_of_text, router_loss
+from tonnage.migration.values import flag, text, texts, words
+
+
+def model(draft: Draft) -> None:
+    """The model, at which revision, and whether its own code may run."""
+    name = draft.first("model", text)
+    if name is not None and (method := _quantised(draft, name.value)):
+        draft.refuse(
+            name,
+            f"Weights of {method} are not trained on: name the model that they were made of, which adapter.quantize "
+            "rests in 4 or 8 bits.",
+        )
+    elif name is not None:
+        draft.put("model", name.value, name)
+    kind = draft.first("model_class", text)
+    if kind is not None and kind.value.endswith(("Classification", "Answering")):
+        draft.refuse(kind, "Next tokens are predicted, not labels.")
+    elif kind is not None:
+        draft.drop(kind, "The class follows from the model's files.")
+    draft.refuse(draft.first("media", text), "Rows with images or sounds are not trained on.")
+    _start(draft)
+    tokenizer = draft.first("tokenizer", text)
+    if tokenizer is not None and name is not None and tokenizer.value == name.value:
+        draft.drop(tokenizer, "The model's own.")
+    elif tokenizer is not None and any(setting.name == "base_model_config" for setting in tokenizer.settings):
+        draft.refuse(tokenizer, "The configuration is the one in the model's directory.")
+    elif tokenizer is not None:
+        draft.put("tokenizer", tokenizer.value, tokenizer)
+    revision = draft.first("revision", text)
+    if revision is not None and revision.value == "main":
+        draft.drop(revision, "The main branch is what is trained without it.")
+    elif revision is not None:
+        draft.put("revision", revision.value, revision)
+    draft.copy("trust_remote_code", flag)
+
+
+QUANTISED = (
+    r"(?<![a-z0-9])(awq|gptq|aqlm|hqq|eetq|exl[23]|quip|quanto|spqr|vptq|autoround|torchao|bnb|mlx|w[48]a\d+|"
+    r"(?:int|nf|fp|nvfp)4|int8|[2-8]-?bit)(?![a-z0-9])"
+)
+"""What names of models say that hold quantised weights, in small letters."""
+READ_AS_BF16 = ("mxfp4", "fp8")
+"""``quant_method`` of a model's config.json whose weights are widened as they are read."""
+
+
+def _quantised(draft: Draft, model: str) -> str:
+    """With what a model's weights are quantised, as its config.json says where it is here, else its name."""
+    path = draft.files.find(f"{model}/config.json")
+    if path is None:
+        named = re.search(QUANTISED, PurePath(model.lower()).name)
+        return named[0].upper() if named else ""
+    with suppress(UserError):
+        method = (draft.files.read(path).get("quantization_config") or {}).get("quant_method", "")
+        return "" if str(method).lower() in READ_AS_BF16 else str(method)
+    return ""
+
+
+def _start(draft: Draft) -> None:
+    """From the model's weights, or from random ones; and what routers are told."""
+    draft.switch("init", "init", "random", "The model's weights.")
+    routers = draft.first("router_logits", flag)
+    loss = router_loss(str(draft.tree.get("model", "")))
+    if routers is not None and routers.value and loss is not None:
+        draft.put("router_loss", loss, routers, note="As the model's config.json has it.")
+    elif routers is not None and routers.value:
+        need = Need("router_loss", "router_aux_loss_coef of the model's config.json, which counts here", "0.02")
+        draft.leave_open(need, routers)
+    elif routers is not None:
+        draft.put("router_loss", 0.0, routers)
+
+
+def tokens(draft: Draft) -> None:
+    """Tokens that a vocabulary is given or that get another meaning, and what becomes of them in rows."""
+    draft.copy("data.control_tokens", _control_tokens)
+    eos = draft.first("data.eos_token", text)
+    if eos is not None and eos.value == end_of_text(str(draft.tree.get("model", ""))):
+        draft.drop(eos, "The model's own.")
+    elif eos is not None:
+        draft.put("data.eos_token", eos.value, eos)
+    added = draft.first("data.added_tokens", _listed_tokens)
+    brought = {"<|im_start|>", "<|im_end|>"} if draft.tree.get("data.template") == "chatml" else set()
+    if added is not None and set(added.value) <= brought:
+        draft.drop(added, "The template brings them along.")
+    elif added is not None:
+        draft.put("data.added_tokens", added.value, added)
+    if "data.added_tokens" in draft.tree or "data.eos_token" in draft.tree:
+        draft.notes.append(
+            "Rows of tokens that are new to the vocabulary begin as the mean of the others; embedding and head must be "
+            "trained then, with an adapter by adapter.also."
+        )
+
+
+def _control_tokens(value: Any) -> str:
+    """LLaMA-Factory's ``split_special_tokens``, if it says anything."""
+    if value is None:
+        raise ValueError("says nothing")
+    return "text" if flag(value) else "keep"
+
+
+def _listed_tokens(value: Any) -> list[str]:
+    """Axolotl lists them, LLaMA-Factory writes commas between them."""
+    return texts(value) if isinstance(value, list) else words(value)

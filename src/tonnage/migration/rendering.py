@@ -1,0 +1,169 @@
+"""How rows are shown to the model, and what of them is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tonnage.files.paths import is_jinja
+from tonnage.migration.draft import Draft, Pick
+from tonnage.migration.programs import TRL, TUTORIAL
+from tonnage.migration.prompts import jinja as prompt_template
+from tonnage.migration.sources import Sources
+from tonnage.migration.templates import JINJA, Named, ours_for
+from tonnage.migration.values import flag, text
+
+BORDER = (
+    "The other program makes tokens of a prompt and of its answer apart, here they are made of both in one: tokens at "
+    "the border may be others where a prompt does not end in a line break."
+)
+FALLBACK = "tokenizer_default_fallback_"
+
+
+def template(draft: Draft, sources: Sources, named: Mapping[str, Named]) -> None:
+    """The template of rows that a program lists: one for all of them."""
+    top, jinja = draft.first("chat_template", text), draft.first("jinja", text)
+    asked = [*sources.templates, *([top] if top is not None else [])]
+    if jinja is not None:
+        if (jinja.value.endswith(JINJA) or is_jinja(jinja.value)) and "chat" in sources.shown:
+            draft.put("data.template", jinja.value, jinja)
+        else:
+            draft.refuse(jinja, "A Jinja file, or a template's text, of rows that are conversations.")
+    elif "alpaca" in sources.shown:
+        draft.imply("data.template", "alpaca", "rows of type alpaca are shown so")
+    elif sources.prompt is not None:
+        draft.imply("data.template", prompt_template(sources.prompt), "the prompt of the rows' type")
+        if not (sources.prompt.with_input.endswith("\n") and sources.prompt.without_input.endswith("\n")):
+            draft.notes.append(BORDER)
+    elif asked and sources.shown != {"text"}:
+        _named(draft, asked[0], named)
+    elif "chat" in sources.shown:
+        draft.imply("data.template", "auto", "the tokenizer's own by default")
+    for pick in asked:
+        if sources.shown == {"text"}:
+            draft.drop(pick, "Text is trained as it is.")
+        elif "data.template" in draft.tree and pick.value == asked[0].value:
+            draft.drop(pick, "What the model is told later; rows are shown as their type says.")
+        else:
+            draft.refuse(pick, "One template shows all rows.")
+    _arguments(draft)
+
+
+def _named(draft: Draft, pick: Pick[str], named: Mapping[str, Named]) -> None:
+    name, model = pick.value, str(draft.tree.get("model", ""))
+    if name.startswith(FALLBACK):
+        draft.put("data.template", "auto", pick, note="Where the tokenizer has none, the account says what is taken.")
+        return
+    known = named.get(name)
+    ours = ours_for(known, model) if known is not None else ""
+    if known is not None and known.text and not ours:
+        _written_out(draft, pick, known)
+    elif known is not None and ours:
+        is_copy = ours == "auto" and name != "tokenizer_default" and not known.differs
+        note = f"The model's own, of which {name} is a copy." if is_copy else known.differs
+        draft.put("data.template", ours, pick, note=note)
+    elif known is not None:
+        draft.refuse(
+            pick,
+            f"{model or 'The model'} may have another text than {name}: write that into the config (data.template), or "
+            "take the model's own (data.template: auto).",
+        )
+    else:
+        draft.refuse(
+            pick,
+            f"No template has the text of {name} here: write it into the config (data.template), or take the model's "
+            "own (data.template: auto).",
+        )
+
+
+def _written_out(draft: Draft, pick: Pick[str], known: Named) -> None:
+    """A template whose text stands in the config, for the model may have another one."""
+    turns = known.turns
+    if turns is not None and turns.thinks and any(asked.value for asked in draft.every("mask_history", flag)):
+        draft.refuse(pick, "With mask_history earlier answers have no thought: write it into data.template.")
+        return
+    draft.put("data.template", known.text, pick, note="Written out, for the model's own may be another text.")
+    if turns is not None and turns.tokens:
+        draft.imply("data.added_tokens", list(turns.tokens), f"{pick.value} has them added")
+    if turns is not None and turns.joins:
+        draft.notes.append(BORDER)
+
+
+def _arguments(draft: Draft) -> None:
+    arguments: dict[str, Any] = {}
+    picks: list[Pick[Any]] = []
+    for pick in draft.every("data.template_arguments", lambda value: value):
+        name = pick.settings[0].name.partition(".")[2]
+        if pick.value is None:
+            draft.drop(pick, "Not set.")
+        elif "." in name:
+            draft.refuse(pick, "An argument of a template is one value, or a list.")
+        else:
+            arguments[name] = pick.value
+            picks.append(pick)
+    if arguments:
+        draft.put("data.template_arguments", arguments, *picks)
+    thinking = draft.first("thinking", flag)
+    if thinking is not None and not thinking.value:
+        draft.put("data.template_arguments", {**arguments, "enable_thinking": False}, thinking)
+    elif thinking is not None:
+        draft.drop(thinking, "Templates that ask think by default.")
+
+
+def template_of_arguments(draft: Draft) -> None:
+    """The template that TRL's arguments name."""
+    template = draft.first("data.template", text)
+    if template is not None and (template.value.endswith(JINJA) or is_jinja(template.value)):
+        draft.put("data.template", template.value, template)
+    else:
+        draft.refuse(template, "A Jinja file, not another tokenizer: save its chat template as one.")
+
+
+def mask(draft: Draft, shown: Collection[str] = ()) -> None:
+    """Which tokens are trained. ``shown`` says how rows are, where a program lists them."""
+    inputs, last = draft.first("train_on_inputs", flag), draft.first("mask_history", flag)
+    assistant, completion = draft.first("assistant_only", flag), draft.first("completion_only", _maybe)
+    asked = [pick for pick in (assistant, completion) if pick is not None and pick.value]
+    denied = [pick for pick in (assistant, completion) if pick is not None and pick.value is False]
+    if inputs is not None and inputs.value:
+        draft.put("data.train_on", "all", inputs)
+    elif last is not None and last.value:
+        draft.put("data.train_on", "last", last)
+    elif inputs is not None:
+        draft.put("data.train_on", "assistant", inputs)
+    elif asked:
+        draft.put("data.train_on", "assistant", *asked)
+    elif denied:
+        note = "" if completion in denied else "Of rows with prompt and completion, TRL trained the completion alone."
+        draft.put("data.train_on", "all", *denied, note=note)
+    elif draft.program is TUTORIAL:
+        draft.imply("data.train_on", "all", "the script trains every token")
+    elif draft.program is TRL:
+        draft.imply("data.train_on", "all", "TRL trains every token of conversations and of text by default")
+        draft.notes.append(
+            "Of rows with prompt and completion TRL trains the completion alone: write data.train_on: assistant for "
+            "those."
+        )
+    elif set(shown) - {"text"}:
+        draft.imply("data.train_on", "assistant", "what the assistant says is trained by default")
+    draft.drop([pick for pick in (inputs, last) if pick is not None and not pick.value], "Off.")
+    draft.drop(completion if completion is not None and completion.value is None else None, "The default.")
+    draft.drop((inputs, last, assistant, completion), "Other keys decide data.train_on.")
+
+
+def _maybe(value: Any) -> bool | None:
+    return None if value is None or str(value).lower() in ("none", "null") else flag(value)
+
+
+def special_tokens(draft: Draft) -> None:
+    """Whether tokens are added to what a template writes. They never are here, and a text always gets its tokenizer's,
+    so only where a template is named are all rows known to be conversations."""
+    added = draft.first("special_tokens", flag)
+    if added is None:
+        return
+    if added.value == ("data.template" not in draft.tree):
+        draft.drop(added, "So it is here.")
+    elif added.value:
+        draft.refuse(added, "Nothing is added to what a template writes: write the tokens into it.")
+    else:
+        draft.refuse(added, "A text gets what its tokenizer adds; false is for conversations, with chat_template.")

@@ -1,0 +1,134 @@
+"""Rows as arguments of the Trainer and of TRL name them become sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.programs import TRL, TUTORIAL
+from tonnage.migration.values import number, text, texts, words
+
+USUAL_TEXT_COLUMN = "text"
+
+
+def rows(draft: Draft, *, evaluates: bool) -> None:
+    """Sources to train on and to evaluate on."""
+    column = draft.first("text_column", text)
+    columns: dict[str, Any] = {}
+    if column is not None and column.value != USUAL_TEXT_COLUMN:
+        columns = {"columns": {USUAL_TEXT_COLUMN: column.value}}
+    both = draft.first("splits", _splits)
+    split = draft.first("train_split", text) or (None if both is None else Pick(both.value[0], both.settings))
+    hub, files = draft.first("dataset", text), draft.first("train_file", texts)
+    subset = draft.first("subset", text)
+    named = {"name": subset.value} if subset is not None and hub is not None else {}
+    mixture = _mixture(draft)
+    picks: Sequence[Pick[Any] | None] = ()
+    if mixture:
+        sources, picks = mixture
+        draft.drop(hub, "TRL ignores it where datasets are listed.")
+    elif hub is not None:
+        sources = [_source(hub.value, split) | named]
+        picks = [hub, split, subset]
+    elif files is not None:
+        sources, picks = [{"path": path} for path in files.value], [files]
+    else:
+        sources = []
+    if sources:
+        if files is not None and files not in picks:
+            draft.drop(files, "A data set of the hub is named.")
+        used = column if columns else None
+        draft.put("data.train", _short([source | columns for source in sources]), *picks, used)
+    draft.drop((split, subset), "No data set of the hub is named.")
+    if not (columns and sources):
+        draft.drop(column, "The usual name." if not columns else "No rows are named.")
+    _validation(draft, hub, named, columns, _second(both), evaluates=evaluates)
+    draft.drop(both, "No data set of the hub is named, or others are evaluated.")
+
+
+def _splits(value: Any) -> list[str]:
+    names = words(value)
+    if not 1 <= len(names) <= 2:
+        raise ValueError("is neither a split to train on nor two, the second to evaluate on")
+    return names
+
+
+def _second(both: Pick[list[str]] | None) -> Pick[str] | None:
+    return Pick(both.value[1], both.settings) if both is not None and len(both.value) > 1 else None
+
+
+def _source(path: str, split: Pick[str] | None) -> dict[str, Any]:
+    return {"path": path} | ({"split": split.value} if split is not None and split.value != "train" else {})
+
+
+def _short(sources: list[dict[str, Any]]) -> Any:
+    """One source that is no more than its path, as the path."""
+    return sources[0]["path"] if len(sources) == 1 and set(sources[0]) == {"path"} else sources
+
+
+def _mixture(draft: Draft) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | None:
+    """TRL's list of data sets, and alignment-handbook's."""
+    picks: list[Pick[Any]] = []
+    sources: dict[str, dict[str, Any]] = {}
+    for quantity, ours, parse in (
+        ("mixture_path", "path", text),
+        ("mixture_name", "name", text),
+        ("mixture_split", "split", text),
+        ("mixture_weight", "weight", number),
+    ):
+        for pick in draft.every(quantity, parse):
+            place = next((part for part in pick.settings[0].name.split(".") if part.isdecimal()), "0")
+            sources.setdefault(place, {})[ours] = pick.value
+            picks.append(pick)
+    whole_ones = [source for source in sources.values() if "path" in source]
+    _shares(draft, len(whole_ones))
+    if not whole_ones:
+        draft.drop(picks, "No data set is named.")
+        return None
+    return whole_ones, picks
+
+
+def _shares(draft: Draft, number_of: int) -> None:
+    """TRL's ``fraction``, which is a share of the rows of the mixture and not of those of the data set."""
+    for pick in draft.every("mixture_fraction", number):
+        if number_of < 2:
+            draft.drop(pick, "A share of one data set is all of it.")
+        else:
+            draft.refuse(
+                pick,
+                "A share of the mixture's rows, so what it takes of a data set follows from how many rows each has: "
+                "write weight for each source (0.5 is half of its rows).",
+            )
+
+
+def _validation(
+    draft: Draft,
+    hub: Pick[str] | None,
+    named: Mapping[str, str],
+    columns: Mapping[str, Any],
+    second: Pick[str] | None,
+    *,
+    evaluates: bool,
+) -> None:
+    files = draft.first("validation_file", texts)
+    fraction, percentage = draft.first("validation_fraction", number), draft.first("validation_percentage", number)
+    split = draft.first("test_split", text) or second
+    if files is not None:
+        draft.put("data.validation", _short([{"path": path, **columns} for path in files.value]), files)
+    elif fraction is not None and fraction.value < 1:
+        draft.put("data.validation", fraction.value, fraction)
+    elif percentage is not None:
+        draft.put("data.validation", percentage.value / 100, percentage)
+    elif evaluates and hub is not None and split is not None:
+        draft.put("data.validation", [{"path": hub.value, "split": split.value, **named, **columns}], split)
+    elif evaluates and hub is not None and draft.program in (TRL, TUTORIAL):
+        source = [{"path": hub.value, "split": "test", **named, **columns}]
+        because = "dataset_test_split test by default" if draft.program is TRL else "the script evaluates split test"
+        draft.imply("data.validation", source, because)
+    if fraction is not None and fraction.value > 1 and fraction.value == int(fraction.value):
+        sentence = f"{fraction.value:g} rows as a fraction of all: {fraction.value:g} / their number"
+        draft.leave_open(Need("data.validation", sentence, "0.01"), fraction)
+    draft.refuse(fraction, "A fraction of the rows, below 1.")
+    are_others = "data.validation" in draft.tree
+    draft.drop((percentage, split), "Other rows are evaluated." if are_others else "Nothing is evaluated.")

@@ -1,0 +1,41 @@
+"""The data of this package: YAML files in ``tables``, read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+
+def read_data(name: str) -> dict[str, Any]:
+    """The mapping that a file holds. Raises ``ValueError`` for a key that stands twice in a mapping."""
+    text = files("tonnage.migration").joinpath("tables", f"{name}.yaml").read_text("utf-8")
+    loader = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        assert node is not None, name
+        _check_once(name, node)
+        content: dict[str, Any] = loader.construct_document(node)
+    finally:
+        loader.dispose()
+    return content
+
+
+def check_fields(place: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ``ValueError`` if an entry has fields that nobody reads, or none at all."""
+    if not fields:
+        raise ValueError(f"{place} says nothing")
+    if unknown := set(fields) - set(known):
+        raise ValueError(f"{place} has {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+
+
+def _check_once(name: str, node: yaml.Node) -> None:
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value]
+        if twice := {key for key in names if names.count(key) > 1}:
+            raise ValueError(f"{name}.yaml has {', '.join(sorted(twice))} twice")
+    for inner in node.value if not isinstance(node, yaml.ScalarNode) else ():
+        for part in inner if isinstance(inner, tuple) else (inner,):
+            _check_once(name, part)
