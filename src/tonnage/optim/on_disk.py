@@ -70,9 +70,9 @@ class OnDisk:
         self._resident = dict(zip(stay, cut_up(host_memory(len(stay) * aligned(largest)), largest), strict=True))
         self._streamed = [number for number in range(len(self._tiles)) if number not in self._resident]
         num_tiles = max(1, len(self._streamed))
-        shape = Shape(largest, num_tiles, min(num_buffers, num_tiles), durable=False)
+        shape = Shape(largest, num_tiles, min(num_buffers, num_tiles))
         self._ahead = max(1, shape.num_buffers - 2)
-        self._store = TileStore.create(directories, shape, log, spare_bytes=self.state_bytes)
+        self._store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
         log(
             f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {len(self._tiles)} tiles, "
             f"{len(self._resident)} of them in memory, which takes {self.host_bytes / 1e6:.0f} MB"
