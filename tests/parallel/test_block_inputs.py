@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from tape import Tape
 from tonnage.errors import UserError
+from tonnage.offload.residency import INPUTS
 from tonnage.parallel import block_inputs
-from tonnage.parallel.block_inputs import HELD, BlockInputs
+from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.recompute import recompute_blocks
 
 CPU = torch.device("cpu")
@@ -112,9 +113,9 @@ def test_bytes_are_those_of_inputs_that_fit_but_the_last_do_not_come_back() -> N
     found = blocks()
     inputs = BlockInputs(found, INPUT_BYTES, CPU)
     run(found, 5).sum().backward()
-    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - HELD) * 5 * WIDTH * 4
+    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - INPUTS.slots) * 5 * WIDTH * 4
     run(found, MOST_TOKENS + 1).sum().backward()
-    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - HELD) * 5 * WIDTH * 4
+    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - INPUTS.slots) * 5 * WIDTH * 4
 
 
 def test_few_inputs_are_there_at_a_time() -> None:
@@ -137,7 +138,7 @@ def test_few_inputs_are_there_at_a_time() -> None:
         return max(most)
 
     assert most_inputs(lambda found: None) == NUM_BLOCKS
-    assert most_inputs(lambda found: BlockInputs(found, INPUT_BYTES, CPU)) <= HELD
+    assert most_inputs(lambda found: BlockInputs(found, INPUT_BYTES, CPU)) <= INPUTS.slots
 
 
 def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,15 +22,17 @@ from torch import Tensor, nn
 from tonnage.host.locked import locked_for, sent
 from tonnage.kernels.lanes import Lane
 from tonnage.offload.pages import Pages
+from tonnage.offload.residency import GRADIENTS
 from tonnage.optim.tiers import Trained, content, local
 from tonnage.optim.tiles import aligned
 
 NORM_ELEMENTS = 1 << 22
 """Of a gradient whose norm is taken at a time."""
-LEAVING = 2
-"""Gradients on their way to the host's memory: the one that became whole last, and the one before."""
-SENT_ELEMENTS, BUFFERS = 4 * NORM_ELEMENTS, 3
-"""Of a gradient that goes to disk at a time, and buffers through which a device's go."""
+LEAVING = GRADIENTS["host"].slots
+"""Gradients on their way to the host's memory."""
+SENT_ELEMENTS, BUFFERS = GRADIENTS["disk"].unit_bytes // 4, GRADIENTS["disk"].slots
+"""Of a gradient that goes to disk at a time, whole runs of ``NORM_ELEMENTS``, and buffers through which a device's
+go."""
 
 
 class Gradients(Protocol):

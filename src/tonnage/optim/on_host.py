@@ -23,11 +23,9 @@ from torch import Tensor
 from tonnage.host.locked import locked_for
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.optim.tiers import Piece, Trained
 from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
-
-TILE_BYTES = 64 << 20
-NUM_BUFFERS = 4
 
 
 @dataclass
@@ -53,7 +51,7 @@ class OnHost:
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
         tile_bytes: int | None = None,
-        num_buffers: int = NUM_BUFFERS,
+        num_buffers: int | None = None,
         resident_bytes: int = 0,
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
@@ -63,10 +61,10 @@ class OnHost:
             UserError: so much of the host's memory cannot be locked.
         """
         self._whole = _reserve(whole_streams(trained, codec), device)
-        self._tiles = lay_out(sorted(trained, key=lambda one: one.turn), codec, tile_bytes or TILE_BYTES)
+        self._tiles = lay_out(trained, codec, tile_bytes or OPTIMIZER["host"].unit_bytes)
         largest = max(map(end_of, self._tiles), default=1)
         stay = staying(len(self._tiles), resident_bytes, largest)
-        moving = min(num_buffers, len(self._tiles) - len(stay))
+        moving = min(num_buffers or OPTIMIZER["host"].slots, len(self._tiles) - len(stay))
         memory = torch.zeros((len(stay) + moving) * aligned(largest), dtype=torch.uint8, device=device)
         rooms = cut_up(memory, largest)
         self._resident = dict(zip(stay, rooms, strict=False))

@@ -73,9 +73,9 @@ def streams_of(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple
 
 
 def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[Place]]:
-    """The pieces of every tile: parameters in order, each tile as full as rows and blocks allow."""
+    """The pieces of every tile: parameters by their turns, each tile as full as rows and blocks allow."""
     tiles: list[list[Place]] = []
-    for one in trained:
+    for one in sorted(trained, key=lambda one: one.turn):
         row, num_elements = one.row, local(one.parameter).numel()
         start = 0
         while start < num_elements:

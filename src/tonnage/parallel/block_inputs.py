@@ -18,9 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tonnage.host.locked import locked_for
 from tonnage.kernels.lanes import Lane
-
-HELD = 2
-"""Inputs that are on their way out: that of the block that runs, and the one before."""
+from tonnage.offload.residency import INPUTS
 
 
 class BlockInputs:
@@ -72,7 +70,7 @@ class BlockInputs:
         with self._outward:
             self._copy_out(number, saved.detach())
         self._leaving[number] = saved.detach(), self._outward.mark()
-        if len(self._leaving) > HELD:
+        if len(self._leaving) > INPUTS.slots:
             self._let_go(next(iter(self._leaving)))
         return number
 

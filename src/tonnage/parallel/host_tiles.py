@@ -22,11 +22,9 @@ from torch import Tensor
 
 from tonnage.host.locked import locked_for
 from tonnage.kernels.lanes import Lane
+from tonnage.offload.residency import TILES
 from tonnage.parallel.shelves import OnDisk, aligned
 from tonnage.parallel.tiled import TiledWeight
-
-ROOMS = 2
-"""Tiles that there is room for on the device, and buffers through which those come that rest on disk."""
 
 
 class HostTiles:
@@ -46,9 +44,9 @@ class HostTiles:
             UserError: so much of the host's memory cannot be locked.
         """
         largest = aligned(max(one.part_numel * one.parameter.itemsize for one in weights))
-        self._rooms = cycle(torch.zeros(ROOMS * largest, dtype=torch.uint8, device=device).split(largest))
+        self._rooms = cycle(torch.zeros(TILES.slots * largest, dtype=torch.uint8, device=device).split(largest))
         self._shelf, self._inward = shelf, lane(device)
-        self.num_bytes = 0 if shelf is None else ROOMS * largest
+        self.num_bytes = 0 if shelf is None else TILES.slots * largest
         """Of the host's memory, for buffers."""
         memory = locked_for("memory.parameter_tier", self.num_bytes, device, "memory.parameter_tier=host")
         self._buffers = cycle(map(_Buffer, memory.split(largest))) if self.num_bytes else None
@@ -62,7 +60,7 @@ class HostTiles:
         for."""
         coming = deque[tuple[Tensor, Any]]()
         for place in range(len(order)):
-            for ahead in range(place + len(coming), min(place + ROOMS, len(order))):
+            for ahead in range(place + len(coming), min(place + TILES.slots, len(order))):
                 coming.append(self._call(weight, order[ahead : ahead + 2]))
             matrix, there = coming.popleft()
             self._inward.join(there)

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from tonnage.kernels.lanes import Lane
+from tonnage.offload.residency import BLOCKS
 from tonnage.parallel.shelves import InMemory, OnDisk
-
-ROOMS = 2
-"""Blocks that there is room for on the device."""
 
 
 @dataclass(eq=False)
@@ -56,7 +54,7 @@ class Rooms:
 
     def open(self, num_bytes: int) -> None:
         """Take memory of the device for the largest block's ``num_bytes``, twice, unless there is one block alone."""
-        number = min(ROOMS, self._num_blocks)
+        number = min(BLOCKS.slots, self._num_blocks)
         memories = (torch.zeros(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(number))
         self._rooms = [Room(memory) for memory in memories]
 
