@@ -1,12 +1,15 @@
 """Arrays whose memory is a file: they rest on disk and come into memory when somebody looks at them.
 
+Most lie in files of their own. What is ``stored`` lies in somebody else's and is only read: no copy of it is made, and
+whoever writes into it all the same changes memory, not the file.
+
 The system's page cache moves the bytes, so every use is correct at any time, by anyone: a block's forward pass, a
 checkpoint, an evaluation, a loader that fills them. What is said here besides is only about speed and about how much
 memory stays taken: ``prefetch`` begins to read before a use, ``bring`` waits for that, ``rest`` gives memory back after
 it and begins to write what has changed. ``rewrite`` changes an array without mapping its pages, which would cost a
 fault for each. Memory that nobody else wants goes on serving as a cache.
 
-The files have no name and vanish with the process: what a run goes on from is a checkpoint.
+Files of their own have no name and vanish with the process: what a run goes on from is a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,25 +43,50 @@ _START_WRITING = 2
 
 
 @dataclass(frozen=True)
-class _Place:
-    file: int
+class Place:
+    """Bytes of a file."""
+
+    file: Path
     start: int
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class _Place:
+    file: int
+    """Its number: those of the directories come first."""
+    start: int
+    num_bytes: int
+
+    @property
+    def whole_pages(self) -> tuple[int, int]:
+        """Start and size of what the bytes touch."""
+        start = self.start // PAGE * PAGE
+        return start, self.start + self.num_bytes - start
+
+
 class Pages:
-    """Named arrays over files, one in each of ``directories``, filled evenly. Everything is zero at first.
+    """Named arrays over files, one in each of ``directories``, filled evenly, which are zero at first; and those that
+    are ``stored`` in other files.
 
     Several threads may call: one that updates a block while another reads the next one ahead.
     """
 
-    def __init__(self, sizes: Mapping[str, int], directories: Sequence[Path], what: str) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        directories: Sequence[Path],
+        what: str,
+        stored: Mapping[str, Place] = MappingProxyType({}),
+    ) -> None:
         """Reserve the space: ``sizes`` are bytes, at least one. ``what`` says for whom, in messages.
 
         Raises:
             UserError: not enough space.
         """
         self._sizes, self._directories, self._what = dict(sizes), list(directories), what
+        self.stored = stored
+        """Arrays that have their content already."""
         self._places: dict[str, _Place] = {}
         self._parts: dict[str, _Place] = {}
         self._part_bytes: dict[str, int] = {}
@@ -71,6 +100,14 @@ class Pages:
         self._files = [_reserved(path, max(PAGE, end), what) for path, end in zip(directories, ends, strict=True)]
         weakref.finalize(self, _close, self._files)
         self._maps = [mmap.mmap(file, max(PAGE, end)) for file, end in zip(self._files, ends, strict=True)]
+        paths = {place.file for place in stored.values()}
+        number_of = {path: number for number, path in enumerate(paths, len(ends))}
+        for path in number_of:
+            self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            both = mmap.PROT_READ | mmap.PROT_WRITE
+            self._maps.append(mmap.mmap(self._files[-1], 0, flags=mmap.MAP_PRIVATE, prot=both))
+        for name, place in stored.items():
+            self._places[name] = _Place(number_of[place.file], place.start, place.num_bytes)
         self._reader = ThreadPoolExecutor(1, "page-read")
         self._coming: dict[str, Future[None]] = {}
         self._lock = threading.Lock()
@@ -87,8 +124,13 @@ class Pages:
         """Whether none of the arrays has one of some names."""
         return self._places.keys().isdisjoint(names)
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of what is stored."""
+        return sum(place.num_bytes for place in self.stored.values())
+
     def memory(self, name: str) -> memoryview:
-        """The bytes of an array, mapped; they begin on a page."""
+        """The bytes of an array, mapped."""
         place = self._places[name]
         return memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
 
@@ -96,9 +138,8 @@ class Pages:
         """Let an array come and go in parts of so many bytes, which ``ahead`` names."""
         place, self._part_bytes[name] = self._places[name], part_bytes
         for number, first in enumerate(range(0, place.num_bytes, part_bytes)):
-            start = (place.start + first) // PAGE * PAGE  # a page that two parts share comes with both
-            stop = place.start + min(first + part_bytes, place.num_bytes)
-            self._parts[_part(name, number)] = _Place(place.file, start, stop - start)
+            size = min(part_bytes, place.num_bytes - first)
+            self._parts[_part(name, number)] = _Place(place.file, place.start + first, size)
 
     def ahead(self, names: Sequence[str], first: int = 0) -> list[str]:
         """What ``prefetch``, ``bring`` and ``rest`` are to be told where ``names`` are wanted one after another, the
@@ -122,15 +163,18 @@ class Pages:
         self.waited_seconds += time.perf_counter() - began
 
     def rest(self, names: Collection[str]) -> None:
-        """Give back the memory of arrays, and begin to write what was changed in them."""
+        """Give back the memory of arrays, and of what shares a page with them, and begin to write what was changed in
+        them."""
         for name in names:
             with self._lock:
                 coming = self._coming.pop(name, None)
             if coming is not None:
                 coming.result()  # what is dropped while it is being read would come in again
             place = self._place(name)
-            self._maps[place.file].madvise(mmap.MADV_DONTNEED, place.start, place.num_bytes)
-            _start_writing(self._files[place.file], place.start, place.num_bytes)
+            start, size = place.whole_pages
+            self._maps[place.file].madvise(mmap.MADV_DONTNEED, start, size)
+            if place.file < len(self._directories):
+                _start_writing(self._files[place.file], start, size)
 
     def turn(self, there: Collection[str], coming: Sequence[str]) -> list[str]:
         """Bring the first of ``coming`` and begin to read the others; what else is ``there`` rests. What is there
@@ -158,13 +202,13 @@ class Pages:
             raise DiskFailed(f"{where}: could not write {name} ({self._what}): {error.strerror}") from error
 
     def copy(self) -> Pages:
-        """The same arrays as they are now, in files of their own; a file system that can share blocks does.
+        """The same arrays, but for what is stored, as they are now; a file system that can share blocks does.
 
         Raises:
             UserError: not enough space.
         """
         twin = Pages(self._sizes, self._directories, f"a copy of {self._what}")
-        for source, target, mapped in zip(self._files, twin._files, self._maps, strict=True):
+        for source, target, mapped in zip(self._files, twin._files, self._maps, strict=False):  # those of directories
             _copy_file(source, target, len(mapped))
         return twin
 
@@ -179,10 +223,11 @@ class Pages:
 
     def _read(self, name: str) -> None:
         place = self._place(name)
+        start, size = place.whole_pages
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._files[place.file], place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
-        mapped = memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
-        bring_in(np.frombuffer(mapped, np.uint8).ctypes.data, place.num_bytes)
+            os.posix_fadvise(self._files[place.file], start, size, os.POSIX_FADV_WILLNEED)
+        mapped = memoryview(self._maps[place.file])[start : start + size]
+        bring_in(np.frombuffer(mapped, np.uint8).ctypes.data, size)
 
 
 class Joined:

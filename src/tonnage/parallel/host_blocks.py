@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
-from tonnage.offload.mapped import Place
+from tonnage.offload.pages import Place
 from tonnage.parallel.parts import is_gathered, with_local
 from tonnage.parallel.rooms import Room, Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned

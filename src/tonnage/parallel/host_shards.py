@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
-from tonnage.offload.mapped import Place
+from tonnage.offload.pages import Place
 from tonnage.parallel.host_blocks import ON_DEVICE, own_parameters
 from tonnage.parallel.parts import is_gathered, padded_shape, turned, with_local
 from tonnage.parallel.rooms import Rooms

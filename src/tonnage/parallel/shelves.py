@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tonnage.host.locked import locked_for
-from tonnage.offload.mapped import Mapped, Place
-from tonnage.offload.pages import Pages
+from tonnage.offload.pages import Pages, Place
 
 ALIGNMENT = 256
 """Bytes of which the start of every parameter is a multiple, as of memory that an allocator gives."""
@@ -75,10 +74,10 @@ class OnDisk:
             UserError: not enough space, or so much of the host's memory cannot be locked.
         """
         sizes = {name: stop - start for block in blocks for name, (start, stop) in block.items()}
-        self._blocks, self.mapped = blocks, Mapped({name: stored[name] for name in sizes if name in stored})
-        own = {name: size for name, size in sizes.items() if name not in self.mapped} | dict(beside)
+        self._blocks, lying = blocks, {name: stored[name] for name in sizes if name in stored}
+        own = {name: size for name, size in sizes.items() if name not in lying} | dict(beside)
         what = "the parameters of the blocks"
-        self.pages = Pages(own, directories, f"{what} and what comes in tiles" if beside else what)
+        self.pages = Pages(own, directories, f"{what} and what comes in tiles" if beside else what, lying)
         largest = aligned(max(map(_end, blocks), default=0))
         memory = locked_for("memory.parameter_tier", 2 * largest, device, "memory.parameter_tier=device")
         self.num_bytes = memory.nbytes
@@ -90,8 +89,7 @@ class OnDisk:
 
     def bytes_of(self, name: str) -> Tensor:
         """Those of a parameter, as they lie: mapped."""
-        source = self.mapped if name in self.mapped else self.pages
-        return torch.frombuffer(source.memory(name), dtype=torch.uint8)
+        return torch.frombuffer(self.pages.memory(name), dtype=torch.uint8)
 
     def whole(self, number: int) -> Tensor:
         """The bytes of a block in locked memory, which stay until two more are asked for. The memory of its files is
@@ -101,29 +99,17 @@ class OnDisk:
             self._way.left.synchronize()
         block = self._blocks[number]
         began = time.perf_counter()
-        for source, names in self._sources(block):
-            source.bring(names)
+        self.pages.bring(block)
         self.waited_seconds += time.perf_counter() - began
         for name, (start, stop) in block.items():
             self._way.memory[start:stop].copy_(self.bytes_of(name))
-        for source, names in self._sources(block):
-            source.rest(names)
+        self.pages.rest(block)
         return self._way.memory[: _end(block)]
 
     def prefetch(self, number: int) -> None:
         """Begin to read a block, if there is one of that number; returns at once."""
         if 0 <= number < len(self._blocks):
-            for source, names in self._sources(self._blocks[number]):
-                source.prefetch(names)
-
-    def rest(self) -> None:
-        """Give back the memory of all files."""
-        for source in (self.pages, self.mapped):
-            source.rest(list(source))
-
-    def _sources(self, block: Places) -> list[tuple[Pages | Mapped, list[str]]]:
-        """Whatever has files of a block, and which."""
-        return [(source, [name for name in block if name in source]) for source in (self.pages, self.mapped)]
+            self.pages.prefetch(self._blocks[number])
 
     def sent(self, mark: Any) -> None:
         """The block that was asked for last is on its way, and has left when ``mark`` is passed."""

@@ -27,7 +27,7 @@ from tonnage.model.matching import Match, find_places, keeps_buffers
 from tonnage.model.merging import DTYPES
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.offload.mapped import Place
+from tonnage.offload.pages import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.host_blocks import has_no_room
@@ -296,7 +296,7 @@ def assemble_model(
     fill(model, {name: there for name, there in kept.items() if name not in placed.mapped})
     if placed.on_disk is not None:
         cached = sum(there.num_bytes for name, there in kept.items() if name in placed.mapped)
-        if own := placed.on_disk.mapped.num_bytes - cached:
+        if own := placed.on_disk.pages.stored_bytes - cached:
             log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")

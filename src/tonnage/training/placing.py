@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tonnage.model.build import allocate
-from tonnage.offload.mapped import Place
+from tonnage.offload.pages import Place
 from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
@@ -43,7 +43,7 @@ class Placed:
     @property
     def mapped(self) -> Collection[str]:
         """Names of parameters that are read where they are stored, and so are filled already."""
-        return self.on_disk.mapped if self.on_disk is not None else ()
+        return self.on_disk.pages.stored if self.on_disk is not None else ()
 
     def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """Let what rests in the host's memory come to the device."""
@@ -54,11 +54,8 @@ class Placed:
 
     def rest(self) -> None:
         """Give memory back that files have taken while they were filled."""
-        if self.streamed is not None:
-            self.streamed.pages.rest(list(self.streamed.pages))
-            self.streamed.mapped.rest(list(self.streamed.mapped))
-        elif isinstance(self.on_disk, OnDisk):
-            self.on_disk.rest()
+        if self.on_disk is not None:
+            self.on_disk.pages.rest(list(self.on_disk.pages))
 
 
 def place(
@@ -105,8 +102,9 @@ def place(
             )
         what = "parameters" if moves else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
-        if isinstance(shelf := on_host.shelf, OnDisk):
-            through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
+        if isinstance(on_host.shelf, OnDisk):
+            pages = on_host.shelf.pages
+            through += f", through which {(pages.num_bytes + pages.stored_bytes) / 1e9:.2f} GB come from disk"
         log(through)
     masters = HostMasters(model, device, on_host, tiled) if updates_on_host else None
     if masters is not None:
