@@ -25,7 +25,7 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory
-from tonnage.parallel import shelves
+from tonnage.parallel import homes
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, before_micro_batch, shard_parameters
@@ -110,7 +110,7 @@ def passes(
             where = {"gradients": disk}
             where["tier"] = partial(OnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
-        where["pages"] = shards.shelf.pages if shards is not None else None
+        where["pages"] = shards.home.pages if shards is not None else None
         optimizer = adamw(parameters, device_copies=masters.copies, turns=turns, **where)
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
         for turn, module in enumerate((model, *blocks)):
@@ -174,7 +174,7 @@ def main(told: list[str]) -> None:
             except order.Race as race:
                 found[f"gradients {missing.__name__}"] = str(race)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shelves.OnDisk, "sent", lambda shelf, mark: None)
+            patch.setattr(homes.Staging, "sent", lambda staging, mark: None)
             try:
                 passes(world, 3, "blocks", Path(told[0]))
             except order.Race as race:

@@ -87,7 +87,7 @@ def of_one_with_masters(
         gradients=rest,
         turns=turns,
         device_copies=masters.copies,
-        pages=there.shelf.pages if there is not None else None,
+        pages=there.home.pages if there is not None else None,
     )
     masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     for turn, module in enumerate((model, *blocks)):

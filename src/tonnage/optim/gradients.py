@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,8 +22,9 @@ from tonnage.host.locked import locked_for, sent
 from tonnage.kernels.lanes import Lane
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import GRADIENTS
+from tonnage.offload.round_trips import RoundTrips
 from tonnage.optim.tiers import Trained, content, local
-from tonnage.optim.tiles import aligned
+from tonnage.optim.tiles import aligned, locked_tensors
 
 NORM_ELEMENTS = 1 << 22
 """Of a gradient whose norm is taken at a time."""
@@ -453,40 +453,31 @@ class OnHost(_Leaving):
         """
         super().__init__(trained)
         self._used_there = used_there
-        sizes = self._sizes()
-        memory = locked_for(
-            "memory.gradient_tier", sum(map(aligned, sizes.values())), device, "memory.gradient_tier=device"
-        )
-        ends = accumulate(map(aligned, sizes.values()))
-        self._rooms = {
-            name: memory[end - aligned(size) :][:size].view(self._dtypes[name]).view(self._shapes[name])
-            for (name, size), end in zip(sizes.items(), ends, strict=True)
-        }
-        self._device, self._outward, self._inward = device, lane(device), lane(device)
-        self._leaving: dict[str, tuple[Tensor, Any]] = {}
-        self._coming: dict[str, tuple[Tensor, Any]] = {}
+        forms = {name: (self._dtypes[name], tuple(shape)) for name, shape in self._shapes.items()}
+        self._homes = locked_tensors("memory.gradient_tier", forms, device, "memory.gradient_tier=device")
+        self._device, self.trips = device, RoundTrips(self._homes.__getitem__, device, LEAVING, lane)
         self._there: dict[str, Tensor] = {}
         self._order: list[str] = []
-        self.copied_bytes = 0
+        self._parts_bytes = 0
+        """Of parts, which leave at once."""
+        num_bytes = sum(aligned(one.nbytes) for one in self._homes.values())
+        log(f"gradients in host memory: {num_bytes / 1e9:.2f} GB")
+
+    @property
+    def copied_bytes(self) -> int:
         """To the host and back, so far."""
-        log(f"gradients in host memory: {memory.nbytes / 1e9:.2f} GB")
+        return self.trips.copied_bytes + self._parts_bytes
 
     def _earlier(self, name: str) -> Tensor:
         """What earlier micro-batches came to; what is next is called, too: gradients become whole in one order."""
         after = self._order.index(name) + 1
         self._call([name, *(other for other in self._order[after : after + LEAVING] if other in self._norms)])
-        return self._receive(name)
+        return self.trips.have(name)
 
     def _send(self, name: str, gradient: Tensor) -> None:
         if name not in self._order:
             self._order.append(name)
-        if name in self._coming:  # and was not asked for, being called for nothing
-            self._receive(name)
-        self._outward.follow()
-        with self._outward:
-            self._copy_out(name, gradient)
-        self._leaving[name] = gradient, self._outward.mark()
-        self._let_go(list(self._leaving)[:-LEAVING])
+        self.trips.give(name, gradient)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``. It is the device that changes it, whose norms are those of all others."""
@@ -494,41 +485,41 @@ class OnHost(_Leaving):
             super().change(name, change)
             return
         self._call([name])
-        gradient = change(self._receive(name))
+        gradient = change(self.trips.have(name))
         self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``; a copy on the device, unless it is used there."""
         if self._used_there:
-            if self._leaving:
-                self._outward.finish()
-            return self._rooms[name]
+            if self.trips.leaving:
+                self.trips.outward.finish()
+            return self._homes[name]
         if name not in self._there:
             self._call([name])
-            self._there[name] = self._receive(name)
+            self._there[name] = self.trips.have(name)
         return self._there[name]
 
     def take(self) -> None:
         """See ``Gradients``."""
         if self._used_there:
-            self._outward.finish()
+            self.trips.outward.finish()
         super().take()
 
     def settle(self) -> None:
         """See ``Gradients``."""
-        self._let_go(list(self._leaving))
+        self.trips.settle()
 
     def divide(self, name: str, numel: int) -> None:
         """See ``Gradients``. It has its place already."""
 
     def _part(self, name: str, part: slice) -> Tensor:
-        return self._rooms[name].view(-1)[part].to(self._device)
+        return self._homes[name].view(-1)[part].to(self._device)
 
     def _send_part(self, name: str, part: slice, gradient: Tensor) -> None:
         """At once: the memory of a part is the next one's."""
-        self.copied_bytes += gradient.nbytes
-        self._rooms[name].view(-1)[part].copy_(gradient.view(-1))
+        self._parts_bytes += gradient.nbytes
+        self._homes[name].view(-1)[part].copy_(gradient.view(-1))
 
     def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
         """See ``Gradients``."""
@@ -536,47 +527,20 @@ class OnHost(_Leaving):
             return
         for name in self._there.keys() - set(coming):
             del self._there[name]
-        for name in self._coming.keys() - set(coming):
-            self._receive(name)
+        for name in self.trips.coming.keys() - set(coming):
+            self.trips.have(name)
         self._call(coming)
 
     def _call(self, names: Iterable[str]) -> None:
-        """Begin to copy to the device what is not on its way."""
+        """Begin to copy to the device what is not there."""
         for name in names:
-            if name in self._coming or name in self._there:
-                continue
-            if name in self._leaving:
-                self._inward.wait(self._leaving[name][1])
-            gradient = torch.empty(self._shapes[name], dtype=self._dtypes[name], device=self._device)
-            self._inward.follow()  # others have left, and this memory may have been another tensor's until now
-            with self._inward:
-                self._copy_in(name, gradient)
-            self._coming[name] = gradient, self._inward.mark()
+            if name not in self._there:
+                self.trips.call(name)
 
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
         super().clear()
-        self._let_go(list(self._leaving))
-
-    def _let_go(self, names: Iterable[str]) -> None:
-        """They have left when anything else is done with their memory."""
-        for name in names:
-            _, gone = self._leaving.pop(name)
-            self._outward.join(gone)
-
-    def _receive(self, name: str) -> Tensor:
-        """It is there when anything else is done with it, or with its memory."""
-        gradient, there = self._coming.pop(name)
-        self._inward.join(there)
-        return gradient
-
-    def _copy_out(self, name: str, gradient: Tensor) -> None:
-        self.copied_bytes += gradient.nbytes
-        self._rooms[name].copy_(gradient, non_blocking=True)
-
-    def _copy_in(self, name: str, gradient: Tensor) -> None:
-        self.copied_bytes += gradient.nbytes
-        gradient.copy_(self._rooms[name], non_blocking=True)
+        self.trips.settle()
 
 
 def _dtype_of(parameter: nn.Parameter) -> torch.dtype:

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.host.locked import locked_for
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.optim.tiers import Piece, Trained
-from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
+from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
 
 
 @dataclass
@@ -60,7 +59,8 @@ class OnHost:
         Raises:
             UserError: so much of the host's memory cannot be locked.
         """
-        self._whole = _reserve(whole_streams(trained, codec), device)
+        otherwise = "memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device"
+        self._whole = locked_tensors("memory.optimizer_tier", whole_streams(trained, codec), device, otherwise)
         self._tiles = lay_out(trained, codec, tile_bytes or OPTIMIZER["host"].unit_bytes)
         largest = max(map(end_of, self._tiles), default=1)
         stay = staying(len(self._tiles), resident_bytes, largest)
@@ -173,18 +173,3 @@ class OnHost:
         for place in self._tiles[number]:
             for name, part, values in place.parts(memory):
                 self._whole[name].view(-1)[part].copy_(values, non_blocking=True)
-
-
-def _reserve(forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> dict[str, Tensor]:
-    """Tensors of the host of these types and shapes, one after another in one piece of memory. It raises ``UserError``
-    where so much cannot be locked."""
-    otherwise = "memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device"
-    memory = locked_for(
-        "memory.optimizer_tier", sum(aligned(num_bytes(form)) for form in forms.values()), device, otherwise
-    )
-    found, end = {}, 0
-    for name, (dtype, shape) in forms.items():
-        size = num_bytes((dtype, shape))
-        found[name] = memory[end : end + size].view(dtype).view(shape)
-        end += aligned(size)
-    return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tonnage.host.locked import locked_for
 from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
@@ -57,6 +58,20 @@ def whole_streams(trained: Sequence[Trained], codec: Codec) -> dict[str, tuple[t
         for name, (dtype, _) in streams_of(one, codec, math.prod(shape)).items():
             scale = name.endswith("scale")
             found[f"{one.name}.{name}"] = dtype, (shape[0], blocks_in(row_length(shape))) if scale else shape
+    return found
+
+
+def locked_tensors(
+    key: str, forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device, otherwise: str
+) -> dict[str, Tensor]:
+    """Tensors of the host of these types and shapes, one after another in one piece of memory (``locked_for``). It
+    raises ``UserError`` where so much cannot be locked."""
+    memory = locked_for(key, sum(aligned(num_bytes(form)) for form in forms.values()), device, otherwise)
+    found, end = {}, 0
+    for name, (dtype, shape) in forms.items():
+        size = num_bytes((dtype, shape))
+        found[name] = memory[end : end + size].view(dtype).view(shape)
+        end += aligned(size)
     return found
 
 

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from tonnage.model.build import allocate
 from tonnage.offload.pages import Place
-from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks
+from tonnage.parallel.homes import FileHome
+from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, BlocksElsewhere, HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parts import is_gathered
-from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.tiled import TiledWeight
 
@@ -28,16 +28,16 @@ class Placed:
 
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk, beside a CPU."""
-    on_host: HostBlocks | HostShards | None = None
+    on_host: BlocksElsewhere | None = None
     """Blocks whose parameters come from the host's memory, or through it from disk."""
     masters: HostMasters | None = None
     """What is trained, where the host updates it."""
 
     @property
-    def on_disk(self) -> StreamedBlocks | OnDisk | None:
+    def on_disk(self) -> StreamedBlocks | FileHome | None:
         """Whatever has the parameters of the blocks on disk."""
-        if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
-            return self.on_host.shelf
+        if self.on_host is not None and isinstance(self.on_host.home, FileHome):
+            return self.on_host.home
         return self.streamed
 
     @property
@@ -83,7 +83,7 @@ def place(
     Raises:
         UserError: not enough space, or so much of the host's memory cannot be locked.
     """
-    on_host: HostBlocks | HostShards | None = None
+    on_host: BlocksElsewhere | None = None
     if come_and_go:
         moves = updates_on_host and trains_all  # what is trained; else what is frozen
         if any(is_gathered(one) and one.requires_grad == moves for one in model.parameters()):
@@ -101,9 +101,9 @@ def place(
                 tiled=tiled if moves else (),
             )
         what = "parameters" if moves else "frozen parameters"
-        through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
-        if isinstance(on_host.shelf, OnDisk):
-            pages = on_host.shelf.pages
+        through = f"{what} of the blocks in host memory: {on_host.home.num_bytes / 1e9:.2f} GB"
+        if isinstance(on_host.home, FileHome):
+            pages = on_host.home.pages
             through += f", through which {(pages.num_bytes + pages.stored_bytes) / 1e9:.2f} GB come from disk"
         log(through)
     masters = HostMasters(model, device, on_host, tiled) if updates_on_host else None

@@ -1,9 +1,9 @@
-"""Where the parameters of blocks lie that come to a device block by block: in locked memory of its host, or on disk."""
+"""Where parameters rest that come to a device block by block: in locked memory of its host, or on disk."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,7 @@ Places = Mapping[str, tuple[int, int]]
 """Where in the bytes of its block each parameter begins and ends, by the names that parameters have in the model."""
 
 
-class InMemory:
+class HostHome:
     """Every block in one locked piece of memory, which is taken when the block is first asked for."""
 
     pages = None
@@ -40,24 +40,24 @@ class InMemory:
         number, start, stop = self._places[name]
         return self.whole(number)[start:stop]
 
-    def whole(self, number: int) -> Tensor:
-        """The bytes of a block."""
-        if number not in self._blocks:
-            size = self._ends[number]
+    def whole(self, unit: int) -> Tensor:
+        """See ``Home``."""
+        if unit not in self._blocks:
+            size = self._ends[unit]
             memory = locked_for("parameters in host memory", aligned(size), self._device, self._otherwise)
-            self._blocks[number] = memory[:size]
-        return self._blocks[number]
+            self._blocks[unit] = memory[:size]
+        return self._blocks[unit]
 
-    def prefetch(self, number: int) -> None:
+    def prefetch(self, unit: int) -> None:
         """All are there."""
 
     def sent(self, mark: Any) -> None:
         """All stay."""
 
 
-class OnDisk:
+class FileHome:
     """Each parameter in a file, of the run's own or, if it is ``stored`` somewhere as it is, in that, which is only
-    read. A block is put together in one of two locked pieces of memory on its way."""
+    read. A block is put together in a buffer (``Staging``) on its way."""
 
     def __init__(
         self,
@@ -78,12 +78,9 @@ class OnDisk:
         own = {name: size for name, size in sizes.items() if name not in lying} | dict(beside)
         what = "the parameters of the blocks"
         self.pages = Pages(own, directories, f"{what} and what comes in tiles" if beside else what, lying)
-        largest = aligned(max(map(_end, blocks), default=0))
-        memory = locked_for("memory.parameter_tier", 2 * largest, device, "memory.parameter_tier=device")
-        self.num_bytes = memory.nbytes
+        self._staging = Staging(max(map(_end, blocks), default=0), device, "memory.parameter_tier=device")
+        self.num_bytes = self._staging.num_bytes
         """Of locked memory."""
-        self._ways = cycle([_Way(memory[:largest]), _Way(memory[largest:])])
-        self._way = next(self._ways)
         self.waited_seconds = 0.0
         """Time in which blocks were waited for."""
 
@@ -91,42 +88,60 @@ class OnDisk:
         """Those of a parameter, as they lie: mapped."""
         return torch.frombuffer(self.pages.memory(name), dtype=torch.uint8)
 
-    def whole(self, number: int) -> Tensor:
-        """The bytes of a block in locked memory, which stay until two more are asked for. The memory of its files is
-        given back."""
-        self._way = next(self._ways)
-        if self._way.left is not None:
-            self._way.left.synchronize()
-        block = self._blocks[number]
-        began = time.perf_counter()
-        self.pages.bring(block)
-        self.waited_seconds += time.perf_counter() - began
+    def whole(self, unit: int) -> Tensor:
+        """See ``Home``. The memory of its files is given back."""
+        buffer, block = self._staging.take(), self._blocks[unit]
+        self.bring(block)
         for name, (start, stop) in block.items():
-            self._way.memory[start:stop].copy_(self.bytes_of(name))
+            buffer[start:stop].copy_(self.bytes_of(name))
         self.pages.rest(block)
-        return self._way.memory[: _end(block)]
+        return buffer[: _end(block)]
 
-    def prefetch(self, number: int) -> None:
-        """Begin to read a block, if there is one of that number; returns at once."""
-        if 0 <= number < len(self._blocks):
-            self.pages.prefetch(self._blocks[number])
+    def bring(self, names: Collection[str]) -> None:
+        """Have something in the memory of its files, and note how long that took."""
+        began = time.perf_counter()
+        self.pages.bring(names)
+        self.waited_seconds += time.perf_counter() - began
+
+    def prefetch(self, unit: int) -> None:
+        """See ``Home``. There may be no block of that number."""
+        if 0 <= unit < len(self._blocks):
+            self.pages.prefetch(self._blocks[unit])
 
     def sent(self, mark: Any) -> None:
-        """The block that was asked for last is on its way, and has left when ``mark`` is passed."""
-        self._way.left = mark
+        """See ``Home``."""
+        self._staging.sent(mark)
+
+
+class Staging:
+    """Two buffers of locked memory, through which what rests on disk goes to a device in turns."""
+
+    def __init__(self, num_bytes: int, device: torch.device, otherwise: str) -> None:
+        """Of so many bytes each. ``otherwise`` is what to change where so much cannot be locked, which raises
+        ``UserError``."""
+        size = aligned(num_bytes)
+        memory = locked_for("memory.parameter_tier", 2 * size, device, otherwise)
+        self.num_bytes = memory.nbytes
+        self._buffers = cycle(enumerate((memory[:size], memory[size:])))
+        self._left: dict[int, Any] = {}
+        """Marks after which what was put into each buffer last has left."""
+        self._last = 0
+
+    def take(self) -> Tensor:
+        """The buffer whose content has left, or leaves first, for which this waits."""
+        self._last, buffer = next(self._buffers)
+        if (left := self._left.get(self._last)) is not None:
+            left.synchronize()
+        return buffer
+
+    def sent(self, mark: Any) -> None:
+        """What was put into the last one that was taken has left when ``mark`` is passed."""
+        self._left[self._last] = mark
 
 
 def aligned(num_bytes: int) -> int:
     """Where the next parameter may begin."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-class _Way:
-    """Locked memory, and the mark after which what was put there last has left."""
-
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
-        self.left: Any = None
 
 
 def _end(block: Places) -> int:
