@@ -77,8 +77,6 @@ def test_tiles_come_back_as_they_were_stored(directory: Path, request: pytest.Fi
     counters = store.counters
     assert counters.bytes_written == 3 * 11 * 4 * PAGE
     assert 4 * 11 < counters.bytes_read / (4 * PAGE) <= 5 * 11 + 3
-    assert counters.read_seconds > 0
-    assert counters.write_seconds > 0
     store.close()
 
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,13 +60,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a store has moved since it was made."""
+    """What a store was asked to move since it was made."""
 
     bytes_read: int = 0
     bytes_written: int = 0
-    read_seconds: float = 0.0
-    """Time in which at least one read was under way."""
-    write_seconds: float = 0.0
     waited_seconds: float = 0.0
     """Time that callers spent waiting, in ``fetch`` and ``flush``."""
 
@@ -112,8 +107,7 @@ class TileStore:
         """The requests that wrote a tile last."""
         self._readers = ThreadPoolExecutor(THREADS, "tile-read")
         self._writers = ThreadPoolExecutor(THREADS, "tile-write")
-        self._reads, self._written = _Meter(), _Meter()
-        self._waited = 0.0
+        self.counters = Counters()
 
     def prefetch(self, tile: int) -> None:
         """Begin to read a tile, if that has not begun and a buffer is free."""
@@ -128,6 +122,7 @@ class TileStore:
         buffer = self._here[tile] = self._free.popleft()
         earlier = [*buffer.requests, *writes]
         if writes:
+            self._count(bytes_read=self.shape.slot_bytes)
             buffer.requests = [
                 self._readers.submit(self._read, earlier, buffer.memory[start:stop], tile, start)
                 for start, stop in self._pieces()
@@ -157,6 +152,7 @@ class TileStore:
     def store(self, tile: int) -> None:
         """Take back a fetched tile and begin to write it."""
         buffer = self._taken_back(tile)
+        self._count(bytes_written=self.shape.slot_bytes)
         buffer.requests = self._writes[tile] = [
             self._writers.submit(self._write, buffer.memory[start:stop], tile, start) for start, stop in self._pieces()
         ]
@@ -181,13 +177,6 @@ class TileStore:
         for file in self._files:
             file.close()
 
-    @property
-    def counters(self) -> Counters:
-        """What was moved so far."""
-        return Counters(
-            self._reads.bytes, self._written.bytes, self._reads.seconds, self._written.seconds, self._waited
-        )
-
     def _taken_back(self, tile: int) -> _Buffer:
         if tile not in self._held:
             raise ValueError(f"tile {tile} was not fetched")
@@ -197,13 +186,11 @@ class TileStore:
     def _read(self, earlier: Iterable[Future[None]], piece: memoryview, tile: int, start: int) -> None:
         _await(earlier)
         file, offset = self._place(tile)
-        with self._reads.moving(len(piece)):
-            file.read(piece, offset + start)
+        file.read(piece, offset + start)
 
     def _write(self, piece: memoryview, tile: int, start: int) -> None:
         file, offset = self._place(tile)
-        with self._written.moving(len(piece)):
-            file.write(piece, offset + start)
+        file.write(piece, offset + start)
 
     def _place(self, tile: int) -> tuple[TileFile, int]:
         """File and offset of a tile."""
@@ -217,36 +204,13 @@ class TileStore:
     def _wait(self, requests: Iterable[Future[None]]) -> None:
         began = time.perf_counter()
         _await(requests)
-        self._waited += time.perf_counter() - began
+        self._count(waited_seconds=time.perf_counter() - began)
 
-
-class _Meter:
-    """Bytes moved, and the time in which at least one request was under way."""
-
-    def __init__(self) -> None:
-        self.bytes, self._busy, self._began, self._under_way = 0, 0.0, 0.0, 0
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def moving(self, num_bytes: int) -> Iterator[None]:
-        """A request is carried out within."""
-        with self._lock:
-            if self._under_way == 0:
-                self._began = time.perf_counter()
-            self._under_way += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.bytes += num_bytes
-                self._under_way -= 1
-                if self._under_way == 0:
-                    self._busy += time.perf_counter() - self._began
-
-    @property
-    def seconds(self) -> float:
-        with self._lock:
-            return self._busy + (time.perf_counter() - self._began if self._under_way else 0.0)
+    def _count(self, bytes_read: int = 0, bytes_written: int = 0, waited_seconds: float = 0.0) -> None:
+        before = self.counters
+        self.counters = Counters(
+            before.bytes_read + bytes_read, before.bytes_written + bytes_written, before.waited_seconds + waited_seconds
+        )
 
 
 def _await(requests: Iterable[Future[None]]) -> None:

@@ -7,7 +7,7 @@ ones come. Micro-batches add up there. The norm of all is then known without rea
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -167,7 +167,7 @@ class InMemory:
                 parameter.grad = None
 
 
-class _Leaving(ABC):
+class _Leaving(Gradients):
     """Gradients that leave while others are computed."""
 
     def __init__(self, trained: Sequence[Trained]) -> None:
@@ -191,8 +191,11 @@ class _Leaving(ABC):
             return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
-        if not gradient.numel():  # but it may be a view of what others were reduced with
-            return
+        if gradient.numel():  # else it may be a view of what others were reduced with
+            self._add(name, gradient)
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Let a whole gradient leave, with what those of earlier micro-batches came to."""
         if name in self._norms:
             gradient += self._earlier(name)
         self._norms[name] = {0: _norm(gradient)}
@@ -205,10 +208,6 @@ class _Leaving(ABC):
     def settle(self) -> None:
         """See ``Gradients``. On a CPU none keeps memory of another device."""
         return
-
-    @abstractmethod
-    def divide(self, name: str, numel: int) -> None:
-        """See ``Gradients``."""
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
@@ -227,14 +226,6 @@ class _Leaving(ABC):
         self.turn_to([])
         self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
-
-    @abstractmethod
-    def local(self, name: str) -> Tensor:
-        """See ``Gradients``."""
-
-    @abstractmethod
-    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
-        """See ``Gradients``."""
 
     @abstractmethod
     def _earlier(self, name: str) -> Tensor:
@@ -366,13 +357,8 @@ class FromDevice(OnDisk):
         self.copied_bytes = 0
         """To the host, so far."""
 
-    def _take(self, name: str, parameter: Tensor) -> None:
-        if parameter.grad is None:
-            return
-        gradient = local(parameter.grad).detach().contiguous()
-        parameter.grad = None
-        if gradient.numel():  # a shard may have no rows
-            self._leave(name, 0, gradient.view(-1))
+    def _add(self, name: str, gradient: Tensor) -> None:
+        self._leave(name, 0, gradient.view(-1))
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:

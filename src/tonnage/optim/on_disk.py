@@ -121,7 +121,7 @@ class OnDisk:
 
     @property
     def host_bytes(self) -> int:
-        """See ``Tier``: the ring of buffers, and what stays."""
+        """Memory that it takes: the ring of buffers, and what stays."""
         return self._store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
 
     @property

@@ -138,11 +138,6 @@ class OnHost:
         """See ``Tier``."""
         return sum(tensor.nbytes for tensor in self._whole.values())
 
-    @property
-    def host_bytes(self) -> int:
-        """See ``Tier``: all of it in host memory."""
-        return self.state_bytes
-
     def _bring(self, coming: Sequence[int]) -> None:
         """Begin to copy the first of ``coming`` to the device, as many as there are buffers for."""
         for number in coming:

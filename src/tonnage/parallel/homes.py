@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
@@ -91,17 +90,11 @@ class FileHome:
     def whole(self, unit: int) -> Tensor:
         """See ``Home``. The memory of its files is given back."""
         buffer, block = self._staging.take(), self._blocks[unit]
-        self.bring(block)
+        self.waited_seconds += self.pages.bring(block)
         for name, (start, stop) in block.items():
             buffer[start:stop].copy_(self.bytes_of(name))
         self.pages.rest(block)
         return buffer[: _end(block)]
-
-    def bring(self, names: Collection[str]) -> None:
-        """Have something in the memory of its files, and note how long that took."""
-        began = time.perf_counter()
-        self.pages.bring(names)
-        self.waited_seconds += time.perf_counter() - began
 
     def prefetch(self, unit: int) -> None:
         """See ``Home``. There may be no block of that number."""

@@ -82,7 +82,7 @@ class HostTiles:
         if self._staging is None or self._files is None:
             return content
         buffer, parts = self._staging.take(), unit.weight.parts([unit.number])
-        self._files.bring(parts)
+        self._files.waited_seconds += self._files.pages.bring(parts)
         buffer[: content.numel()].copy_(content)
         self._files.pages.rest(parts)
         return buffer[: content.numel()]

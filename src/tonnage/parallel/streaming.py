@@ -8,7 +8,6 @@ final norm, head) stays, unless it comes in tiles (``tiled``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from tonnage.offload.pages import Joined, Pages, Place
+from tonnage.offload.pages import Pages, Place
 from tonnage.offload.residency import blocks_in_memory
 from tonnage.parallel.parts import is_gathered, with_local
 from tonnage.parallel.tiled import TiledWeight
@@ -107,9 +106,7 @@ class StreamedBlocks:
         self._there = set(wanted)
         for number in wanted:
             self.pages.prefetch(self._names[number])
-        began = time.perf_counter()
-        self.pages.bring(self._names[wanted[0]])
-        self.waited_seconds += time.perf_counter() - began
+        self.waited_seconds += self.pages.bring(self._names[wanted[0]])
 
 
 def _is_even(parameter: nn.Parameter) -> bool:
@@ -130,7 +127,7 @@ def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages | Joined) -> dict[str, nn.Parameter]:
+def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str, nn.Parameter]:
     """Those of ``parameters`` that ``pages`` has, with its memory; new objects, which sharding takes up when it sees
     them in their modules before its first use."""
     return {name: _over(one, pages.memory(name)) for name, one in parameters.items() if name in pages}
