@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.offload.round_trips import RoundTrips
 
 
-class Tape(Lane):
-    """A lane of a device that does nothing until it must: what is put into it is on a tape, which runs to where
+class Tape(Stream):
+    """A stream of a device that does nothing until it must: what is put into it is on a tape, which runs to where
     somebody waits. ``prompt`` ones run as soon as what they wait for allows it."""
 
     def __init__(self, device: torch.device) -> None:

@@ -18,8 +18,8 @@ from device import apart_order as order
 from device.apart_blocks import WithoutFollowing, WithoutJoining
 from device.apart_host import watched
 from tonnage.host import locked
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
+from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -43,7 +43,7 @@ class Passed:
         """A wait too few."""
 
 
-class Unfinished(Lane):
+class Unfinished(Stream):
     def mark(self) -> Any:
         """For somebody who does not wait."""
         return Passed()
@@ -76,11 +76,11 @@ def passes(
     zero: int,
     rests: str,
     folder: Path | None = None,
-    lane: type[Lane] = Lane,
-    of_gradients: type[Lane] = Lane,
+    stream: type[Stream] = Stream,
+    of_gradients: type[Stream] = Stream,
 ) -> list[Tensor]:
     """Losses of some steps, an evaluation after each, and all weights of this rank; with all on the device, or with
-    what is trained in the host's memory, the blocks' too where they come and go. The lanes are those of blocks and of
+    what is trained in the host's memory, the blocks' too where they come and go. The streams are those of blocks and of
     gradients that go to disk."""
     order.synchronize()
     with torch.device("meta"):
@@ -96,7 +96,7 @@ def passes(
     else:
         shards = None
         if rests == "blocks":
-            shards = HostShards(model, blocks, world.device, directories=directories, lane=lane)
+            shards = HostShards(model, blocks, world.device, directories=directories, stream=stream)
         masters = HostMasters(model, world.device, shards)
         if shards is not None:
             shards.rest()
@@ -106,7 +106,7 @@ def passes(
         masters.begin(model, blocks)
         where: dict[str, Any] = {"gradients": partial(gradients.OnHost, device=world.device, used_there=True)}
         if directories:
-            disk = partial(gradients.FromDevice, device=world.device, directories=directories, lane=of_gradients)
+            disk = partial(gradients.FromDevice, device=world.device, directories=directories, stream=of_gradients)
             where = {"gradients": disk}
             where["tier"] = partial(OnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
@@ -156,18 +156,18 @@ def main(told: list[str]) -> None:
             (3, "blocks", Path(told[0]), True),
             (1, "outside", Path(told[0]), True),
         ):
-            apart.lanes_run_late = False
+            apart.streams_run_late = False
             resident = passes(world, zero, "device")
-            apart.lanes_run_late = late
+            apart.streams_run_late = late
             ours = passes(world, zero, rests, folder)
             same = all(one.equal(other) for one, other in zip(ours, resident, strict=True))
             found[f"{zero} {rests} {'disk' if folder else 'host'} {late}"] = same
-        apart.lanes_run_late = False
-        for lane in (WithoutFollowing, WithoutJoining):
+        apart.streams_run_late = False
+        for stream in (WithoutFollowing, WithoutJoining):
             try:
-                passes(world, 3, "blocks", lane=lane)
+                passes(world, 3, "blocks", stream=stream)
             except order.Race as race:
-                found[lane.__name__] = str(race)
+                found[stream.__name__] = str(race)
         for missing in (WithoutFollowing, Unfinished):
             try:
                 passes(world, 3, "blocks", Path(told[0]), of_gradients=missing)

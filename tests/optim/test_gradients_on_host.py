@@ -27,7 +27,7 @@ PROMPT = list(product([False, True], [False, True]))
 
 
 def taped(trained: Sequence[Trained], *, prompt: tuple[bool, bool]) -> OnHost:
-    host = OnHost(trained, device=CPU, lane=Tape)
+    host = OnHost(trained, device=CPU, stream=Tape)
     put_on_tapes(host.trips, prompt)
     return host
 
@@ -91,14 +91,14 @@ def test_steps_equal_those_with_gradients_beside_the_parameters(
 
 @pytest.mark.parametrize("missing", ["outward.join", "inward.join", "inward.wait"])
 def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the test above: where one lane does not wait, some schedule gives other bits."""
+    """Of the test above: where one stream does not wait, some schedule gives other bits."""
 
     def same(prompt: tuple[bool, bool]) -> bool:
         here, there = model(torch.float32), model(torch.float32)
         adamw = make(there, partial(taped, prompt=prompt))
-        lane, what = missing.split(".")
+        stream, what = missing.split(".")
         assert isinstance(adamw.gradients, OnHost)
-        monkeypatch.setattr(getattr(adamw.gradients.trips, lane), what, lambda mark: None)
+        monkeypatch.setattr(getattr(adamw.gradients.trips, stream), what, lambda mark: None)
         train(here, make(here, gradients.InMemory), 3)
         train(there, adamw, 3)
         return all(map(torch.equal, here.parameters(), there.parameters()))

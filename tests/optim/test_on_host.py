@@ -33,7 +33,7 @@ class Taped(OnHost):
     """Its copies, and the updates of its pieces, are on tapes; ``prompt`` says which tapes: in, update, out."""
 
     def __init__(self, trained: Sequence[Trained], codec: Codec, *, prompt: Sequence[bool], **options: Any) -> None:
-        super().__init__(trained, codec, device=CPU, lane=Tape, **options)
+        super().__init__(trained, codec, device=CPU, stream=Tape, **options)
         self.tapes: list[Any] = [self._inward, self._work, self._outward]
         for tape, soon in zip(self.tapes, prompt, strict=True):
             tape.prompt = soon
@@ -173,7 +173,7 @@ def test_copies_are_waited_for_whenever_they_are_made(
 
 @pytest.mark.parametrize("missing", ["_inward", "_outward", "_work"])
 def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the test above: where one lane does not wait, some schedule gives other bits."""
+    """Of the test above: where one stream does not wait, some schedule gives other bits."""
 
     def same(prompt: Sequence[bool]) -> bool:
         here, there = parameters(torch.bfloat16), parameters(torch.bfloat16)

@@ -58,7 +58,7 @@ def gradients(found: Sequence[Block]) -> list[Tensor]:
 
 
 def taped(found: Sequence[nn.Module], *, prompt: tuple[bool, bool]) -> BlockInputs:
-    inputs = BlockInputs(found, INPUT_BYTES, CPU, lane=Tape)
+    inputs = BlockInputs(found, INPUT_BYTES, CPU, stream=Tape)
     put_on_tapes(inputs.trips, prompt)
     return inputs
 

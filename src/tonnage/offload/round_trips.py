@@ -1,6 +1,6 @@
 """Tensors that a device makes, and that rest in the host's memory until it wants them back.
 
-They go and come beside the device's other work, each way in a lane of its own. What leaves keeps its memory on the
+They go and come beside the device's other work, each way in a stream of its own. What leaves keeps its memory on the
 device until it has left, which is true of the last few at any time; what comes gets memory anew.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 
 Unit = TypeVar("Unit", bound=Hashable)
 
@@ -22,12 +22,12 @@ class RoundTrips(Generic[Unit]):
     device in which it does that."""
 
     def __init__(
-        self, home: Callable[[Unit], Tensor], device: torch.device, slots: int, lane: Callable[[torch.device], Lane]
+        self, home: Callable[[Unit], Tensor], device: torch.device, slots: int, stream: Callable[[torch.device], Stream]
     ) -> None:
         """``home`` says where a unit rests, in locked memory of its type and shape, and ``slots`` how many are on their
         way there at a time."""
         self._home, self._device, self._slots = home, device, slots
-        self.outward, self.inward = lane(device), lane(device)
+        self.outward, self.inward = stream(device), stream(device)
         self.leaving: dict[Unit, tuple[Tensor, Any]] = {}
         """Units whose memory on the device may be read still, and the marks after which they have left."""
         self.coming: dict[Unit, tuple[Tensor, Any]] = {}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.host.locked import locked_for, sent
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import GRADIENTS
 from tonnage.offload.round_trips import RoundTrips
@@ -330,7 +330,7 @@ class _Sent:
 
 class FromDevice(OnDisk):
     """Gradients of a device in files. They leave through a ring of locked buffers, piece by piece: while one is taken
-    up, added to what earlier micro-batches came to and written, those after it are copied, in a lane of their own."""
+    up, added to what earlier micro-batches came to and written, those after it are copied, in a stream of their own."""
 
     def __init__(
         self,
@@ -338,7 +338,7 @@ class FromDevice(OnDisk):
         directories: Sequence[Path],
         *,
         device: torch.device,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Reserve the space, and take the buffers.
 
@@ -350,7 +350,7 @@ class FromDevice(OnDisk):
         size = 4 * min(SENT_ELEMENTS, largest)
         memory = locked_for("memory.gradient_tier", BUFFERS * size, device, "memory.gradient_tier=host")
         self._free = deque(memory.split(size)) if size else deque[Tensor]()
-        self._outward = lane(device)
+        self._outward = stream(device)
         self._leaving = deque[_Sent]()
         self._found: list[Tensor] = []
         """Norms of pieces of what is being taken up."""
@@ -418,7 +418,7 @@ class FromDevice(OnDisk):
 
 
 class OnHost(_Leaving):
-    """Gradients in the host's memory, locked, of exactly their size. They leave and come in lanes beside the device's
+    """Gradients in the host's memory, locked, of exactly their size. They leave and come in streams beside the device's
     other work."""
 
     waited_seconds = 0.0
@@ -429,7 +429,7 @@ class OnHost(_Leaving):
         *,
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
         used_there: bool = False,
     ) -> None:
         """Take the memory. ``used_there``: whether it is the host that updates by them.
@@ -441,7 +441,7 @@ class OnHost(_Leaving):
         self._used_there = used_there
         forms = {name: (self._dtypes[name], tuple(shape)) for name, shape in self._shapes.items()}
         self._homes = locked_tensors("memory.gradient_tier", forms, device, "memory.gradient_tier=device")
-        self._device, self.trips = device, RoundTrips(self._homes.__getitem__, device, LEAVING, lane)
+        self._device, self.trips = device, RoundTrips(self._homes.__getitem__, device, LEAVING, stream)
         self._there: dict[str, Tensor] = {}
         self._order: list[str] = []
         self._parts_bytes = 0

@@ -2,8 +2,8 @@
 
 The state of all parameters, in the order in which a forward pass needs them, is cut into tiles (``tiles``). A step
 copies tiles to the device ahead of their update, updates them there, by the rule that state on the device has (the same
-bits come out), and copies them back behind it. Both directions and the update go on at once, in lanes of their own
-(``lanes``). The first tiles come while gradients are still being computed (``prefetch``). Where the device has
+bits come out), and copies them back behind it. Both directions and the update go on at once, in streams of their own
+(``streams``). The first tiles come while gradients are still being computed (``prefetch``). Where the device has
 room for some of the state, some tiles stay there, evenly spread.
 
 In the host's memory every tensor of the state is whole, in one locked arena of exactly their size, so that a checkpoint
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
+from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.optim.tiers import Piece, Trained
 from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
@@ -52,7 +52,7 @@ class OnHost:
         tile_bytes: int | None = None,
         num_buffers: int | None = None,
         resident_bytes: int = 0,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory and begin with zeros. At most ``resident_bytes`` of the tiles stay on the device.
 
@@ -68,7 +68,7 @@ class OnHost:
         memory = torch.zeros((len(stay) + moving) * aligned(largest), dtype=torch.uint8, device=device)
         rooms = cut_up(memory, largest)
         self._resident = dict(zip(stay, rooms, strict=False))
-        self._inward, self._work, self._outward = lane(device), lane(device), lane(device)
+        self._inward, self._work, self._outward = stream(device), stream(device), stream(device)
         self._work.follow()  # the memory may have been another tensor's until now
         self._work.finish()
         self._free = deque(_Buffer(room, self._work.mark()) for room in rooms[len(stay) :])
@@ -81,7 +81,7 @@ class OnHost:
         )
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
-        """See ``Tier``. What is done with a piece is put into a lane of its own, for which ``settle`` waits."""
+        """See ``Tier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
         wanted = set(names)
         chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in wanted for place in places)]
         moving = [number for number in chosen if number not in self._resident]

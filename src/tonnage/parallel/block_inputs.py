@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tonnage.host.locked import locked_for
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import INPUTS
 from tonnage.offload.round_trips import RoundTrips
 
@@ -32,7 +32,7 @@ class BlockInputs:
         input_bytes: int,
         device: torch.device,
         *,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
         log: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Take the memory: ``input_bytes`` for every block. A larger input stays on the device.
@@ -45,7 +45,7 @@ class BlockInputs:
         )
         self._rooms = memory.view(len(blocks), input_bytes)
         self._forms: dict[int, tuple[torch.Size, torch.dtype]] = {}
-        self.trips = RoundTrips(self._home, device, INPUTS.slots, lane)
+        self.trips = RoundTrips(self._home, device, INPUTS.slots, stream)
         for number, block in enumerate(blocks):
             block.forward = partial(self._run, number, block.forward)
         log(f"inputs of {len(blocks)} blocks in host memory: {memory.nbytes / 1e9:.2f} GB")

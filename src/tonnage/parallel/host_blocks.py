@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
+from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Place
 from tonnage.offload.residency import BLOCKS
 from tonnage.parallel.homes import FileHome, HostHome, aligned
@@ -145,7 +145,7 @@ class BlocksElsewhere:
         stored: Mapping[str, Place],
         beside: Mapping[str, int] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
-        lane: Callable[[torch.device], Lane],
+        stream: Callable[[torch.device], Stream],
     ) -> None:
         """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
         ``beside`` is as of ``FileHome``. ``otherwise`` is what to change where memory cannot be locked.
@@ -163,7 +163,7 @@ class BlocksElsewhere:
             if directories
             else HostHome(places, device, otherwise)
         )
-        self.ring = Ring(self.home, device, lane(device))
+        self.ring = Ring(self.home, device, stream(device))
         self.parameters: list[Tensor] = [part.parameter for several in parts for part in several]
         """As the model has them, until they begin to come and go."""
 
@@ -215,7 +215,7 @@ class HostBlocks(BlocksElsewhere):
         stored: Mapping[str, Place] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
         tiled: Sequence[TiledWeight] = (),
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory, as ``BlocksElsewhere`` does, and put them there. Parameters that several modules of ``root``
         share, or that are gathered, are left alone. So is what comes in tiles (``tiled``), for which there is space in
@@ -240,7 +240,7 @@ class HostBlocks(BlocksElsewhere):
             stored=stored,
             beside={name: one.numel() * one.itemsize for name, one in in_tiles.items()},
             otherwise=otherwise,
-            lane=lane,
+            stream=stream,
         )
         self.rest()
         self.ring.left, self.ring.came = self._leave, self._enter

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.host.locked import locked_for
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
+from tonnage.kernels.streams import Stream
 from tonnage.parallel.homes import FileHome, aligned
 from tonnage.parallel.host_blocks import BlocksElsewhere
 from tonnage.parallel.host_shards import Elsewhere
@@ -71,7 +71,7 @@ class HostMasters:
         device: torch.device,
         blocks: BlocksElsewhere | None,
         tiled: Sequence[TiledWeight] = (),
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory. Of what comes in tiles (``tiled``) the device has no copies, and it rests in files where the
         ``blocks`` do.
@@ -89,7 +89,7 @@ class HostMasters:
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
         in_tiles = set(map(id, (one.parameter for one in tiled)))
-        self._tiled, self._lane = tiled, lane
+        self._tiled, self._stream = tiled, stream
         self._in_tiles = {name for name, one in self._stay.items() if id(one) in in_tiles}
         self._is_gathered = any(map(is_gathered, _trained(model).values()))
         home = blocks.home if blocks is not None else None
@@ -156,7 +156,7 @@ class HostMasters:
         if files is not None:
             for weight in self._tiled:
                 weight.rest_in(files.pages, names[id(weight.parameter)])
-        self._tiles = HostTiles(self._tiled, self._device, files, lane=self._lane)
+        self._tiles = HostTiles(self._tiled, self._device, files, stream=self._stream)
         self.num_bytes += self._tiles.num_bytes
 
     def _copied(self, name: str, one: nn.Parameter) -> nn.Parameter:

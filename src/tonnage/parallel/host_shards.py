@@ -6,7 +6,7 @@ fetches its bytes then; FSDP2 gathers them in its own types and its own order, a
 shard. So each worker's link carries its own part alone, and what is whole is whole on devices only.
 
     host      shard of block 1     shard of block 2               (of this rank; each worker has its own)
-    lane      ────copied────┐      ────copied────┐
+    stream    ────copied────┐      ────copied────┐
     FSDP2     gathers 0     └─ cast, gathers 1   └─ cast, gathers 2
     device    block 0 runs         block 1 runs         block 2 runs
 """
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Place
 from tonnage.parallel.host_blocks import BlocksElsewhere, Part, laid_out
 from tonnage.parallel.parts import is_gathered, turned
@@ -92,7 +92,7 @@ class HostShards(BlocksElsewhere):
         trains: bool = True,
         directories: Sequence[Path] = (),
         stored: Mapping[str, Place] = MappingProxyType({}),
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory, as ``BlocksElsewhere`` does; parameters that several modules of ``root`` share are left
         alone."""
@@ -101,7 +101,7 @@ class HostShards(BlocksElsewhere):
             return is_gathered(one) and one.requires_grad == trains
 
         parts = laid_out(root, blocks, takes)
-        super().__init__(blocks, parts, device, directories=directories, stored=stored, lane=lane)
+        super().__init__(blocks, parts, device, directories=directories, stored=stored, stream=stream)
         self._entering: int | None = None
 
     def begin(self) -> None:

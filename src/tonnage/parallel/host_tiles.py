@@ -5,7 +5,7 @@ copied into a locked buffer on its way. Nothing goes back: gradients leave tile 
 weight is updated where it rests (``host_masters``).
 
     device    computes with tile 0      computes with tile 1
-    lane      1 comes                   2 comes
+    stream    1 comes                   2 comes
     disk      2 is read                 3 is read
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import TILES
 from tonnage.parallel.homes import FileHome, Staging, aligned
 from tonnage.parallel.ring import Ring
@@ -41,7 +41,7 @@ class HostTiles:
         device: torch.device,
         files: FileHome | None,
         *,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take room on the device and, where weights rest in ``files``, the buffers.
 
@@ -49,7 +49,7 @@ class HostTiles:
             UserError: so much of the host's memory cannot be locked.
         """
         largest = max(one.part_numel * one.parameter.itemsize for one in weights)
-        self._ring = Ring(self, device, lane(device))
+        self._ring = Ring(self, device, stream(device))
         self._ring.open(TILES.slots, aligned(largest))
         self._files, self._times = files, 0
         self._staging = None if files is None else Staging(largest, device, "memory.parameter_tier=host")

@@ -1,10 +1,10 @@
 """A few slots of a device, in which units that rest elsewhere (``homes``) come in turns: blocks, or tiles.
 
-There are two: for the unit that is computed with, and for the next one, forward or backward, which comes in a lane of
+There are two: for the unit that is computed with, and for the next one, forward or backward, which comes in a stream of
 its own meanwhile. Nothing goes back.
 
     forward    block 0   block 1   block 2        backward   block 2   block 1   block 0
-    lane       1         2                        lane                 0
+    stream     1         2                        stream               0
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 
 Unit = TypeVar("Unit", bound=Hashable)
 Of = TypeVar("Of", bound=Hashable, contravariant=True)
@@ -54,9 +54,9 @@ class Ring(Generic[Unit]):
     """Units that come in turns. Calls of ``have`` and ``call`` are for what the calling thread does next, in the queue
     of the device in which it does that."""
 
-    def __init__(self, home: Home[Unit], device: torch.device, lane: Lane) -> None:
+    def __init__(self, home: Home[Unit], device: torch.device, stream: Stream) -> None:
         """There are no slots before they are ``opened``."""
-        self._home, self._device, self._inward = home, device, lane
+        self._home, self._device, self._inward = home, device, stream
         self.updates: Callable[[], int] = int
         """How many times what is trained was changed: what came before is old."""
         self.await_unit: Callable[[Unit], None] = lambda unit: None
