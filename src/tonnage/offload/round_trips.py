@@ -50,7 +50,8 @@ class RoundTrips(Generic[Unit]):
             return
         if unit in self.leaving:
             self.inward.wait(self.leaving[unit][1])
-        content = torch.empty_like(self._home(unit), device=self._device)
+        home = self._home(unit)
+        content = torch.empty(home.shape, dtype=home.dtype, device=self._device)
         self.inward.follow()  # others have left, and this memory may have been another tensor's until now
         with self.inward:
             self._copy_in(unit, content)
