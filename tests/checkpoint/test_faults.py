@@ -28,7 +28,7 @@ from tonnage.decide.resumption import begin_again, decide_resumption
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch.local import run_workers
-from tonnage.optim.on_disk import TILE_BYTES
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.parallel.world import join_world
 from tonnage.planning.space import checkpoint_bytes, resting_bytes
 from tonnage.planning.states import states
@@ -156,7 +156,7 @@ def test_a_disk_of_the_size_that_is_counted_is_enough(tmp_path: Path, disk: Disk
     assert disk.change("size=1G")  # for the plan, which looks at what is free
     decision = decide(str(tmp_path / "config.yaml"), [])
     counted = resting_bytes(decision.plan) + checkpoint_bytes(decision.plan)
-    whole_tiles = 2 * TILE_BYTES  # of the state, and of the tile that is not full
+    whole_tiles = 2 * OPTIMIZER["disk"].unit_bytes  # of the state, and of the tile that is not full
     assert states(decision.plan.layout, decision.plan.model).optimizer > whole_tiles
     assert disk.change(f"size={counted + whole_tiles}")
     run = RunDirectory(disk.path / "run")

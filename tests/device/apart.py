@@ -6,8 +6,8 @@ GPU, operations refuse to mix them with tensors of the CPU, and backward passes 
 
 It has streams and events (``apart_order``), by the names that ``torch.cuda`` has for them. Where two operations of
 different streams touch the same memory, one of them changes it, and nothing makes one wait for the other, that is a
-race: it is found, whichever happens first, and whether or not it happens to do harm. With ``lanes_run_late``, copies in
-streams other than the first are made as late as what is waited for allows, so that what reads too early reads wrong
+race: it is found, whichever happens first, and whether or not it happens to do harm. With ``streams_run_late``, copies
+in streams other than the first are made as late as what is waited for allows, so that what reads too early reads wrong
 numbers.
 """
 
@@ -38,7 +38,7 @@ WITHOUT_KERNEL = 0
 _EXTENSION, _UNSIGNED = 12, 1
 """From dlpack.h: the device type of what is none of the others, and a type of numbers."""
 
-lanes_run_late = False
+streams_run_late = False
 
 
 class _Device(ctypes.Structure):
@@ -278,7 +278,7 @@ def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     note("copy", [source], [target])
     here = order.current_stream()
     behind = non_blocking and all(map(is_locked, both))
-    if lanes_run_late and here is not order.default and behind:
+    if streams_run_late and here is not order.default and behind:
         here.put(lambda: _do_copy(from_, to))
         return target
     here.run()

@@ -31,7 +31,7 @@ ASKED = [[{"role": "user", "content": content}] for content in ("red and blue", 
 def main(given: list[str]) -> None:
     """Prints figures and answers of a model on rows, twice of each kind."""
     model, rows = given
-    apart.lanes_run_late = True
+    apart.streams_run_late = True
     taken = locked.host_memory
     locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
     with apart_runs.joined() as world, pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from device import apart
 from device import apart_order as order
 from tonnage.host import locked
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.parallel.host_blocks import HostBlocks
 
 WIDTH, NUM_BLOCKS = 8, 4
@@ -38,27 +38,27 @@ class Block(nn.Module):
         return found
 
 
-class WithoutFollowing(Lane):
+class WithoutFollowing(Stream):
     def follow(self) -> None:
         """A wait too few."""
 
 
-class WithoutJoining(Lane):
+class WithoutJoining(Stream):
     def join(self, mark: Any) -> None:
         """A wait too few."""
 
 
-def passes(recomputed: int, lane: type[Lane] | None) -> list[Tensor]:
+def passes(recomputed: int, stream: type[Stream] | None) -> list[Tensor]:
     """Losses and gradients of some micro-batches and an evaluation, the first blocks ``recomputed``; without a
-    ``lane``, with all on the device."""
+    ``stream``, with all on the device."""
     order.synchronize()
     torch.manual_seed(0)
     blocks = [Block(number < recomputed) for number in range(NUM_BLOCKS)]
     device = torch.device(apart.NAME)
-    if lane is None:
+    if stream is None:
         model = nn.Sequential(*blocks).to(device)
     else:
-        there = HostBlocks(nn.ModuleList(blocks), blocks, device, recomputed=recomputed, lane=lane)
+        there = HostBlocks(nn.ModuleList(blocks), blocks, device, recomputed=recomputed, stream=stream)
         host = iter(there.parameters)
         model = nn.Sequential(*blocks)
         for block, fresh in zip(blocks, _twins(recomputed), strict=True):
@@ -92,13 +92,13 @@ def main(told: list[str]) -> None:
     for recomputed in (0, 1, NUM_BLOCKS):
         resident = passes(recomputed, None)
         for late in (False, True):
-            apart.lanes_run_late = late
-            ours = passes(recomputed, Lane)
+            apart.streams_run_late = late
+            ours = passes(recomputed, Stream)
             same = all(one.equal(other) for one, other in zip(ours, resident, strict=True))
             found[f"{recomputed} {late}"] = same
-        for lane in (WithoutFollowing, WithoutJoining):
+        for stream in (WithoutFollowing, WithoutJoining):
             try:
-                passes(recomputed, lane)
+                passes(recomputed, stream)
             except order.Race as race:
-                found[f"{recomputed} {lane.__name__}"] = str(race)
+                found[f"{recomputed} {stream.__name__}"] = str(race)
     print(json.dumps(found))

@@ -32,9 +32,9 @@ def joined() -> Iterator[World]:
 
 
 def main(paths: list[str]) -> None:
-    """``late`` among ``paths``: copies in lanes are made as late as they may."""
+    """``late`` among ``paths``: copies in streams are made as late as they may."""
     sys.setswitchinterval(1e-4)  # threads hand each other the interpreter at every operation
-    apart.lanes_run_late = "late" in paths
+    apart.streams_run_late = "late" in paths
     taken = locked.host_memory
     locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
     train_runs.main([path for path in paths if path != "late"], joined)

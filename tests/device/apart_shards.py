@@ -18,14 +18,14 @@ from device import apart_order as order
 from device.apart_blocks import WithoutFollowing, WithoutJoining
 from device.apart_host import watched
 from tonnage.host import locked
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
+from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory
-from tonnage.parallel import shelves
+from tonnage.parallel import homes
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, shard_parameters
@@ -43,7 +43,7 @@ class Passed:
         """A wait too few."""
 
 
-class Unfinished(Lane):
+class Unfinished(Stream):
     def mark(self) -> Any:
         """For somebody who does not wait."""
         return Passed()
@@ -76,11 +76,11 @@ def passes(
     zero: int,
     rests: str,
     folder: Path | None = None,
-    lane: type[Lane] = Lane,
-    of_gradients: type[Lane] = Lane,
+    stream: type[Stream] = Stream,
+    of_gradients: type[Stream] = Stream,
 ) -> list[Tensor]:
     """Losses of some steps, an evaluation after each, and all weights of this rank; with all on the device, or with
-    what is trained in the host's memory, the blocks' too where they come and go. The lanes are those of blocks and of
+    what is trained in the host's memory, the blocks' too where they come and go. The streams are those of blocks and of
     gradients that go to disk."""
     order.synchronize()
     with torch.device("meta"):
@@ -96,7 +96,7 @@ def passes(
     else:
         shards = None
         if rests == "blocks":
-            shards = HostShards(model, blocks, world.device, directories=directories, lane=lane)
+            shards = HostShards(model, blocks, world.device, directories=directories, stream=stream)
         masters = HostMasters(model, world.device, shards)
         if shards is not None:
             shards.rest()
@@ -106,11 +106,11 @@ def passes(
         masters.begin(model, blocks)
         where: dict[str, Any] = {"gradients": partial(gradients.OnHost, device=world.device, used_there=True)}
         if directories:
-            disk = partial(gradients.FromDevice, device=world.device, directories=directories, lane=of_gradients)
+            disk = partial(gradients.FromDevice, device=world.device, directories=directories, stream=of_gradients)
             where = {"gradients": disk}
             where["tier"] = partial(OnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
-        where["pages"] = shards.shelf.pages if shards is not None else None
+        where["pages"] = shards.home.pages if shards is not None else None
         optimizer = adamw(parameters, device_copies=masters.copies, turns=turns, **where)
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
         for turn, module in enumerate((model, *blocks)):
@@ -156,25 +156,25 @@ def main(told: list[str]) -> None:
             (3, "blocks", Path(told[0]), True),
             (1, "outside", Path(told[0]), True),
         ):
-            apart.lanes_run_late = False
+            apart.streams_run_late = False
             resident = passes(world, zero, "device")
-            apart.lanes_run_late = late
+            apart.streams_run_late = late
             ours = passes(world, zero, rests, folder)
             same = all(one.equal(other) for one, other in zip(ours, resident, strict=True))
             found[f"{zero} {rests} {'disk' if folder else 'host'} {late}"] = same
-        apart.lanes_run_late = False
-        for lane in (WithoutFollowing, WithoutJoining):
+        apart.streams_run_late = False
+        for stream in (WithoutFollowing, WithoutJoining):
             try:
-                passes(world, 3, "blocks", lane=lane)
+                passes(world, 3, "blocks", stream=stream)
             except order.Race as race:
-                found[lane.__name__] = str(race)
+                found[stream.__name__] = str(race)
         for missing in (WithoutFollowing, Unfinished):
             try:
                 passes(world, 3, "blocks", Path(told[0]), of_gradients=missing)
             except order.Race as race:
                 found[f"gradients {missing.__name__}"] = str(race)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shelves.OnDisk, "sent", lambda shelf, mark: None)
+            patch.setattr(homes.Staging, "sent", lambda staging, mark: None)
             try:
                 passes(world, 3, "blocks", Path(told[0]))
             except order.Race as race:

@@ -18,11 +18,11 @@ from device import apart_order as order
 from device.apart_blocks import WithoutFollowing, WithoutJoining
 from device.apart_host import watched
 from tonnage.host import locked
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
-from tonnage.parallel import host_tiles
+from tonnage.parallel import homes
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tiled import TiledWeight
@@ -56,14 +56,14 @@ def filled(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def passes(world: World, folder: Path | None, lane: type[Lane] | None = Lane) -> list[Tensor]:
+def passes(world: World, folder: Path | None, stream: type[Stream] | None = Stream) -> list[Tensor]:
     """Losses of some steps, an evaluation after each, and the weights then; with all on the device without a
-    ``lane``."""
+    ``stream``."""
     order.synchronize()
     with torch.device("meta"):
         model = Model()
     blocks = list(model.blocks)
-    if lane is None:
+    if stream is None:
         model.to_empty(device=world.device)
         parameters = filled(dict(model.named_parameters()))
         optimizer = AdamW(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
@@ -75,7 +75,7 @@ def passes(world: World, folder: Path | None, lane: type[Lane] | None = Lane) ->
             tiled_linear.use_tiles(layer, tiled[-1])
         directories: Sequence[Path] = [] if folder is None else [folder]
         there = HostBlocks(model, blocks, world.device, recomputed=0, trains=True, directories=directories, tiled=tiled)
-        masters = HostMasters(model, world.device, there, tiled, lane)
+        masters = HostMasters(model, world.device, there, tiled, stream)
         parameters = filled(masters.parameters)
         masters.begin(model, blocks)
         rest: Any = partial(gradients.OnHost, device=world.device, used_there=True)
@@ -88,7 +88,7 @@ def passes(world: World, folder: Path | None, lane: type[Lane] | None = Lane) ->
             eps=1e-8,
             decay=0.1,
             gradients=rest,
-            pages=there.shelf.pages,
+            pages=there.home.pages,
             turns=turns,
             device_copies=masters.copies,
         )
@@ -116,9 +116,9 @@ def passes(world: World, folder: Path | None, lane: type[Lane] | None = Lane) ->
     return [one.detach().float().cpu().clone() for one in [*found, *parameters.values()]]
 
 
-def missed(world: World, folder: Path, lane: type[Lane] = Lane) -> str:
+def missed(world: World, folder: Path, stream: type[Stream] = Stream) -> str:
     try:
-        passes(world, folder, lane)
+        passes(world, folder, stream)
     except order.Race as race:
         return str(race)
     return ""
@@ -134,15 +134,14 @@ def main(told: list[str]) -> None:
         locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
         whole = passes(world, None, None)
         for late in (False, True):
-            apart.lanes_run_late = late
+            apart.streams_run_late = late
             on_host, on_disk = passes(world, None), passes(world, folder)
             found[f"same bits {late}"] = all(one.equal(other) for one, other in zip(on_host, on_disk, strict=True))
             for one, other in zip(on_host, whole, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-        apart.lanes_run_late = False
-        found |= {lane.__name__: missed(world, folder, lane) for lane in (WithoutFollowing, WithoutJoining)}
+        apart.streams_run_late = False
+        found |= {stream.__name__: missed(world, folder, stream) for stream in (WithoutFollowing, WithoutJoining)}
         with pytest.MonkeyPatch.context() as patch:
-            unset = property(lambda buffer: None, lambda buffer, mark: None)
-            patch.setattr(host_tiles._Buffer, "left", unset, raising=False)
+            patch.setattr(homes.Staging, "sent", lambda staging, mark: None)
             found["left"] = missed(world, folder)
     print(json.dumps(found))

@@ -1,7 +1,7 @@
 """Whole runs of models that workers divide (``parallel.tensor``, ``parallel.pipeline``) on a device that is not the
 CPU: the same bits wherever a rank's part of state, gradients and parameters rests, and the bytes that are planned.
 
-As in ``test_apart_runs``, copies in lanes are made as late as they may, and what does not wait for what it must is
+As in ``test_apart_runs``, copies in streams are made as late as they may, and what does not wait for what it must is
 found.
 """
 

@@ -1,8 +1,8 @@
 """Whole runs on a device that is not the CPU: the numbers of the same runs on the CPU, and the same bits wherever
 states rest.
 
-Both compute by the same operations, without the loops that are made for CPUs. On the device copies in lanes are made as
-late as they may, and what does not wait for what it must is found (``apart``).
+Both compute by the same operations, without the loops that are made for CPUs. On the device copies in streams are made
+as late as they may, and what does not wait for what it must is found (``apart``).
 """
 
 from __future__ import annotations

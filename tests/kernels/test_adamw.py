@@ -101,7 +101,7 @@ def test_torch_form_is_the_same_rule(
     dtype: torch.dtype, codec: Codec, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step from one state. torch's square root on the CPU may be a last bit off, all else is the same bits."""
-    monkeypatch.setattr(kernels, "TILE_ELEMENTS", 999)
+    monkeypatch.setattr(kernels, "UPDATE_ELEMENTS", 999)
     torch.manual_seed(0)
     weight = torch.randn(shape).to(dtype)
     low = torch.zeros(shape, dtype=torch.int16) if dtype == torch.bfloat16 else None

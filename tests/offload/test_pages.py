@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tonnage.errors import UserError
-from tonnage.offload.pages import Joined, Pages, joined
+from tonnage.offload.pages import Pages, Place, joined
 
 BIG = 32 << 20
 
@@ -44,23 +44,40 @@ def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> Non
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # no name, nothing left behind
 
 
+def test_what_is_stored_is_read_where_it_is_and_never_written(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)
+    (tmp_path / "theirs").write_bytes(content.tobytes())
+    stored = {"b": Place(tmp_path / "theirs", 5000, 9000), "c": Place(tmp_path / "theirs", 14_000, 6000)}
+    pages = Pages({"a": 5000}, [tmp_path / "x"], "numbers", stored)
+    assert list(pages) == ["a", "b", "c"]
+    assert pages.stored_bytes == 15_000
+    for verb in (pages.prefetch, pages.bring, pages.rest):
+        verb(list(pages))
+        assert np.array_equal(array(pages, "b"), content[5000:14_000])
+        assert np.array_equal(array(pages, "c"), content[14_000:])
+    array(pages, "b")[:] = 0
+    assert (tmp_path / "theirs").read_bytes() == content.tobytes()
+    assert list(pages.copy()) == ["a"]
+
+
 def test_arrays_of_several_are_as_those_of_one(tmp_path: Path) -> None:
     first, second = (Pages(dict.fromkeys(names, 5000), [tmp_path], "numbers") for names in ("ab", "cd"))
     assert joined([]) is None
     assert joined([first]) is first
     both = joined([first, second])
-    assert isinstance(both, Joined)
+    assert both is not None
     assert list(both) == ["a", "b", "c", "d"]
     assert "c" in both
-    assert both.isdisjoint(["e"])
-    assert not both.isdisjoint(["e", "d"])
+    assert "e" not in both
     there: list[str] = []
     for number, name in enumerate(both, start=1):
         both.rewrite(name, 0, memoryview(bytes([number] * 5000)))
         there = both.turn(there, both.ahead([name]))
         assert there == [name]
         assert set(both.memory(name)) == {number}
-    assert both.waited_seconds == first.waited_seconds + second.waited_seconds > 0
+    assert both.waited_seconds > 0 == first.waited_seconds
+    second.rest(there)  # as if all had been told
+    both.bring(there)
     copied = both.copy()
     both.rewrite("d", 0, memoryview(bytes(5000)))
     both.rest(list(both))

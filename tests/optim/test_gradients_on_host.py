@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tape import Tape
+from tape import Tape, put_on_tapes
 from tonnage.errors import UserError
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -26,27 +26,10 @@ WIDTH, NUM_LAYERS = 16, 6
 PROMPT = list(product([False, True], [False, True]))
 
 
-class Taped(OnHost):
-    """Its copies are on tapes; what has left, or will come, is nothing that one could compute with."""
-
-    def __init__(self, trained: Sequence[Trained], *, prompt: tuple[bool, bool]) -> None:
-        super().__init__(trained, device=CPU, lane=Tape)
-        self.tapes: list[Any] = [self._outward, self._inward]
-        for tape, soon in zip(self.tapes, prompt, strict=True):
-            tape.prompt = soon
-
-    def _copy_out(self, name: str, gradient: Tensor) -> None:
-        self.tapes[0].put(partial(super()._copy_out, name, gradient))
-
-    def _copy_in(self, name: str, gradient: Tensor) -> None:
-        gradient.fill_(torch.nan)
-        self.tapes[1].put(partial(super()._copy_in, name, gradient))
-
-    def _let_go(self, names: Iterable[str]) -> None:
-        going = {name: self._leaving[name][0] for name in names}
-        super()._let_go(going)
-        for gradient in going.values():
-            gradient.fill_(torch.nan)
+def taped(trained: Sequence[Trained], *, prompt: tuple[bool, bool]) -> OnHost:
+    host = OnHost(trained, device=CPU, stream=Tape)
+    put_on_tapes(host.trips, prompt)
+    return host
 
 
 def model(dtype: torch.dtype) -> nn.Sequential:
@@ -95,26 +78,27 @@ def test_steps_equal_those_with_gradients_beside_the_parameters(
     if state_on_host:
         turns = {name: int(name.split(".")[0]) for name, _ in there.named_parameters()}
         more = {"tier": partial(StateOnHost, device=CPU, tile_bytes=2048), "turns": turns}
-    taped = partial(OnHost, device=CPU) if prompt is None else partial(Taped, prompt=prompt)
-    adamw = make(there, taped, **more)
+    on: Any = partial(OnHost, device=CPU) if prompt is None else partial(taped, prompt=prompt)
+    adamw = make(there, on, **more)
     assert train(here, make(here, gradients.InMemory)) == train(there, adamw)
     assert_same(here, there)
     assert isinstance(adamw.gradients, OnHost)
     assert not any(parameter.grad is not None for parameter in there.parameters())
-    assert not adamw.gradients._leaving
-    assert not adamw.gradients._coming
+    assert not adamw.gradients.trips.leaving
+    assert not adamw.gradients.trips.coming
     assert not adamw.gradients._there
 
 
-@pytest.mark.parametrize("missing", ["_outward.join", "_inward.join", "_inward.wait"])
+@pytest.mark.parametrize("missing", ["outward.join", "inward.join", "inward.wait"])
 def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the test above: where one lane does not wait, some schedule gives other bits."""
+    """Of the test above: where one stream does not wait, some schedule gives other bits."""
 
     def same(prompt: tuple[bool, bool]) -> bool:
         here, there = model(torch.float32), model(torch.float32)
-        adamw = make(there, partial(Taped, prompt=prompt))
-        lane, what = missing.split(".")
-        monkeypatch.setattr(getattr(adamw.gradients, lane), what, lambda mark: None)
+        adamw = make(there, partial(taped, prompt=prompt))
+        stream, what = missing.split(".")
+        assert isinstance(adamw.gradients, OnHost)
+        monkeypatch.setattr(getattr(adamw.gradients.trips, stream), what, lambda mark: None)
         train(here, make(here, gradients.InMemory), 3)
         train(there, adamw, 3)
         return all(map(torch.equal, here.parameters(), there.parameters()))
@@ -131,7 +115,7 @@ def test_few_are_there_while_others_are_computed() -> None:
     def count(parameter: Tensor) -> None:
         nonlocal most
         assert parameter.grad is None
-        most = max(most, len(host._leaving))
+        most = max(most, len(host.trips.leaving))
 
     for parameter in layers.parameters():
         parameter.register_post_accumulate_grad_hook(count)

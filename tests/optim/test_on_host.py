@@ -18,10 +18,10 @@ from tonnage.errors import UserError
 from tonnage.kernels import adamw as kernels
 from tonnage.kernels.adamw import update
 from tonnage.kernels.moments import Codec
-from tonnage.optim import on_host
 from tonnage.optim.adamw import AdamW, _like
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.tiles import locked_tensors
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
 TURNS = {"embed": 0, "norm": 1, "long": 2, "experts": 2, "last": 3}
@@ -33,7 +33,7 @@ class Taped(OnHost):
     """Its copies, and the updates of its pieces, are on tapes; ``prompt`` says which tapes: in, update, out."""
 
     def __init__(self, trained: Sequence[Trained], codec: Codec, *, prompt: Sequence[bool], **options: Any) -> None:
-        super().__init__(trained, codec, device=CPU, lane=Tape, **options)
+        super().__init__(trained, codec, device=CPU, stream=Tape, **options)
         self.tapes: list[Any] = [self._inward, self._work, self._outward]
         for tape, soon in zip(self.tapes, prompt, strict=True):
             tape.prompt = soon
@@ -110,7 +110,7 @@ def test_twenty_steps_equal_state_beside_the_parameters_bit_for_bit(
     here, there = parameters(dtype), parameters(dtype)
     memory, host = make(here, codec), make(there, codec, partial(OnHost, device=CPU, tile_bytes=TILE_BYTES), turns)
     assert isinstance(host.tier, OnHost)
-    assert host.state_bytes == memory.state_bytes == host.tier.host_bytes
+    assert host.state_bytes == memory.state_bytes
     assert not host.tensors_are_copies
     for step in range(20):
         set_gradients(here, step)
@@ -173,7 +173,7 @@ def test_copies_are_waited_for_whenever_they_are_made(
 
 @pytest.mark.parametrize("missing", ["_inward", "_outward", "_work"])
 def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the test above: where one lane does not wait, some schedule gives other bits."""
+    """Of the test above: where one stream does not wait, some schedule gives other bits."""
 
     def same(prompt: Sequence[bool]) -> bool:
         here, there = parameters(torch.bfloat16), parameters(torch.bfloat16)
@@ -259,7 +259,7 @@ def test_memory_is_locked_to_the_byte_for_as_long_as_it_is_used(monkeypatch: pyt
     cudart = Cudart(2 * 12032 + 64)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     forms = {"w.m": (torch.float32, (10, 300)), "w.v": (torch.float32, (10, 300)), "b.m": (torch.float32, (3,))}
-    named = on_host._reserve(forms, torch.device("cuda"))
+    named = locked_tensors("memory.optimizer_tier", forms, torch.device("cuda"), "")
     assert list(cudart.locked.values()) == [2 * 12032 + 64]
     kept = named["b.m"]
     del named
@@ -271,7 +271,7 @@ def test_memory_is_locked_to_the_byte_for_as_long_as_it_is_used(monkeypatch: pyt
 def test_memory_that_cannot_be_locked_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(0))
     with pytest.raises(UserError, match=r"CUDA error 2 when 0\.02 GB"):
-        on_host._reserve({"w.m": (torch.float32, (5_000_000,))}, torch.device("cuda"))
+        locked_tensors("memory.optimizer_tier", {"w.m": (torch.float32, (5_000_000,))}, torch.device("cuda"), "")
 
 
 def test_state_of_a_device_stays_on_the_host() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tape import Tape
+from tape import Tape, put_on_tapes
 from tonnage.errors import UserError
+from tonnage.offload.residency import INPUTS
 from tonnage.parallel import block_inputs
-from tonnage.parallel.block_inputs import HELD, BlockInputs
+from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.recompute import recompute_blocks
 
 CPU = torch.device("cpu")
@@ -57,34 +57,16 @@ def gradients(found: Sequence[Block]) -> list[Tensor]:
     return [parameter.grad.clone() for block in found for parameter in block.parameters() if parameter.grad is not None]
 
 
-class Taped(BlockInputs):
-    """Its copies are on tapes; what an input has left, or will come into, is nothing that one could compute with."""
-
-    def __init__(self, found: Sequence[nn.Module], *, prompt: tuple[bool, bool]) -> None:
-        super().__init__(found, INPUT_BYTES, CPU, lane=Tape)
-        self.tapes: list[Any] = [self._outward, self._inward]
-        for tape, soon in zip(self.tapes, prompt, strict=True):
-            tape.prompt = soon
-
-    def _copy_out(self, number: int, hidden: Tensor) -> None:
-        self.tapes[0].put(partial(super()._copy_out, number, hidden))
-
-    def _copy_in(self, number: int, hidden: Tensor) -> None:
-        hidden.fill_(torch.nan)
-        self.tapes[1].put(partial(super()._copy_in, number, hidden))
-
-    def _save(self, number: int, whose: tuple[int, torch.Size], saved: Tensor) -> int | Tensor:
-        leaving = {leaving: hidden for leaving, (hidden, _) in self._leaving.items()}
-        found = super()._save(number, whose, saved)
-        for gone in leaving.keys() - self._leaving.keys():
-            leaving[gone].fill_(torch.nan)
-        return found
+def taped(found: Sequence[nn.Module], *, prompt: tuple[bool, bool]) -> BlockInputs:
+    inputs = BlockInputs(found, INPUT_BYTES, CPU, stream=Tape)
+    put_on_tapes(inputs.trips, prompt)
+    return inputs
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_only_inputs_of_blocks_that_are_recomputed_leave(number: int) -> None:
     here, there = blocks(), blocks(number)
-    inputs = Taped(there[:number], prompt=(False, False))
+    inputs = taped(there[:number], prompt=(False, False))
     for one, other in zip(gradients(here), gradients(there), strict=True):
         assert torch.equal(one, other)
     assert inputs.copied_bytes > 0
@@ -94,17 +76,17 @@ def test_only_inputs_of_blocks_that_are_recomputed_leave(number: int) -> None:
 @pytest.mark.parametrize("prompt", [(False, False), (False, True), (True, False), (True, True)])
 def test_gradients_are_the_same_whenever_copies_are_made(prompt: tuple[bool, bool]) -> None:
     here, there = blocks(), blocks()
-    inputs = Taped(there, prompt=prompt)
+    inputs = taped(there, prompt=prompt)
     for one, other in zip(gradients(here), gradients(there), strict=True):
         assert torch.equal(one, other)
     assert inputs.copied_bytes > 0
 
 
-@pytest.mark.parametrize("missing", ["_outward", "_inward"])
+@pytest.mark.parametrize("missing", ["outward", "inward"])
 def test_a_lane_for_which_nobody_waits_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = blocks(), blocks()
-    inputs = Taped(there, prompt=(False, False))
-    monkeypatch.setattr(getattr(inputs, missing), "join", lambda mark: None)
+    inputs = taped(there, prompt=(False, False))
+    monkeypatch.setattr(getattr(inputs.trips, missing), "join", lambda mark: None)
     assert not all(map(torch.equal, gradients(here), gradients(there)))
 
 
@@ -112,9 +94,9 @@ def test_bytes_are_those_of_inputs_that_fit_but_the_last_do_not_come_back() -> N
     found = blocks()
     inputs = BlockInputs(found, INPUT_BYTES, CPU)
     run(found, 5).sum().backward()
-    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - HELD) * 5 * WIDTH * 4
+    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - INPUTS.slots) * 5 * WIDTH * 4
     run(found, MOST_TOKENS + 1).sum().backward()
-    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - HELD) * 5 * WIDTH * 4
+    assert inputs.copied_bytes == (NUM_BLOCKS + NUM_BLOCKS - INPUTS.slots) * 5 * WIDTH * 4
 
 
 def test_few_inputs_are_there_at_a_time() -> None:
@@ -137,7 +119,7 @@ def test_few_inputs_are_there_at_a_time() -> None:
         return max(most)
 
     assert most_inputs(lambda found: None) == NUM_BLOCKS
-    assert most_inputs(lambda found: BlockInputs(found, INPUT_BYTES, CPU)) <= HELD
+    assert most_inputs(lambda found: BlockInputs(found, INPUT_BYTES, CPU)) <= INPUTS.slots
 
 
 def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
+from tonnage.kernels.streams import Stream
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import Gradients
@@ -87,7 +87,7 @@ def of_one_with_masters(
         gradients=rest,
         turns=turns,
         device_copies=masters.copies,
-        pages=there.shelf.pages if there is not None else None,
+        pages=there.home.pages if there is not None else None,
     )
     masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     for turn, module in enumerate((model, *blocks)):
@@ -141,14 +141,14 @@ def test_gradients_leave_in_pieces_while_earlier_ones_are_written(
             said.append("written")
             super()._arrive()
 
-    class NotedLane(Lane):
+    class NotedLane(Stream):
         def follow(self) -> None:
             said.append("copied")
             super().follow()
 
     here, there = (nn.Parameter(torch.zeros(6, 7)) for _ in range(2))
     memory = gradients.InMemory([Trained("w", here, decay=0.0, first=0)])
-    disk = Noted([Trained("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU, lane=NotedLane)
+    disk = Noted([Trained("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU, stream=NotedLane)
     for number in range(2):
         drawn = torch.randn(6, 7, generator=torch.Generator().manual_seed(number))
         for one in (here, there):

@@ -1,10 +1,13 @@
 """``train_runs`` with tiles so small that the state of a tiny model is many of them."""
 
+from dataclasses import replace
+
 import train_runs
 
-from tonnage.optim import on_disk, on_host
+from tonnage.offload.residency import OPTIMIZER
 
 
 def main(paths: list[str]) -> None:
-    on_disk.TILE_BYTES = on_host.TILE_BYTES = 1 << 15
+    for tier in OPTIMIZER:
+        OPTIMIZER[tier] = replace(OPTIMIZER[tier], unit_bytes=1 << 15)
     train_runs.main(paths)

@@ -13,10 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from planning.profiles import MODEL, layout
+from tonnage.host.moments import UPDATE_BYTES
 from tonnage.kernels import adamw as kernels
 from tonnage.kernels.moments import Codec, Moments
 from tonnage.model import stored
-from tonnage.optim import gradients, on_host
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import OnHost
 from tonnage.planning import states as states_module
@@ -53,7 +54,6 @@ def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:
 
 def test_the_embedding_s_gradient_is_there_as_it_is_made_and_twice_in_fp32() -> None:
     """Where it is added to what rests in the host's memory. Of other gradients the last few are held, no block's."""
-    assert states_module.LEAVING == gradients.LEAVING
     model = replace(MODEL, largest_matrix=1_000)
     alone = layout(workers=1, device="cuda", gradient_tier="host", micro_batches=2)
     found = {instant.name: instant.bytes for instant in instants(alone, model)}
@@ -68,9 +68,7 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
     codec: Codec, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the tier itself does, of a model that fills some tiles."""
-    monkeypatch.setattr(on_host, "TILE_BYTES", 64 << 10)
-    monkeypatch.setattr(states_module, "HOST_TILE_BYTES", 64 << 10)
-    monkeypatch.setattr(states_module, "HOST_RING_BYTES", on_host.NUM_BUFFERS * (64 << 10))
+    monkeypatch.setitem(OPTIMIZER, "host", replace(OPTIMIZER["host"], unit_bytes=64 << 10))
     parameter = nn.Parameter(torch.zeros(400, 512, dtype=torch.bfloat16))
     said: list[str] = []
     stays = resident * (64 << 10)
@@ -101,14 +99,13 @@ def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: 
         with MemTracker() as tracker:
             kernels.update_tile(weight.view(-1), low, moments, gradient, coefficients, scalar, scalar)
         (peak,) = tracker.get_tracker_snapshot("peak").values()
-    assert 0.9 * states_module.UPDATE_BYTES <= peak["Total"] / number <= states_module.UPDATE_BYTES + 0.01
-    assert states_module.UPDATE_ELEMENTS == kernels.TILE_ELEMENTS
+    assert 0.9 * UPDATE_BYTES <= peak["Total"] / number <= UPDATE_BYTES + 0.01
 
 
 def test_an_update_in_the_background_has_the_next_step_beside_it() -> None:
     """Its first block, all gradients, and what the update makes that is not the loops'."""
     for tier, (device, off) in product(("device", "host", "disk"), (("cpu", ()), ("cpu", ("adamw",)), ("cuda", ()))):
-        made = 0 if (device, off) == ("cpu", ()) else states_module.UPDATE_BYTES * 1_000_000
+        made = 0 if (device, off) == ("cpu", ()) else UPDATE_BYTES * 1_000_000
         beside = (
             {"workspace": made + 6000 * 1000, "activations": 300 * 1000} if tier != "device" else {"workspace": made}
         )

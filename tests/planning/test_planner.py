@@ -14,6 +14,7 @@ import pytest
 from planning.profiles import DATA, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.planning import planner, refusal
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY, Choice, Plan, RowSizes, Steps
@@ -22,9 +23,10 @@ from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.seconds import disk_bytes
 from tonnage.planning.space import resting_bytes
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, held_states, states
+from tonnage.planning.states import held_states, states
 from tonnage.planning.words import describe
 
+HOST_TILE_BYTES, TILE_BYTES = (OPTIMIZER[tier].unit_bytes for tier in ("host", "disk"))
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tonnage.errors import UserError
-from tonnage.optim.on_disk import NUM_BUFFERS, TILE_BYTES
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.planning.plan import WeightFacts
 from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import Frozen
@@ -62,7 +62,7 @@ def test_what_rests_on_disk_is_partly_in_memory() -> None:
     held = held_states(there.layout, model)
     assert held.weights == pytest.approx(2 * (outside + 2 * block), rel=1e-5)
     assert held.gradients == 2 * outside
-    assert held.optimizer == NUM_BUFFERS * TILE_BYTES
+    assert held.optimizer == OPTIMIZER["disk"].slots * OPTIMIZER["disk"].unit_bytes
     assert there.layout.tiers_on_disk == [f"memory.{key}" for key in ALL]
     assert here.layout.tiers_on_disk == []
 

@@ -22,7 +22,7 @@ from tonnage.model.files import read_model
 from tonnage.model.matching import find_places
 from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer, pack_layers
-from tonnage.offload.mapped import Mapped
+from tonnage.offload.pages import Pages
 from tonnage.training.packed_base import INDEX, WEIGHTS, packed_base
 
 
@@ -59,7 +59,7 @@ def test_it_is_packed_once_and_as_it_would_be_in_memory(folder: Path, tmp_path: 
     assert len([line for line in said if line.startswith("packing")]) == 1
     assert sorted(one.name for one in directory.iterdir()) == [INDEX, WEIGHTS]
     assert [one.name for one in directory.parent.iterdir() if one.is_dir()] == ["key"]
-    mapped = Mapped(places)
+    mapped = Pages({}, [], "", places)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     for path, weight in model.model.layers.named_parameters():
         for part, tensor in pack(weight, form).named().items() if weight.dim() == 2 else ():

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from tonnage.host.lockable import limited_to, raise_limit
 from tonnage.host.locked import host_memory, lock
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.products import linear
+from tonnage.kernels.streams import Stream
 from tonnage.optim.adamw import AdamW
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -216,14 +216,14 @@ def host_copy_rate(device: torch.device, budget_seconds: float, memory: Tensor |
         memory = torch.zeros(2 * PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
     hosts = memory.split(PINNED_BYTES)
     there = [torch.zeros(PINNED_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
-    inward, outward = Lane(device), Lane(device)
+    inward, outward = Stream(device), Stream(device)
 
     def both() -> None:
-        for lane, to, come_from in ((inward, there[0], hosts[0]), (outward, hosts[1], there[1])):
-            lane.follow()
-            with lane:
+        for stream, to, come_from in ((inward, there[0], hosts[0]), (outward, hosts[1], there[1])):
+            stream.follow()
+            with stream:
                 to.copy_(come_from, non_blocking=True)
-        for lane in (inward, outward):
-            lane.join(lane.mark())
+        for stream in (inward, outward):
+            stream.join(stream.mark())
 
     return PINNED_BYTES / seconds_of({"both ways": both}, device, budget_seconds)["both ways"]

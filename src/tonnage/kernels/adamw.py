@@ -39,6 +39,7 @@ from numba.extending import overload
 from torch import Tensor
 
 from tonnage.host.locked import sent
+from tonnage.host.moments import UPDATE_ELEMENTS
 from tonnage.kernels import moments as codecs
 from tonnage.kernels.gpu import has_triton
 from tonnage.kernels.loops import loop
@@ -427,10 +428,6 @@ def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
     return flat.numpy()
 
 
-TILE_ELEMENTS = 1 << 22
-"""So many that a device is busy longer than it takes to ask, and no more: each takes up to 44 bytes meanwhile."""
-
-
 @torch.no_grad()
 def update_torch(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
     """The same rule in torch operations, tile by tile, on any device."""
@@ -439,7 +436,7 @@ def update_torch(weight: Tensor, low: Tensor | None, moments: Moments, gradient:
     key = _int32(hyper.key, device)
     weight, gradient = weight.detach().view(-1), gradient.view(-1)
     lows = None if low is None else low.view(-1)
-    for start, stop in codecs.cut(weight.numel(), moments.row, TILE_ELEMENTS):
+    for start, stop in codecs.cut(weight.numel(), moments.row, UPDATE_ELEMENTS):
         update_tile(
             weight[start:stop],
             None if lows is None else lows[start:stop],

@@ -38,11 +38,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tonnage.host.moments import BLOCK as BLOCK
+
 Codec = Literal["fp32", "bf16", "int8"]
 
-# The loops in ``kernels`` have these compiled in, and numba's cache looks at the date of that file only.
-BLOCK = 256
-"""Elements that share a scale."""
+# The loops in ``kernels`` have these and ``BLOCK`` compiled in, and numba's cache looks at the date of that file only.
 SHORTEST_ROW = 64
 """Elements that a row must have for its moments to rest as int8."""
 TINY = 1e-30

@@ -1,12 +1,15 @@
 """Arrays whose memory is a file: they rest on disk and come into memory when somebody looks at them.
 
+Most lie in files of their own. What is ``stored`` lies in somebody else's and is only read: no copy of it is made, and
+whoever writes into it all the same changes memory, not the file.
+
 The system's page cache moves the bytes, so every use is correct at any time, by anyone: a block's forward pass, a
 checkpoint, an evaluation, a loader that fills them. What is said here besides is only about speed and about how much
 memory stays taken: ``prefetch`` begins to read before a use, ``bring`` waits for that, ``rest`` gives memory back after
 it and begins to write what has changed. ``rewrite`` changes an array without mapping its pages, which would cost a
 fault for each. Memory that nobody else wants goes on serving as a cache.
 
-The files have no name and vanish with the process: what a run goes on from is a checkpoint.
+Files of their own have no name and vanish with the process: what a run goes on from is a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,66 +43,131 @@ _START_WRITING = 2
 
 
 @dataclass(frozen=True)
-class _Place:
-    file: int
+class Place:
+    """Bytes of a file."""
+
+    file: Path
     start: int
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class _File:
+    descriptor: int
+    memory: mmap.mmap
+    """All of it, mapped."""
+    directory: Path | None = None
+    """Where it is, if it is not somebody else's."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: _File
+    start: int
+    num_bytes: int
+
+    @property
+    def whole_pages(self) -> tuple[int, int]:
+        """Start and size of what the bytes touch."""
+        start = self.start // PAGE * PAGE
+        return start, self.start + self.num_bytes - start
+
+
+class _Reading:
+    """What is being read, or was."""
+
+    def __init__(self) -> None:
+        self._reader = ThreadPoolExecutor(1, "page-read")
+        self._coming: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, name: str, read: Callable[[str], None]) -> Future[None]:
+        """Begin to ``read`` an array, if nobody has begun since it was forgotten."""
+        with self._lock:
+            if name not in self._coming:
+                self._coming[name] = self._reader.submit(read, name)
+            return self._coming[name]
+
+    def forget(self, name: str) -> None:
+        """Wait for an array that is being read: what is dropped meanwhile would come in again."""
+        with self._lock:
+            coming = self._coming.pop(name, None)
+        if coming is not None:
+            coming.result()
+
+
 class Pages:
-    """Named arrays over files, one in each of ``directories``, filled evenly. Everything is zero at first.
+    """Named arrays over files, one in each of ``directories``, filled evenly, which are zero at first; and those that
+    are ``stored`` in other files.
 
     Several threads may call: one that updates a block while another reads the next one ahead.
     """
 
-    def __init__(self, sizes: Mapping[str, int], directories: Sequence[Path], what: str) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        directories: Sequence[Path],
+        what: str,
+        stored: Mapping[str, Place] = MappingProxyType({}),
+    ) -> None:
         """Reserve the space: ``sizes`` are bytes, at least one. ``what`` says for whom, in messages.
 
         Raises:
             UserError: not enough space.
         """
-        self._sizes, self._directories, self._what = dict(sizes), list(directories), what
-        self._places: dict[str, _Place] = {}
+        self._sizes, self._directories, self.what = dict(sizes), list(directories), what
+        self.stored = stored
+        """Arrays that have their content already."""
         self._parts: dict[str, _Place] = {}
         self._part_bytes: dict[str, int] = {}
-        ends = [0] * len(directories)
+        self.others: Sequence[Pages] = ()
+        """Those that this one is ``joined`` of."""
+        ends, numbers, starts = [0] * len(directories), dict[str, int](), dict[str, int]()
         for name, size in sizes.items():
-            file = ends.index(min(ends))
-            self._places[name] = _Place(file, ends[file], size)
-            ends[file] += -(-size // PAGE) * PAGE
+            numbers[name] = ends.index(min(ends))
+            starts[name] = ends[numbers[name]]
+            ends[numbers[name]] += -(-size // PAGE) * PAGE
         self.num_bytes = sum(ends)
         """Reserved on disk."""
-        self._files = [_reserved(path, max(PAGE, end), what) for path, end in zip(directories, ends, strict=True)]
-        weakref.finalize(self, _close, self._files)
-        self._maps = [mmap.mmap(file, max(PAGE, end)) for file, end in zip(self._files, ends, strict=True)]
-        self._reader = ThreadPoolExecutor(1, "page-read")
-        self._coming: dict[str, Future[None]] = {}
-        self._lock = threading.Lock()
+        descriptors = [_reserved(path, max(PAGE, end), what) for path, end in zip(directories, ends, strict=True)]
+        weakref.finalize(self, _close, descriptors)
+        self.own = [
+            _File(descriptor, mmap.mmap(descriptor, max(PAGE, end)), directory)
+            for descriptor, end, directory in zip(descriptors, ends, directories, strict=True)
+        ]
+        self.places = {name: _Place(self.own[numbers[name]], starts[name], size) for name, size in sizes.items()}
+        others: dict[Path, _File] = {}
+        for path in {place.file for place in stored.values()}:
+            descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            both = mmap.PROT_READ | mmap.PROT_WRITE
+            others[path] = _File(descriptors[-1], mmap.mmap(descriptors[-1], 0, flags=mmap.MAP_PRIVATE, prot=both))
+        self.places |= {name: _Place(others[one.file], one.start, one.num_bytes) for name, one in stored.items()}
+        self.reading = _Reading()
         self.waited_seconds = 0.0
         """Time spent in ``bring``."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self.places
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self.places)
 
-    def isdisjoint(self, names: Iterable[str]) -> bool:
-        """Whether none of the arrays has one of some names."""
-        return self._places.keys().isdisjoint(names)
+    @property
+    def stored_bytes(self) -> int:
+        """Of what is stored."""
+        return sum(place.num_bytes for place in self.stored.values())
 
     def memory(self, name: str) -> memoryview:
-        """The bytes of an array, mapped; they begin on a page."""
-        place = self._places[name]
-        return memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
+        """The bytes of an array, mapped."""
+        place = self.places[name]
+        return memoryview(place.file.memory)[place.start : place.start + place.num_bytes]
 
     def divide(self, name: str, part_bytes: int) -> None:
         """Let an array come and go in parts of so many bytes, which ``ahead`` names."""
-        place, self._part_bytes[name] = self._places[name], part_bytes
+        place, self._part_bytes[name] = self.places[name], part_bytes
         for number, first in enumerate(range(0, place.num_bytes, part_bytes)):
-            start = (place.start + first) // PAGE * PAGE  # a page that two parts share comes with both
-            stop = place.start + min(first + part_bytes, place.num_bytes)
-            self._parts[_part(name, number)] = _Place(place.file, start, stop - start)
+            size = min(part_bytes, place.num_bytes - first)
+            self._parts[_part(name, number)] = _Place(place.file, place.start + first, size)
 
     def ahead(self, names: Sequence[str], first: int = 0) -> list[str]:
         """What ``prefetch``, ``bring`` and ``rest`` are to be told where ``names`` are wanted one after another, the
@@ -114,23 +183,25 @@ class Pages:
         for name in names:
             self._begin(name)
 
-    def bring(self, names: Collection[str]) -> None:
-        """Wait until arrays, or parts of them, are in memory."""
+    def bring(self, names: Collection[str]) -> float:
+        """Wait until arrays, or parts of them, are in memory; the seconds that took."""
         began = time.perf_counter()
         for coming in [self._begin(name) for name in names]:
             coming.result()
-        self.waited_seconds += time.perf_counter() - began
+        waited = time.perf_counter() - began
+        self.waited_seconds += waited
+        return waited
 
     def rest(self, names: Collection[str]) -> None:
-        """Give back the memory of arrays, and begin to write what was changed in them."""
+        """Give back the memory of arrays, and of what shares a page with them, and begin to write what was changed in
+        them."""
         for name in names:
-            with self._lock:
-                coming = self._coming.pop(name, None)
-            if coming is not None:
-                coming.result()  # what is dropped while it is being read would come in again
+            self.reading.forget(name)
             place = self._place(name)
-            self._maps[place.file].madvise(mmap.MADV_DONTNEED, place.start, place.num_bytes)
-            _start_writing(self._files[place.file], place.start, place.num_bytes)
+            start, size = place.whole_pages
+            place.file.memory.madvise(mmap.MADV_DONTNEED, start, size)
+            if place.file.directory is not None:
+                _start_writing(place.file.descriptor, start, size)
 
     def turn(self, there: Collection[str], coming: Sequence[str]) -> list[str]:
         """Bring the first of ``coming`` and begin to read the others; what else is ``there`` rests. What is there
@@ -147,100 +218,56 @@ class Pages:
         Raises:
             DiskFailed: the disk did not take it.
         """
-        place = self._places[name]
+        place = self.places[name]
         remaining, offset = content.cast("B"), place.start + first
         try:
             while remaining:
-                moved = os.pwrite(self._files[place.file], remaining, offset)
+                moved = os.pwrite(place.file.descriptor, remaining, offset)
                 remaining, offset = remaining[moved:], offset + moved
         except OSError as error:
-            where = self._directories[place.file]
-            raise DiskFailed(f"{where}: could not write {name} ({self._what}): {error.strerror}") from error
+            where = place.file.directory
+            raise DiskFailed(f"{where}: could not write {name} ({self.what}): {error.strerror}") from error
 
     def copy(self) -> Pages:
-        """The same arrays as they are now, in files of their own; a file system that can share blocks does.
+        """The same arrays, but for what is stored, as they are now; a file system that can share blocks does.
 
         Raises:
             UserError: not enough space.
         """
-        twin = Pages(self._sizes, self._directories, f"a copy of {self._what}")
-        for source, target, mapped in zip(self._files, twin._files, self._maps, strict=True):
-            _copy_file(source, target, len(mapped))
+        if (whole := joined([other.copy() for other in self.others])) is not None:
+            return whole
+        twin = Pages(self._sizes, self._directories, f"a copy of {self.what}")
+        for source, target in zip(self.own, twin.own, strict=True):
+            _copy_file(source.descriptor, target.descriptor, len(source.memory))
         return twin
 
     def _begin(self, name: str) -> Future[None]:
-        with self._lock:
-            if name not in self._coming:
-                self._coming[name] = self._reader.submit(self._read, name)
-            return self._coming[name]
+        return self.reading.begin(name, self._read)
 
     def _place(self, name: str) -> _Place:
-        return self._parts.get(name) or self._places[name]
+        return self._parts.get(name) or self.places[name]
 
     def _read(self, name: str) -> None:
         place = self._place(name)
+        start, size = place.whole_pages
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._files[place.file], place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
-        mapped = memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
-        bring_in(np.frombuffer(mapped, np.uint8).ctypes.data, place.num_bytes)
+            os.posix_fadvise(place.file.descriptor, start, size, os.POSIX_FADV_WILLNEED)
+        mapped = memoryview(place.file.memory)[start : start + size]
+        bring_in(np.frombuffer(mapped, np.uint8).ctypes.data, size)
 
 
-class Joined:
-    """The arrays of several ``Pages``, none of which has a name of another's, as those of one."""
-
-    def __init__(self, several: Sequence[Pages]) -> None:
-        self._several = list(several)
-        self._of = {name: pages for pages in several for name in pages}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
-
-    @property
-    def waited_seconds(self) -> float:
-        """See ``Pages``."""
-        return sum(pages.waited_seconds for pages in self._several)
-
-    def isdisjoint(self, names: Iterable[str]) -> bool:
-        """See ``Pages``."""
-        return self._of.keys().isdisjoint(names)
-
-    def memory(self, name: str) -> memoryview:
-        """See ``Pages``."""
-        return self._of[name].memory(name)
-
-    def ahead(self, names: Sequence[str], first: int = 0) -> list[str]:
-        """See ``Pages``; none of the arrays is divided."""
-        return list(names)
-
-    def rest(self, names: Collection[str]) -> None:
-        """See ``Pages``."""
-        for pages in self._several:
-            pages.rest([name for name in names if name in pages])
-
-    def turn(self, there: Collection[str], coming: Sequence[str]) -> list[str]:
-        """See ``Pages``."""
-        self.rest([name for name in there if name not in coming])
-        for pages in self._several:
-            pages.prefetch([name for name in coming if name in pages])
-        for name in coming[:1]:
-            self._of[name].bring([name])
-        return list(coming)
-
-    def rewrite(self, name: str, first: int, content: memoryview) -> None:
-        """See ``Pages``."""
-        self._of[name].rewrite(name, first, content)
-
-    def copy(self) -> Joined:
-        """See ``Pages``."""
-        return Joined([pages.copy() for pages in self._several])
-
-
-def joined(several: Sequence[Pages]) -> Pages | Joined | None:
-    """All arrays of ``several`` as those of one; None if there are none."""
-    return Joined(several) if len(several) > 1 else next(iter(several), None)
+def joined(several: Sequence[Pages]) -> Pages | None:
+    """All arrays of ``several``, none of which has a name of another's or is divided, as those of one; None if there
+    are none. What one of them is told to read, or has read, all know."""
+    if len(several) < 2:
+        return next(iter(several), None)
+    whole = Pages({}, [], several[0].what)
+    whole.others = several
+    for other in several:
+        whole.places |= other.places
+        whole.stored = {**whole.stored, **other.stored}
+        other.reading = whole.reading
+    return whole
 
 
 def _part(name: str, number: int) -> str:

@@ -21,7 +21,7 @@ from tonnage.kernels.moments import SHORTEST_ROW, Codec, blocks_in, keeps_blocks
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.threads import num_threads as threads_of_loops
 from tonnage.kernels.threads import use_loop_threads
-from tonnage.offload.pages import Joined, Pages
+from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
@@ -59,7 +59,7 @@ class AdamW:
         moments: Codec = "fp32",
         tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
         gradients: Callable[[Sequence[Trained]], Gradients] = gradient_tiers.InMemory,
-        pages: Pages | Joined | None = None,
+        pages: Pages | None = None,
         turns: Mapping[str, int] | None = None,
         copies: Mapping[str, int] | None = None,
         device_copies: Mapping[str, nn.Parameter] | None = None,

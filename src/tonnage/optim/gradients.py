@@ -7,12 +7,11 @@ ones come. Micro-batches add up there. The norm of all is then known without rea
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,17 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.host.locked import locked_for, sent
-from tonnage.kernels.lanes import Lane
+from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Pages
+from tonnage.offload.residency import GRADIENTS
+from tonnage.offload.round_trips import RoundTrips
 from tonnage.optim.tiers import Trained, content, local
-from tonnage.optim.tiles import aligned
+from tonnage.optim.tiles import aligned, locked_tensors
 
 NORM_ELEMENTS = 1 << 22
 """Of a gradient whose norm is taken at a time."""
-LEAVING = 2
-"""Gradients on their way to the host's memory: the one that became whole last, and the one before."""
-SENT_ELEMENTS, BUFFERS = 4 * NORM_ELEMENTS, 3
-"""Of a gradient that goes to disk at a time, and buffers through which a device's go."""
+LEAVING = GRADIENTS["host"].slots
+"""Gradients on their way to the host's memory."""
+SENT_ELEMENTS, BUFFERS = GRADIENTS["disk"].unit_bytes // 4, GRADIENTS["disk"].slots
+"""Of a gradient that goes to disk at a time, whole runs of ``NORM_ELEMENTS``, and buffers through which a device's
+go."""
 
 
 class Gradients(Protocol):
@@ -165,7 +167,7 @@ class InMemory:
                 parameter.grad = None
 
 
-class _Leaving(ABC):
+class _Leaving(Gradients):
     """Gradients that leave while others are computed."""
 
     def __init__(self, trained: Sequence[Trained]) -> None:
@@ -189,8 +191,11 @@ class _Leaving(ABC):
             return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
-        if not gradient.numel():  # but it may be a view of what others were reduced with
-            return
+        if gradient.numel():  # else it may be a view of what others were reduced with
+            self._add(name, gradient)
+
+    def _add(self, name: str, gradient: Tensor) -> None:
+        """Let a whole gradient leave, with what those of earlier micro-batches came to."""
         if name in self._norms:
             gradient += self._earlier(name)
         self._norms[name] = {0: _norm(gradient)}
@@ -203,10 +208,6 @@ class _Leaving(ABC):
     def settle(self) -> None:
         """See ``Gradients``. On a CPU none keeps memory of another device."""
         return
-
-    @abstractmethod
-    def divide(self, name: str, numel: int) -> None:
-        """See ``Gradients``."""
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
@@ -225,14 +226,6 @@ class _Leaving(ABC):
         self.turn_to([])
         self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
-
-    @abstractmethod
-    def local(self, name: str) -> Tensor:
-        """See ``Gradients``."""
-
-    @abstractmethod
-    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
-        """See ``Gradients``."""
 
     @abstractmethod
     def _earlier(self, name: str) -> Tensor:
@@ -337,7 +330,7 @@ class _Sent:
 
 class FromDevice(OnDisk):
     """Gradients of a device in files. They leave through a ring of locked buffers, piece by piece: while one is taken
-    up, added to what earlier micro-batches came to and written, those after it are copied, in a lane of their own."""
+    up, added to what earlier micro-batches came to and written, those after it are copied, in a stream of their own."""
 
     def __init__(
         self,
@@ -345,7 +338,7 @@ class FromDevice(OnDisk):
         directories: Sequence[Path],
         *,
         device: torch.device,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Reserve the space, and take the buffers.
 
@@ -357,20 +350,15 @@ class FromDevice(OnDisk):
         size = 4 * min(SENT_ELEMENTS, largest)
         memory = locked_for("memory.gradient_tier", BUFFERS * size, device, "memory.gradient_tier=host")
         self._free = deque(memory.split(size)) if size else deque[Tensor]()
-        self._outward = lane(device)
+        self._outward = stream(device)
         self._leaving = deque[_Sent]()
         self._found: list[Tensor] = []
         """Norms of pieces of what is being taken up."""
         self.copied_bytes = 0
         """To the host, so far."""
 
-    def _take(self, name: str, parameter: Tensor) -> None:
-        if parameter.grad is None:
-            return
-        gradient = local(parameter.grad).detach().contiguous()
-        parameter.grad = None
-        if gradient.numel():  # a shard may have no rows
-            self._leave(name, 0, gradient.view(-1))
+    def _add(self, name: str, gradient: Tensor) -> None:
+        self._leave(name, 0, gradient.view(-1))
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
@@ -430,7 +418,7 @@ class FromDevice(OnDisk):
 
 
 class OnHost(_Leaving):
-    """Gradients in the host's memory, locked, of exactly their size. They leave and come in lanes beside the device's
+    """Gradients in the host's memory, locked, of exactly their size. They leave and come in streams beside the device's
     other work."""
 
     waited_seconds = 0.0
@@ -441,7 +429,7 @@ class OnHost(_Leaving):
         *,
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
         used_there: bool = False,
     ) -> None:
         """Take the memory. ``used_there``: whether it is the host that updates by them.
@@ -451,40 +439,31 @@ class OnHost(_Leaving):
         """
         super().__init__(trained)
         self._used_there = used_there
-        sizes = self._sizes()
-        memory = locked_for(
-            "memory.gradient_tier", sum(map(aligned, sizes.values())), device, "memory.gradient_tier=device"
-        )
-        ends = accumulate(map(aligned, sizes.values()))
-        self._rooms = {
-            name: memory[end - aligned(size) :][:size].view(self._dtypes[name]).view(self._shapes[name])
-            for (name, size), end in zip(sizes.items(), ends, strict=True)
-        }
-        self._device, self._outward, self._inward = device, lane(device), lane(device)
-        self._leaving: dict[str, tuple[Tensor, Any]] = {}
-        self._coming: dict[str, tuple[Tensor, Any]] = {}
+        forms = {name: (self._dtypes[name], tuple(shape)) for name, shape in self._shapes.items()}
+        self._homes = locked_tensors("memory.gradient_tier", forms, device, "memory.gradient_tier=device")
+        self._device, self.trips = device, RoundTrips(self._homes.__getitem__, device, LEAVING, stream)
         self._there: dict[str, Tensor] = {}
         self._order: list[str] = []
-        self.copied_bytes = 0
+        self._parts_bytes = 0
+        """Of parts, which leave at once."""
+        num_bytes = sum(aligned(one.nbytes) for one in self._homes.values())
+        log(f"gradients in host memory: {num_bytes / 1e9:.2f} GB")
+
+    @property
+    def copied_bytes(self) -> int:
         """To the host and back, so far."""
-        log(f"gradients in host memory: {memory.nbytes / 1e9:.2f} GB")
+        return self.trips.copied_bytes + self._parts_bytes
 
     def _earlier(self, name: str) -> Tensor:
         """What earlier micro-batches came to; what is next is called, too: gradients become whole in one order."""
         after = self._order.index(name) + 1
         self._call([name, *(other for other in self._order[after : after + LEAVING] if other in self._norms)])
-        return self._receive(name)
+        return self.trips.have(name)
 
     def _send(self, name: str, gradient: Tensor) -> None:
         if name not in self._order:
             self._order.append(name)
-        if name in self._coming:  # and was not asked for, being called for nothing
-            self._receive(name)
-        self._outward.follow()
-        with self._outward:
-            self._copy_out(name, gradient)
-        self._leaving[name] = gradient, self._outward.mark()
-        self._let_go(list(self._leaving)[:-LEAVING])
+        self.trips.give(name, gradient)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``. It is the device that changes it, whose norms are those of all others."""
@@ -492,41 +471,41 @@ class OnHost(_Leaving):
             super().change(name, change)
             return
         self._call([name])
-        gradient = change(self._receive(name))
+        gradient = change(self.trips.have(name))
         self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``; a copy on the device, unless it is used there."""
         if self._used_there:
-            if self._leaving:
-                self._outward.finish()
-            return self._rooms[name]
+            if self.trips.leaving:
+                self.trips.outward.finish()
+            return self._homes[name]
         if name not in self._there:
             self._call([name])
-            self._there[name] = self._receive(name)
+            self._there[name] = self.trips.have(name)
         return self._there[name]
 
     def take(self) -> None:
         """See ``Gradients``."""
         if self._used_there:
-            self._outward.finish()
+            self.trips.outward.finish()
         super().take()
 
     def settle(self) -> None:
         """See ``Gradients``."""
-        self._let_go(list(self._leaving))
+        self.trips.settle()
 
     def divide(self, name: str, numel: int) -> None:
         """See ``Gradients``. It has its place already."""
 
     def _part(self, name: str, part: slice) -> Tensor:
-        return self._rooms[name].view(-1)[part].to(self._device)
+        return self._homes[name].view(-1)[part].to(self._device)
 
     def _send_part(self, name: str, part: slice, gradient: Tensor) -> None:
         """At once: the memory of a part is the next one's."""
-        self.copied_bytes += gradient.nbytes
-        self._rooms[name].view(-1)[part].copy_(gradient.view(-1))
+        self._parts_bytes += gradient.nbytes
+        self._homes[name].view(-1)[part].copy_(gradient.view(-1))
 
     def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
         """See ``Gradients``."""
@@ -534,47 +513,20 @@ class OnHost(_Leaving):
             return
         for name in self._there.keys() - set(coming):
             del self._there[name]
-        for name in self._coming.keys() - set(coming):
-            self._receive(name)
+        for name in self.trips.coming.keys() - set(coming):
+            self.trips.have(name)
         self._call(coming)
 
     def _call(self, names: Iterable[str]) -> None:
-        """Begin to copy to the device what is not on its way."""
+        """Begin to copy to the device what is not there."""
         for name in names:
-            if name in self._coming or name in self._there:
-                continue
-            if name in self._leaving:
-                self._inward.wait(self._leaving[name][1])
-            gradient = torch.empty(self._shapes[name], dtype=self._dtypes[name], device=self._device)
-            self._inward.follow()  # others have left, and this memory may have been another tensor's until now
-            with self._inward:
-                self._copy_in(name, gradient)
-            self._coming[name] = gradient, self._inward.mark()
+            if name not in self._there:
+                self.trips.call(name)
 
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
         super().clear()
-        self._let_go(list(self._leaving))
-
-    def _let_go(self, names: Iterable[str]) -> None:
-        """They have left when anything else is done with their memory."""
-        for name in names:
-            _, gone = self._leaving.pop(name)
-            self._outward.join(gone)
-
-    def _receive(self, name: str) -> Tensor:
-        """It is there when anything else is done with it, or with its memory."""
-        gradient, there = self._coming.pop(name)
-        self._inward.join(there)
-        return gradient
-
-    def _copy_out(self, name: str, gradient: Tensor) -> None:
-        self.copied_bytes += gradient.nbytes
-        self._rooms[name].copy_(gradient, non_blocking=True)
-
-    def _copy_in(self, name: str, gradient: Tensor) -> None:
-        self.copied_bytes += gradient.nbytes
-        gradient.copy_(self._rooms[name], non_blocking=True)
+        self.trips.settle()
 
 
 def _dtype_of(parameter: nn.Parameter) -> torch.dtype:

@@ -25,12 +25,10 @@ from tonnage.host.locked import host_memory
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.offload.store import Counters, Shape, TileStore
 from tonnage.optim.tiers import Piece, Trained
 from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
-
-TILE_BYTES = 16 << 20
-NUM_BUFFERS = 12
 
 
 class OnDisk:
@@ -46,7 +44,7 @@ class OnDisk:
         directories: Sequence[Path],
         log: Callable[[str], None] = lambda message: None,
         tile_bytes: int | None = None,
-        num_buffers: int = NUM_BUFFERS,
+        num_buffers: int | None = None,
         resident_bytes: int = 0,
     ) -> None:
         """Reserve the space and begin with zeros. At most ``resident_bytes`` of the tiles stay in memory.
@@ -64,15 +62,15 @@ class OnDisk:
             )
             raise UserError(problem)
         self._trained, self._codec, self._directory = trained, codec, directories[0]
-        self._tiles = lay_out(sorted(trained, key=lambda one: one.turn), codec, tile_bytes or TILE_BYTES)
+        self._tiles = lay_out(trained, codec, tile_bytes or OPTIMIZER["disk"].unit_bytes)
         largest = max((end_of(places) for places in self._tiles), default=1)
         stay = staying(len(self._tiles), resident_bytes, largest)
         self._resident = dict(zip(stay, cut_up(host_memory(len(stay) * aligned(largest)), largest), strict=True))
         self._streamed = [number for number in range(len(self._tiles)) if number not in self._resident]
         num_tiles = max(1, len(self._streamed))
-        shape = Shape(largest, num_tiles, min(num_buffers, num_tiles), durable=False)
+        shape = Shape(largest, num_tiles, min(num_buffers or OPTIMIZER["disk"].slots, num_tiles))
         self._ahead = max(1, shape.num_buffers - 2)
-        self._store = TileStore.create(directories, shape, log, spare_bytes=self.state_bytes)
+        self._store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
         log(
             f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {len(self._tiles)} tiles, "
             f"{len(self._resident)} of them in memory, which takes {self.host_bytes / 1e6:.0f} MB"
@@ -123,7 +121,7 @@ class OnDisk:
 
     @property
     def host_bytes(self) -> int:
-        """See ``Tier``: the ring of buffers, and what stays."""
+        """Memory that it takes: the ring of buffers, and what stays."""
         return self._store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
 
     @property

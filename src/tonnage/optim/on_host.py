@@ -2,8 +2,8 @@
 
 The state of all parameters, in the order in which a forward pass needs them, is cut into tiles (``tiles``). A step
 copies tiles to the device ahead of their update, updates them there, by the rule that state on the device has (the same
-bits come out), and copies them back behind it. Both directions and the update go on at once, in lanes of their own
-(``lanes``). The first tiles come while gradients are still being computed (``prefetch``). Where the device has
+bits come out), and copies them back behind it. Both directions and the update go on at once, in streams of their own
+(``streams``). The first tiles come while gradients are still being computed (``prefetch``). Where the device has
 room for some of the state, some tiles stay there, evenly spread.
 
 In the host's memory every tensor of the state is whole, in one locked arena of exactly their size, so that a checkpoint
@@ -20,14 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.host.locked import locked_for
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
+from tonnage.kernels.streams import Stream
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.optim.tiers import Piece, Trained
-from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
-
-TILE_BYTES = 64 << 20
-NUM_BUFFERS = 4
+from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
 
 
 @dataclass
@@ -53,24 +50,25 @@ class OnHost:
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
         tile_bytes: int | None = None,
-        num_buffers: int = NUM_BUFFERS,
+        num_buffers: int | None = None,
         resident_bytes: int = 0,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory and begin with zeros. At most ``resident_bytes`` of the tiles stay on the device.
 
         Raises:
             UserError: so much of the host's memory cannot be locked.
         """
-        self._whole = _reserve(whole_streams(trained, codec), device)
-        self._tiles = lay_out(sorted(trained, key=lambda one: one.turn), codec, tile_bytes or TILE_BYTES)
+        otherwise = "memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device"
+        self._whole = locked_tensors("memory.optimizer_tier", whole_streams(trained, codec), device, otherwise)
+        self._tiles = lay_out(trained, codec, tile_bytes or OPTIMIZER["host"].unit_bytes)
         largest = max(map(end_of, self._tiles), default=1)
         stay = staying(len(self._tiles), resident_bytes, largest)
-        moving = min(num_buffers, len(self._tiles) - len(stay))
+        moving = min(num_buffers or OPTIMIZER["host"].slots, len(self._tiles) - len(stay))
         memory = torch.zeros((len(stay) + moving) * aligned(largest), dtype=torch.uint8, device=device)
         rooms = cut_up(memory, largest)
         self._resident = dict(zip(stay, rooms, strict=False))
-        self._inward, self._work, self._outward = lane(device), lane(device), lane(device)
+        self._inward, self._work, self._outward = stream(device), stream(device), stream(device)
         self._work.follow()  # the memory may have been another tensor's until now
         self._work.finish()
         self._free = deque(_Buffer(room, self._work.mark()) for room in rooms[len(stay) :])
@@ -83,7 +81,7 @@ class OnHost:
         )
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
-        """See ``Tier``. What is done with a piece is put into a lane of its own, for which ``settle`` waits."""
+        """See ``Tier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
         wanted = set(names)
         chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in wanted for place in places)]
         moving = [number for number in chosen if number not in self._resident]
@@ -140,11 +138,6 @@ class OnHost:
         """See ``Tier``."""
         return sum(tensor.nbytes for tensor in self._whole.values())
 
-    @property
-    def host_bytes(self) -> int:
-        """See ``Tier``: all of it in host memory."""
-        return self.state_bytes
-
     def _bring(self, coming: Sequence[int]) -> None:
         """Begin to copy the first of ``coming`` to the device, as many as there are buffers for."""
         for number in coming:
@@ -175,18 +168,3 @@ class OnHost:
         for place in self._tiles[number]:
             for name, part, values in place.parts(memory):
                 self._whole[name].view(-1)[part].copy_(values, non_blocking=True)
-
-
-def _reserve(forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> dict[str, Tensor]:
-    """Tensors of the host of these types and shapes, one after another in one piece of memory. It raises ``UserError``
-    where so much cannot be locked."""
-    otherwise = "memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device"
-    memory = locked_for(
-        "memory.optimizer_tier", sum(aligned(num_bytes(form)) for form in forms.values()), device, otherwise
-    )
-    found, end = {}, 0
-    for name, (dtype, shape) in forms.items():
-        size = num_bytes((dtype, shape))
-        found[name] = memory[end : end + size].view(dtype).view(shape)
-        end += aligned(size)
-    return found

@@ -99,11 +99,6 @@ class Tier(Protocol):
         ...
 
     @property
-    def host_bytes(self) -> int:
-        """Memory of the host or device that it takes."""
-        ...
-
-    @property
     def waited_seconds(self) -> float:
         """Time spent waiting for a disk."""
         ...
@@ -152,11 +147,6 @@ class InMemory:
     def state_bytes(self) -> int:
         """See ``Tier``."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
-
-    @property
-    def host_bytes(self) -> int:
-        """See ``Tier``."""
-        return self.state_bytes
 
 
 def local(tensor: Tensor) -> Tensor:

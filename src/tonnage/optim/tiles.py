@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tonnage.host.locked import locked_for
 from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
@@ -60,6 +61,20 @@ def whole_streams(trained: Sequence[Trained], codec: Codec) -> dict[str, tuple[t
     return found
 
 
+def locked_tensors(
+    key: str, forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device, otherwise: str
+) -> dict[str, Tensor]:
+    """Tensors of the host of these types and shapes, one after another in one piece of memory (``locked_for``). It
+    raises ``UserError`` where so much cannot be locked."""
+    memory = locked_for(key, sum(aligned(num_bytes(form)) for form in forms.values()), device, otherwise)
+    found, end = {}, 0
+    for name, (dtype, shape) in forms.items():
+        size = num_bytes((dtype, shape))
+        found[name] = memory[end : end + size].view(dtype).view(shape)
+        end += aligned(size)
+    return found
+
+
 def num_bytes(form: tuple[torch.dtype, tuple[int, ...]]) -> int:
     """Of a tensor of a type and shape."""
     return math.prod(form[1]) * form[0].itemsize
@@ -73,9 +88,9 @@ def streams_of(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple
 
 
 def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[Place]]:
-    """The pieces of every tile: parameters in order, each tile as full as rows and blocks allow."""
+    """The pieces of every tile: parameters by their turns, each tile as full as rows and blocks allow."""
     tiles: list[list[Place]] = []
-    for one in trained:
+    for one in sorted(trained, key=lambda one: one.turn):
         row, num_elements = one.row, local(one.parameter).numel()
         start = 0
         while start < num_elements:

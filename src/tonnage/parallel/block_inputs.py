@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tonnage.host.locked import locked_for
-from tonnage.kernels.lanes import Lane
-
-HELD = 2
-"""Inputs that are on their way out: that of the block that runs, and the one before."""
+from tonnage.kernels.streams import Stream
+from tonnage.offload.residency import INPUTS
+from tonnage.offload.round_trips import RoundTrips
 
 
 class BlockInputs:
@@ -33,7 +32,7 @@ class BlockInputs:
         input_bytes: int,
         device: torch.device,
         *,
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
         log: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Take the memory: ``input_bytes`` for every block. A larger input stays on the device.
@@ -45,15 +44,16 @@ class BlockInputs:
             "memory.activation_tier", len(blocks) * input_bytes, device, "memory.activation_tier=device"
         )
         self._rooms = memory.view(len(blocks), input_bytes)
-        self._device, self._outward, self._inward = device, lane(device), lane(device)
         self._forms: dict[int, tuple[torch.Size, torch.dtype]] = {}
-        self._leaving: dict[int, tuple[Tensor, Any]] = {}
-        self._coming: dict[int, tuple[Tensor, Any]] = {}
-        self.copied_bytes = 0
-        """To the host and back, so far."""
+        self.trips = RoundTrips(self._home, device, INPUTS.slots, stream)
         for number, block in enumerate(blocks):
             block.forward = partial(self._run, number, block.forward)
         log(f"inputs of {len(blocks)} blocks in host memory: {memory.nbytes / 1e9:.2f} GB")
+
+    @property
+    def copied_bytes(self) -> int:
+        """To the host and back, so far."""
+        return self.trips.copied_bytes
 
     def _run(self, number: int, forward: Callable[..., Any], hidden: Tensor, *rest: Any, **named: Any) -> Any:
         whose = hidden.data_ptr(), hidden.shape  # and not the tensor: autograd keeps these functions
@@ -66,65 +66,21 @@ class BlockInputs:
         if not is_input or saved.nbytes > self._rooms.shape[1]:
             return saved
         if number == 0:  # of another micro-batch
-            self._forget()
+            self.trips.forget()
+            self._forms.clear()
         self._forms[number] = saved.shape, saved.dtype
-        self._outward.follow()
-        with self._outward:
-            self._copy_out(number, saved.detach())
-        self._leaving[number] = saved.detach(), self._outward.mark()
-        if len(self._leaving) > HELD:
-            self._let_go(next(iter(self._leaving)))
+        self.trips.give(number, saved.detach())
         return number
 
     def _restore(self, saved: int | Tensor) -> Tensor:
         """What was saved. If it is the input of a block, that of the block before it is called back."""
         if isinstance(saved, Tensor):
             return saved
-        if saved in self._leaving:
-            hidden = self._let_go(saved)
-        else:
-            self._call_back(saved)
-            hidden = self._receive(saved)
-        if saved - 1 in self._forms:
-            self._call_back(saved - 1)
+        hidden = self.trips.have(saved)
+        if saved - 1 in self._forms and saved - 1 not in self.trips.leaving:
+            self.trips.call(saved - 1)
         return hidden
 
-    def _call_back(self, number: int) -> None:
-        if number in self._leaving or number in self._coming:
-            return
+    def _home(self, number: int) -> Tensor:
         shape, dtype = self._forms[number]
-        hidden = torch.empty(shape, dtype=dtype, device=self._device)
-        self._inward.follow()  # it left before, and this memory may have been another tensor's until now
-        with self._inward:
-            self._copy_in(number, hidden)
-        self._coming[number] = hidden, self._inward.mark()
-
-    def _let_go(self, number: int) -> Tensor:
-        """An input that was on its way out. It has left when anything else is done with it, or with its memory."""
-        hidden, gone = self._leaving.pop(number)
-        self._outward.join(gone)
-        return hidden
-
-    def _receive(self, number: int) -> Tensor:
-        """An input that was on its way back. It is there when anything else is done with it, or with its memory."""
-        hidden, there = self._coming.pop(number)
-        self._inward.join(there)
-        return hidden
-
-    def _forget(self) -> None:
-        for number in list(self._leaving):
-            self._let_go(number)
-        for number in list(self._coming):
-            self._receive(number)
-        self._forms.clear()
-
-    def _copy_out(self, number: int, hidden: Tensor) -> None:
-        self.copied_bytes += hidden.nbytes
-        self._room(number, hidden).copy_(hidden, non_blocking=True)
-
-    def _copy_in(self, number: int, hidden: Tensor) -> None:
-        self.copied_bytes += hidden.nbytes
-        hidden.copy_(self._room(number, hidden), non_blocking=True)
-
-    def _room(self, number: int, hidden: Tensor) -> Tensor:
-        return self._rooms[number, : hidden.nbytes].view(hidden.dtype).view(hidden.shape)
+        return self._rooms[number, : shape.numel() * dtype.itemsize].view(dtype).view(shape)

@@ -1,6 +1,6 @@
 """Parameters of blocks that rest in the host's memory or on disk, and come to the device block by block.
 
-Where they lie is a shelf (``shelves``), and the device has ``rooms`` for two. Nothing goes back: what is frozen does
+They have a home (``homes``), and the device has slots for two blocks (``ring``). Nothing goes back: what is frozen does
 not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
 (``host_shards``); of what the tensor axis divides each rank has its part here, with which it computes.
 
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
-from tonnage.offload.mapped import Place
-from tonnage.parallel.parts import is_gathered, with_local
-from tonnage.parallel.rooms import Room, Rooms
-from tonnage.parallel.shelves import InMemory, OnDisk, aligned
+from tonnage.kernels.streams import Stream
+from tonnage.offload.pages import Place
+from tonnage.offload.residency import BLOCKS
+from tonnage.parallel.homes import FileHome, HostHome, aligned
+from tonnage.parallel.parts import is_gathered, padded_shape, with_local
+from tonnage.parallel.ring import Ring, Slot
 from tonnage.parallel.tiled import TiledWeight
 
 OF_WEIGHTS = 0.9
@@ -66,7 +67,7 @@ def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.dev
 
 
 @dataclass
-class _Part:
+class Part:
     """A parameter of a block, or this rank's part of it."""
 
     owner: nn.Module
@@ -75,22 +76,31 @@ class _Part:
     """In the model."""
     start: int
     """Its first byte in the block."""
+    parameter: nn.Parameter
+    """As the model has it, or one like it without a content."""
     shape: torch.Size
-    dtype: torch.dtype
-    is_trained: bool = False
-    whole: DTensor | None = None
-    """What it is a part of, if it is one."""
+    """Of this rank's part."""
+    padded: torch.Size
+    """With the rows that make all shards equal, if it is one."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parameter.dtype
 
     @property
     def num_bytes(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
 
+    @property
+    def end(self) -> int:
+        return self.start + self.padded.numel() * self.dtype.itemsize
+
     def put(self, content: Tensor) -> nn.Parameter:
         """Let it be another one, with a content."""
-        if self.whole is not None:
-            parameter = with_local(self.whole, content)
-        else:
-            parameter = nn.Parameter(content, requires_grad=self.is_trained)
+        like = self.parameter
+        parameter = (
+            with_local(like, content) if isinstance(like, DTensor) else nn.Parameter(content, like.requires_grad)
+        )
         self.owner._parameters[self.name] = parameter
         return parameter
 
@@ -105,7 +115,7 @@ class _Part:
 
     def seen_in(self, memory: Tensor) -> Tensor:
         """The parameter in the bytes of its block."""
-        return memory[self.start : self.start + self.num_bytes].view(self.dtype).view(self.shape)
+        return memory[self.start : self.end].view(self.dtype).view(self.padded)
 
 
 @dataclass(frozen=True)
@@ -119,11 +129,78 @@ class _Saved:
     stride: tuple[int, ...]
 
 
-class HostBlocks:
-    """The parameters of ``blocks``, in turns on ``device``: those that are frozen or, with ``trains``, all.
+class BlocksElsewhere:
+    """Parameters of ``blocks`` that rest elsewhere, and come to ``device`` in turns.
+
+    ``rest`` gives them their memory there, for whoever fills it.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        parts: Sequence[Sequence[Part]],
+        device: torch.device,
+        *,
+        directories: Sequence[Path],
+        stored: Mapping[str, Place],
+        beside: Mapping[str, int] = MappingProxyType({}),
+        otherwise: str = ON_DEVICE,
+        stream: Callable[[torch.device], Stream],
+    ) -> None:
+        """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
+        ``beside`` is as of ``FileHome``. ``otherwise`` is what to change where memory cannot be locked.
+
+        Raises:
+            UserError: so much of the host's memory cannot be locked, or there is not enough space.
+        """
+        self._blocks, self._parts, self._device = blocks, parts, device
+        places = [
+            {one.whole_name: (one.start, one.start + one.num_bytes) for one in several if one.num_bytes}
+            for several in parts
+        ]
+        self.home: HostHome | FileHome = (
+            FileHome(places, device, directories, stored, beside)
+            if directories
+            else HostHome(places, device, otherwise)
+        )
+        self.ring = Ring(self.home, device, stream(device))
+        self.parameters: list[Tensor] = [part.parameter for several in parts for part in several]
+        """As the model has them, until they begin to come and go."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """To the device, so far."""
+        return self.ring.copied_bytes
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """Put them where they rest. What they hold is copied."""
+        self.parameters = [self._rested(part) for several in self._parts for part in several]
+
+    def _rested(self, part: Part) -> nn.Parameter:
+        before = part.owner._parameters[part.name]
+        memory = self.home.bytes_of(part.whole_name) if part.num_bytes else torch.empty(0, dtype=torch.uint8)
+        content = memory.view(part.dtype).view(part.shape)
+        if before is not None and not before.is_meta and not isinstance(before, DTensor):
+            content.copy_(before)
+        return part.put(content)
+
+    def begin(self) -> None:
+        """From now on parameters are on the device, while their block needs them."""
+        self.parameters.clear()
+        ends = [part.end for several in self._parts for part in several]
+        self.ring.open(min(BLOCKS.slots, len(self._blocks)), max(ends, default=0))
+
+    def _call(self, number: int, keeping: int) -> None:
+        """Let a block begin to come, if there is one of that number, and the one after it be read."""
+        if 0 <= number < len(self._blocks):
+            self.ring.call(number, keeping, following=2 * number - keeping)
+
+
+class HostBlocks(BlocksElsewhere):
+    """Parameters as they are computed with: those that are frozen or, with ``trains``, all.
 
     Parameters that are on the meta device get memory, for whoever fills them; what others have is copied there.
-    ``begin`` lets them come and go.
     """
 
     def __init__(
@@ -138,64 +215,51 @@ class HostBlocks:
         stored: Mapping[str, Place] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
         tiled: Sequence[TiledWeight] = (),
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
-        """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
-        parameters that several modules of ``root`` share, or that are gathered, are left alone. So is what comes in
-        tiles (``tiled``), for which there is space in ``directories`` too.
+        """Take the memory, as ``BlocksElsewhere`` does, and put them there. Parameters that several modules of ``root``
+        share, or that are gathered, are left alone. So is what comes in tiles (``tiled``), for which there is space in
+        ``directories`` too.
 
         ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
-        pass. ``otherwise`` is what to change where memory cannot be locked.
-
-        Raises:
-            UserError: so much of the host's memory cannot be locked, or there is not enough space.
+        pass.
         """
-        self._blocks, self._device, self._recomputed, self._trains = blocks, device, recomputed, trains
+        self._recomputed, self._trains = recomputed, trains
         self._useless: dict[torch.dtype, Tensor] = {}
         names = {id(one): name for name, one in root.named_parameters()}
         in_tiles = {names[id(one.parameter)]: one.parameter for one in tiled}
-        self._parts = _laid_out(root, blocks, trains, in_tiles)
-        places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
-        self.shelf: InMemory | OnDisk = InMemory(places, device, otherwise)
-        if directories:
-            beside = {name: one.numel() * one.itemsize for name, one in in_tiles.items()}
-            self.shelf = OnDisk(places, device, directories, stored, beside)
-        self.rooms = Rooms(self.shelf, len(blocks), device, lane(device))
-        self.rooms.left, self.rooms.came = self._leave, self._enter
-        self.parameters = [self._rested(part) for parts in self._parts for part in parts]
-        """As they lie, until they begin to come and go."""
+
+        def takes(name: str, one: nn.Parameter) -> bool:
+            return not is_gathered(one) and (trains or not one.requires_grad) and name not in in_tiles
+
+        super().__init__(
+            blocks,
+            laid_out(root, blocks, takes),
+            device,
+            directories=directories,
+            stored=stored,
+            beside={name: one.numel() * one.itemsize for name, one in in_tiles.items()},
+            otherwise=otherwise,
+            stream=stream,
+        )
+        self.rest()
+        self.ring.left, self.ring.came = self._leave, self._enter
 
     def begin(self) -> None:
         """From now on parameters are on the device, while their block runs."""
-        self.parameters.clear()
-        largest = max((one.start + one.num_bytes for parts in self._parts for one in parts), default=0)
-        self.rooms.open(largest)
+        super().begin()
         for parts in self._parts:
             for part in parts:
                 part.put(self._nowhere(part))
         for number, block in enumerate(self._blocks):
             block.forward = partial(self._run, number, block.forward)
 
-    @property
-    def copied_bytes(self) -> int:
-        """To the device, so far."""
-        return self.rooms.copied_bytes
-
-    @torch.no_grad()
-    def _rested(self, part: _Part) -> nn.Parameter:
-        """A parameter on the shelf."""
-        before = part.owner._parameters[part.name]
-        content = self.shelf.bytes_of(part.whole_name).view(part.dtype).view(part.shape)
-        if before is not None and not before.is_meta:
-            content.copy_(before)
-        return part.put(content)
-
     def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-        self.rooms.have(number)
+        self.ring.have(number)
         following = number + 1
         if following == len(self._blocks) and not torch.is_grad_enabled() and not self._trains:
             following = 0  # of the next forward pass
-        self.rooms.call(following, keeping=number)
+        self._call(following, keeping=number)
         if number < self._recomputed or not torch.is_grad_enabled():
             output = forward(*inputs, **named)
         else:
@@ -207,13 +271,13 @@ class HostBlocks:
         return output
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
-        self.rooms.have(number)
-        self.rooms.call(number - 1, keeping=number)
+        self.ring.have(number)
+        self._call(number - 1, keeping=number)
 
     def _save(self, number: int, saved: Tensor) -> Tensor | _Saved:
-        room = self.rooms.of(number)
-        assert room is not None
-        if saved.untyped_storage().data_ptr() != room.memory.untyped_storage().data_ptr():
+        slot = self.ring.of(number)
+        assert slot is not None
+        if saved.untyped_storage().data_ptr() != slot.memory.untyped_storage().data_ptr():
             return saved
         start = int(saved.storage_offset()) * saved.itemsize
         return _Saved(number, start, saved.dtype, saved.size(), saved.stride())
@@ -221,20 +285,20 @@ class HostBlocks:
     def _restore(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        room = self.rooms.have(saved.number)
+        slot = self.ring.have(saved.number)
         last = sum((size - 1) * stride for size, stride in zip(saved.size, saved.stride, strict=True))
-        content = room.memory[saved.start : saved.start + (last + 1) * saved.dtype.itemsize].view(saved.dtype)
+        content = slot.memory[saved.start : saved.start + (last + 1) * saved.dtype.itemsize].view(saved.dtype)
         return content.as_strided(saved.size, saved.stride, content.storage_offset())
 
     def _leave(self, number: int) -> None:
         for part in self._parts[number]:
             part.turn_to(self._nowhere(part))
 
-    def _enter(self, number: int, room: Room) -> None:
+    def _enter(self, number: int, slot: Slot[int]) -> None:
         for part in self._parts[number]:
-            part.turn_to(part.seen_in(room.memory))
+            part.turn_to(part.seen_in(slot.memory))
 
-    def _nowhere(self, part: _Part) -> Tensor:
+    def _nowhere(self, part: Part) -> Tensor:
         """What a parameter is while its block is not on the device: of its shape, and of no use."""
         if part.dtype not in self._useless:
             number = float("nan") if part.dtype.is_floating_point else 0
@@ -242,22 +306,22 @@ class HostBlocks:
         return self._useless[part.dtype].expand(part.shape)
 
 
-def _laid_out(
-    root: nn.Module, blocks: Sequence[nn.Module], trains: bool, others: Mapping[str, nn.Parameter]
-) -> list[list[_Part]]:
-    """The parameters of every block but ``others``, one after another in its bytes: what is trained too if it
-    ``trains``."""
+def laid_out(
+    root: nn.Module, blocks: Sequence[nn.Module], takes: Callable[[str, nn.Parameter], bool]
+) -> list[list[Part]]:
+    """What a test ``takes`` of the parameters of every block, one after another in its bytes, shards with room for what
+    makes all equal."""
     names = {id(one): name for name, one in root.named_parameters()}
     found = []
     for block in own_parameters(blocks):
-        parts, end = list[_Part](), 0
+        parts = list[Part]()
         for module, name, one in block:
-            if is_gathered(one) or (one.requires_grad and not trains) or names[id(one)] in others:
-                continue
-            whole = one if isinstance(one, DTensor) else None
-            shape = region_of(one)[0].shape
-            parts.append(_Part(module, name, names[id(one)], end, shape, one.dtype, one.requires_grad, whole))
-            end = aligned(end + parts[-1].num_bytes)
+            if takes(names[id(one)], one):
+                start = aligned(parts[-1].end) if parts else 0
+                shape = region_of(one)[0].shape
+                padded = padded_shape(one) if isinstance(one, DTensor) and is_gathered(one) else shape
+                like = one if isinstance(one, DTensor) else nn.Parameter(one.detach().to("meta"), one.requires_grad)
+                parts.append(Part(module, name, names[id(one)], start, like, shape, padded))
         found.append(parts)
     return found
 

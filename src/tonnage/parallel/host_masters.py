@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.host.locked import locked_for
-from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
-from tonnage.parallel.host_blocks import HostBlocks
-from tonnage.parallel.host_shards import Elsewhere, HostShards, KeptShard
+from tonnage.kernels.streams import Stream
+from tonnage.parallel.homes import FileHome, aligned
+from tonnage.parallel.host_blocks import BlocksElsewhere
+from tonnage.parallel.host_shards import Elsewhere
 from tonnage.parallel.host_tiles import HostTiles
 from tonnage.parallel.parts import is_gathered, padded_shape, turned, with_local
-from tonnage.parallel.shelves import OnDisk, aligned
 from tonnage.parallel.tiled import TiledWeight
 
 
@@ -58,7 +58,7 @@ class _Copies:
 
 
 class HostMasters:
-    """What a model trains, in the host's memory, or the shelf of its ``blocks``, unless these have what is frozen.
+    """What a model trains, in the host's memory, or the home of its ``blocks``, unless these have what is frozen.
 
     To be made while parameters are on the meta device, but for those of ``blocks``, which rest there already: all get
     their memory at once, for whoever fills them; shards do when they are to ``rest``. ``begin`` puts a device's copies
@@ -69,9 +69,9 @@ class HostMasters:
         self,
         model: nn.Module,
         device: torch.device,
-        blocks: HostBlocks | HostShards | None,
+        blocks: BlocksElsewhere | None,
         tiled: Sequence[TiledWeight] = (),
-        lane: Callable[[torch.device], Lane] = Lane,
+        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory. Of what comes in tiles (``tiled``) the device has no copies, and it rests in files where the
         ``blocks`` do.
@@ -81,7 +81,7 @@ class HostMasters:
         """
         self._model, self._device, self._blocks = model, device, blocks
         self._updates: Callable[[], int] = int
-        self._renewed: list[_Copies | KeptShard] = []
+        self._renewed: list[_Copies] = []
         theirs = set(map(id, blocks.parameters)) if blocks is not None else set()
         self._stay = {name: one for name, one in _trained(model).items() if id(one) not in theirs}
         self._moves = len(self._stay) < len(_trained(model))
@@ -89,16 +89,16 @@ class HostMasters:
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
         in_tiles = set(map(id, (one.parameter for one in tiled)))
-        self._tiled, self._lane = tiled, lane
+        self._tiled, self._stream = tiled, stream
         self._in_tiles = {name for name, one in self._stay.items() if id(one) in in_tiles}
         self._is_gathered = any(map(is_gathered, _trained(model).values()))
-        shelf = blocks.shelf if blocks is not None else None
-        files = {name: shelf.bytes_of(name) for name in self._in_tiles} if isinstance(shelf, OnDisk) else {}
+        home = blocks.home if blocks is not None else None
+        files = {name: home.bytes_of(name) for name in self._in_tiles} if isinstance(home, FileHome) else {}
         locked = {name: one for name, one in self._stay.items() if name not in files}
         sizes = [aligned(region_of(one)[0].numel() * one.itemsize) for one in locked.values()]
         otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
         memory = locked_for("an update by the host", sum(sizes), device, otherwise)
-        self.num_bytes = memory.nbytes + (blocks.shelf.num_bytes if blocks is not None else 0)
+        self.num_bytes = memory.nbytes + (blocks.home.num_bytes if blocks is not None else 0)
         """Of the host's memory, with that of the blocks."""
         self._memory = files | {
             name: memory[end - size :] for name, size, end in zip(locked, sizes, accumulate(sizes), strict=True)
@@ -146,19 +146,17 @@ class HostMasters:
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
             there = [(self.parameters[name], self.copies[name]) for name in names if name not in self._in_tiles]
             pairs = [(region_of(master)[0], region_of(copy)[0]) for master, copy in there]
-            copies = _Copies(pairs, lambda: self._updates())
-            self._renewed.append(copies)
-            module.register_forward_pre_hook(copies.renew, prepend=True)
+            module.register_forward_pre_hook(self._kept(pairs).renew, prepend=True)
 
     def _bring_tiles(self) -> None:
         """Let tiles come to the device when they are computed with."""
-        shelf = self._blocks.shelf if self._blocks is not None else None
+        home = self._blocks.home if self._blocks is not None else None
         names = {id(one): name for name, one in self._stay.items()}
-        on_disk = shelf if isinstance(shelf, OnDisk) else None
-        if on_disk is not None:
+        files = home if isinstance(home, FileHome) else None
+        if files is not None:
             for weight in self._tiled:
-                weight.rest_in(on_disk.pages, names[id(weight.parameter)])
-        self._tiles = HostTiles(self._tiled, self._device, on_disk, lane=self._lane)
+                weight.rest_in(files.pages, names[id(weight.parameter)])
+        self._tiles = HostTiles(self._tiled, self._device, files, stream=self._stream)
         self.num_bytes += self._tiles.num_bytes
 
     def _copied(self, name: str, one: nn.Parameter) -> nn.Parameter:
@@ -169,9 +167,19 @@ class HostMasters:
             return with_local(one, copy) if isinstance(one, DTensor) else nn.Parameter(copy)
         assert isinstance(one, DTensor)
         assert isinstance(before, DTensor)
-        kept = KeptShard(part, one, self._device, lambda: self._updates())
-        self._renewed.append(kept)
-        return turned(before, Elsewhere(padded_shape(one), one.dtype, self._device, kept.fetch))
+        room = torch.zeros(padded_shape(one), dtype=one.dtype, device=self._device)
+        copies = self._kept([(part, room[: len(part)])])
+
+        def fetch() -> Tensor:
+            copies.renew()
+            return room
+
+        return turned(before, Elsewhere(room.shape, one.dtype, self._device, fetch))
+
+    def _kept(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> _Copies:
+        """Copies that stay on the device."""
+        self._renewed.append(_Copies(pairs, lambda: self._updates()))
+        return self._renewed[-1]
 
     @property
     def copied_bytes(self) -> int:
@@ -185,8 +193,8 @@ class HostMasters:
         blocks follow the ``first_turn``, which is that of what no block holds."""
         self._updates = updates
         if self._blocks is not None and self._moves:
-            rooms = self._blocks.rooms
-            rooms.updates, rooms.await_block = updates, lambda number: wait_for(first_turn + number + 1)
+            ring = self._blocks.ring
+            ring.updates, ring.await_unit = updates, lambda number: wait_for(first_turn + number + 1)
 
     def _put(self, one: nn.Parameter, other: nn.Parameter) -> nn.Parameter:
         """Let the model have another parameter, wherever it has one."""

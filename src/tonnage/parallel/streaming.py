@@ -8,7 +8,6 @@ final norm, head) stays, unless it comes in tiles (``tiled``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from tonnage.offload.mapped import Mapped, Place
-from tonnage.offload.pages import Joined, Pages
+from tonnage.offload.pages import Pages, Place
+from tonnage.offload.residency import blocks_in_memory
 from tonnage.parallel.parts import is_gathered, with_local
 from tonnage.parallel.tiled import TiledWeight
 
@@ -57,25 +56,21 @@ def stream_blocks(
         for name, one in block.items()
         if _is_even(one) and (trains_all or not one.requires_grad) and _local(one).nbytes
     }
-    lying = {name for name in chosen if name in stored and not chosen[name].requires_grad}
-    mapped = Mapped({name: stored[name] for name in lying})
+    lying = {name: stored[name] for name, one in chosen.items() if name in stored and not one.requires_grad}
     in_tiles = {names[id(one.parameter)]: one for one in tiled if _local(one.parameter).nbytes}
     resting = chosen | {name: one.parameter for name, one in in_tiles.items()}
-    sizes = {name: _local(one).nbytes for name, one in resting.items() if name not in mapped}
-    pages = Pages(sizes, directories, WHAT if not tiled else f"{WHAT} and what comes in tiles")
-    for source in (pages, mapped):
-        for name, parameter in over_pages(resting, source).items():
-            if name in in_tiles:
-                in_tiles[name].put(parameter)
-                in_tiles[name].rest_in(pages, name)
-                continue
-            owner, _, attribute = name.rpartition(".")
-            setattr(root.get_submodule(owner), attribute, parameter)
-    ahead = 2 if any(map(is_gathered, chosen.values())) else 1
-    names_of = [
-        [name for name in block if (name in pages or name in mapped) and name not in in_tiles] for block in parameters
-    ]
-    streamed = StreamedBlocks(pages, mapped, names_of, ahead)
+    sizes = {name: _local(one).nbytes for name, one in resting.items() if name not in lying}
+    pages = Pages(sizes, directories, WHAT if not tiled else f"{WHAT} and what comes in tiles", lying)
+    for name, parameter in over_pages(resting, pages).items():
+        if name in in_tiles:
+            in_tiles[name].put(parameter)
+            in_tiles[name].rest_in(pages, name)
+            continue
+        owner, _, attribute = name.rpartition(".")
+        setattr(root.get_submodule(owner), attribute, parameter)
+    ahead = blocks_in_memory(gathered=any(map(is_gathered, chosen.values()))) - 1
+    names_of = [[name for name in block if name in pages and name not in in_tiles] for block in parameters]
+    streamed = StreamedBlocks(pages, names_of, ahead)
     for number, block in enumerate(blocks):
         block.register_forward_pre_hook(partial(streamed.before_forward, number), prepend=True)
         block.register_forward_hook(partial(streamed.after_forward, number), prepend=True)
@@ -85,11 +80,8 @@ def stream_blocks(
 class StreamedBlocks:
     """The blocks that are in memory: the one that runs and the next ``ahead``, of which sharding gathers one early."""
 
-    def __init__(self, pages: Pages, mapped: Mapped, names: Sequence[Sequence[str]], ahead: int) -> None:
-        self.pages, self.mapped, self._ahead = pages, mapped, ahead
-        self._names = [
-            [(source, [name for name in block if name in source]) for source in (pages, mapped)] for block in names
-        ]
+    def __init__(self, pages: Pages, names: Sequence[Sequence[str]], ahead: int) -> None:
+        self.pages, self._names, self._ahead = pages, names, ahead
         self._there: set[int] = set()
         self.waited_seconds = 0.0
         """Time that blocks waited for their parameters."""
@@ -110,16 +102,11 @@ class StreamedBlocks:
     def _move(self, window: range) -> None:
         wanted = [number for number in window if 0 <= number < len(self._names)]
         for number in self._there.difference(wanted):
-            for source, names in self._names[number]:
-                source.rest(names)
+            self.pages.rest(self._names[number])
         self._there = set(wanted)
         for number in wanted:
-            for source, names in self._names[number]:
-                source.prefetch(names)
-        began = time.perf_counter()
-        for source, names in self._names[wanted[0]]:
-            source.bring(names)
-        self.waited_seconds += time.perf_counter() - began
+            self.pages.prefetch(self._names[number])
+        self.waited_seconds += self.pages.bring(self._names[wanted[0]])
 
 
 def _is_even(parameter: nn.Parameter) -> bool:
@@ -140,7 +127,7 @@ def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages | Joined | Mapped) -> dict[str, nn.Parameter]:
+def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str, nn.Parameter]:
     """Those of ``parameters`` that ``pages`` has, with its memory; new objects, which sharding takes up when it sees
     them in their modules before its first use."""
     return {name: _over(one, pages.memory(name)) for name, one in parameters.items() if name in pages}

@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tonnage.offload.residency import GRADIENTS, INPUTS
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, share_of
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import (
-    HELD_INPUTS,
-    LEAVING,
     between_operations,
     frozen_bytes,
     held_states,
@@ -230,7 +229,7 @@ class _Row:
     def first_input(self) -> float:
         """The first block's input while blocks run, whose caller holds it, where that is not counted as ``entered``: it
         has left, and in its place there is the input of the first block that keeps its own."""
-        both = HELD_INPUTS < self.recomputed < self.blocks and self.most_saved < math.inf
+        both = INPUTS.slots < self.recomputed < self.blocks and self.most_saved < math.inf
         return self.early.saved if both else 0.0
 
     def kept(self, number: int) -> float:
@@ -263,7 +262,7 @@ class _Row:
             recomputed=recomputed,
             early=early,
             late=late,
-            most_saved=HELD_INPUTS * early.saved if layout.activation_tier == "host" else math.inf,
+            most_saved=INPUTS.slots * early.saved if layout.activation_tier == "host" else math.inf,
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
             slopes=outside.head(supervised).saved(supervised) + multiplied,
@@ -325,8 +324,9 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         leaving, head_leaving = added * model.trained_block, each * vocabulary
         last_leaving = leaving
         if layout.gradient_tier == "host" and (largest := model.largest_matrix):
-            last_leaving = min(leaving, LEAVING * each * largest)
-            leaving = leaving if sums else min(leaving, (LEAVING + 1) * each * largest)  # and the one that is made
+            sent = GRADIENTS["host"].slots
+            last_leaving = min(leaving, sent * each * largest)
+            leaving = leaving if sums else min(leaving, (sent + 1) * each * largest)  # and the one that is made
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         by_us

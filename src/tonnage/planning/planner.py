@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
+from tonnage.host.moments import BLOCK
+from tonnage.offload.residency import OPTIMIZER
 from tonnage.planning.batch import resolved, warnings
 from tonnage.planning.catalogue import COMPILE_SECONDS
 from tonnage.planning.layout import MOST_AHEAD, PACKED, Layout
@@ -36,9 +38,6 @@ from tonnage.planning.refusal import check_precision, check_sharding, packed_for
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import (
-    BLOCK,
-    HOST_TILE_BYTES,
-    TILE_BYTES,
     fullest_states,
     host_bytes,
     is_packed,
@@ -602,8 +601,9 @@ def _filled(
 ) -> Choice:
     """The choice, with as much of the state that it has elsewhere on its device as the budget leaves room for."""
     layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
-    tile = HOST_TILE_BYTES if layout.optimizer_tier == "host" else TILE_BYTES
-    if layout.optimizer_tier == "device" or layout.update_tier == "host" or layout.optimizer_resident or room < tile:
+    if layout.optimizer_tier == "device" or layout.update_tier == "host" or layout.optimizer_resident:
+        return choice
+    if room < (tile := OPTIMIZER[layout.optimizer_tier].unit_bytes):
         return choice
     resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)

@@ -10,8 +10,9 @@ from pathlib import Path
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory, trusted
+from tonnage.host.moments import MOMENT_BYTES
 from tonnage.planning.plan import Plan
-from tonnage.planning.states import MOMENT_BYTES, is_packed, packed_on_disk, resting_on_disk
+from tonnage.planning.states import is_packed, packed_on_disk, resting_on_disk
 from tonnage.rundir.directory import RunDirectory
 
 PACKED_VERSION = 1

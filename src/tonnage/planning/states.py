@@ -5,41 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tonnage.host.moments import LOW_BYTES, MOMENT_BYTES, UPDATE_BYTES, UPDATE_ELEMENTS
+from tonnage.offload.residency import BLOCKS, GRADIENTS, OPTIMIZER, TILES, blocks_in_memory
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile, share_of
 from tonnage.planning.stages import different_parts
-from tonnage.planning.tiling import (
-    AHEAD,
-    SENT_BUFFERS,
-    SENT_BYTES,
-    block_in_tiles,
-    blocks_in_tiles,
-    largest_tile,
-    vocabulary_in_tiles,
-)
-
-BLOCK = 256
-"""Numbers that share a scale in int8 moments (``kernels.moments``)."""
-MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / BLOCK}
-"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
-LOW_BYTES = {"bf16": 2, "fp16": 4, "fp32": 0}
-"""Bytes of what is missing of a master beside a weight in its precision (``kernels.adamw.LOW``)."""
-TILE_BYTES = 16 << 20
-"""In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
-RING_BYTES = 12 * TILE_BYTES
-"""Buffers through which it goes."""
-HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
-"""The same where it goes between the host's memory and a device (``optim.on_host``)."""
-HOST_BLOCKS = 2
-"""Blocks of a stage that there is room for on the device where parameters are in the host's memory
-(``parallel.host_blocks``)."""
-UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
-"""Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
-(``kernels.adamw``)."""
-LEAVING = 2
-"""Gradients of a device that are held while they go to the host's memory (``optim.gradients``)."""
-HELD_INPUTS = 2
-"""Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
+from tonnage.planning.tiling import block_in_tiles, blocks_in_tiles, largest_tile, vocabulary_in_tiles
 
 
 @dataclass(frozen=True)
@@ -97,7 +68,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         return _beside_a_host(layout, model, whole)
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
     if layout.parameter_tier == "disk" and layout.device == "cpu":  # what no block holds, the block that runs, and some
-        blocks, frozen = (2 if layout.data_workers == 1 else 3) * layout.stages_per_worker, model.frozen
+        blocks = blocks_in_memory(gathered=layout.data_workers > 1) * layout.stages_per_worker
+        frozen = model.frozen
         if frozen.parameters:  # which rests there alone
             there = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
             resting = frozen_bytes(layout, model)
@@ -105,7 +77,7 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         else:
             outside = model.outside_parameters - vocabulary_in_tiles(layout, model)
             some = blocks * (model.block_parameters - block_in_tiles(layout, model))
-            some += AHEAD * largest_tile(layout, model)
+            some += TILES.slots * largest_tile(layout, model)
             weights = min(weights, round(weights / part * (outside + some)))
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
         there = min(away, _rooms(layout) * _frozen_block_bytes(layout, model))
@@ -123,9 +95,9 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             some = outside + model.trained_block  # a few of the first block's as well, in memory of their own
         gradients = round(reduced_gradients(layout, model) / part * some)
     if layout.optimizer_tier == "disk":
-        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
+        optimizer = OPTIMIZER["disk"].ring_bytes(optimizer, layout.optimizer_resident)
     if layout.optimizer_tier == "host":
-        streams = min(-(-optimizer // HOST_TILE_BYTES) * HOST_TILE_BYTES, HOST_RING_BYTES + layout.optimizer_resident)
+        streams = OPTIMIZER["host"].ring_bytes(optimizer, layout.optimizer_resident)
         optimizer = streams + (optimizer if layout.device == "cpu" else 0)  # whose memory is the host's
     return States(weights, whole.gathered, gradients, optimizer)
 
@@ -149,12 +121,12 @@ def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States
 
 def _rooms(layout: Layout) -> int:
     """Blocks of a worker that there is room for on its device, where the others are elsewhere."""
-    return HOST_BLOCKS * layout.stages_per_worker
+    return BLOCKS.slots * layout.stages_per_worker
 
 
 def _tiles_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the tiles that there is room for where they come from elsewhere."""
-    return AHEAD * layout.width * largest_tile(layout, model)
+    return TILES.slots * layout.width * largest_tile(layout, model)
 
 
 def _block_bytes(layout: Layout, model: ModelProfile) -> int:
@@ -184,11 +156,11 @@ def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     whole = states(layout, model)
     optimizer = whole.optimizer
     if layout.optimizer_tier == "disk":
-        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
+        optimizer = OPTIMIZER["disk"].ring_bytes(optimizer, layout.optimizer_resident)
     largest = math.ceil(model.share(layout.shards) * max(model.head_parameters, model.largest_matrix))
     if layout.tiles > 1:
         largest = min(largest, largest_tile(layout, model))
-    leaving = SENT_BUFFERS * min(SENT_BYTES, 4 * largest)
+    leaving = GRADIENTS["disk"].buffer_bytes(4 * largest)
     there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
     return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
 

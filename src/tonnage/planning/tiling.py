@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from tonnage.offload.residency import GRADIENTS, TILES
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE, BlockCost, Envelope, Line, Matrices, ModelProfile
-
-AHEAD = 2
-"""Tiles that are in memory where they come from disk, or from the host's memory to a device: the one that is computed
-with, and the next."""
-SENT_BYTES, SENT_BUFFERS = 64 << 20, 3
-"""Of a gradient that leaves a device for disk at a time, and buffers through which they go
-(``optim.gradients.FromDevice``)."""
 
 
 def tiles_of(numel: int, largest: int, number: int) -> int:
@@ -122,7 +116,7 @@ def beside_tiles(layout: Layout, model: ModelProfile, name: str, parts: Mapping[
             if layout.update_tier == "host":  # where none of that is on the device
                 tile = 0
             if layout.gradient_tier != "device":
-                added["gradients"] = AHEAD * (4 if layout.sharded or several else layout.width) * tile
+                added["gradients"] = TILES.slots * (4 if layout.sharded or several else layout.width) * tile
             if layout.parameter_tier == "disk":  # which is changed in a copy
                 added["workspace"] = (4 if layout.sharded else layout.width) * tile
         case _ if name.startswith("backward of the") and name.endswith("block"):
@@ -181,7 +175,8 @@ def _leaving(layout: Layout, tile: int) -> float:
     if layout.sharded:
         return (4 + 4 / layout.shards) * tile
     if layout.update_tier == "host" and layout.gradient_tier == "disk":  # there are some more on their way
-        return 4 * (1 + (SENT_BUFFERS if 4 * tile <= SENT_BYTES else 2)) * tile
+        sent = GRADIENTS["disk"]
+        return 4 * (1 + (sent.slots if 4 * tile <= sent.unit_bytes else 2)) * tile
     several = layout.micro_batches > 1
     if layout.update_tier == "host" and several:  # what earlier ones came to comes back
         return 8 * tile

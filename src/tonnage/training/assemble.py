@@ -22,16 +22,15 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
-from tonnage.offload.pages import Joined, Pages, joined
+from tonnage.offload.pages import Pages, joined
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
-from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.homes import FileHome
+from tonnage.parallel.host_blocks import BlocksElsewhere
 from tonnage.parallel.host_masters import HostMasters
-from tonnage.parallel.host_shards import HostShards
-from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks
 from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
@@ -142,10 +141,10 @@ class _Held:
     parameters: Mapping[str, nn.Parameter]
     shared: Set[str]
     """Names of those that are in another rank's stage too."""
-    on_disk: Sequence[StreamedBlocks | OnDisk]
+    on_disk: Sequence[StreamedBlocks | FileHome]
     masters: Sequence[HostMasters]
-    on_host: Sequence[HostBlocks | HostShards]
-    pages: Pages | Joined | None
+    on_host: Sequence[BlocksElsewhere]
+    pages: Pages | None
     """What parameters rest in on disk."""
 
     @staticmethod

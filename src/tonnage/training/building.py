@@ -31,7 +31,7 @@ from tonnage.model.merging import DTYPES, Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.offload.mapped import Place
+from tonnage.offload.pages import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.host_blocks import has_no_room
@@ -382,7 +382,7 @@ def _give_memory(
     fill(model, {name: where for name, where in in_cache.items() if name not in placed.mapped})
     if placed.on_disk is not None:
         cached = sum(where.num_bytes for name, where in in_cache.items() if name in placed.mapped)
-        if own := placed.on_disk.mapped.num_bytes - cached:
+        if own := placed.on_disk.pages.stored_bytes - cached:
             blueprint.log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             blueprint.log(f"and {cached / 1e9:.2f} GB read from {blueprint.packed_in}")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor
-from tonnage.kernels.lanes import Reading
+from tonnage.kernels.streams import Reading
 from tonnage.training.job import Job
 from tonnage.training.nonfinite import Finding
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.data import PackedDataset
-from tonnage.offload.pages import Joined, Pages
+from tonnage.offload.pages import Pages
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
@@ -57,7 +57,7 @@ class Job:
     """What checkpoints say of the run besides: config, data, layout."""
     reads_late: bool = False
     """Whether loss and norm of a step are read when the passes of the next are asked for (``ending``)."""
-    pages: Pages | Joined | None = None
+    pages: Pages | None = None
     """What the parameters of the blocks rest in on disk."""
 
     experts: ExpertLoad | None = None
@@ -91,7 +91,7 @@ class Job:
         """``state``, and the names in a checkpoint of those that are copies as of now."""
         model, optimizer = self.state()
         copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
-        if self.pages is not None and not self.pages.isdisjoint(model):
+        if self.pages is not None and any(name in self.pages for name in model):
             copied = over_pages(self.parameters, self.pages.copy())
             model |= copied
             copies |= {f"model.{name}" for name in copied}

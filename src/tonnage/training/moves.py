@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tonnage.offload.traffic import Traffic
-from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.on_host import OnHost
 from tonnage.parallel.block_inputs import BlockInputs
-from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.homes import FileHome
+from tonnage.parallel.host_blocks import BlocksElsewhere
 from tonnage.parallel.host_masters import HostMasters
-from tonnage.parallel.host_shards import HostShards
-from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks
 
 
 class DiskUse:
     """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
 
-    def __init__(self, optimizer: AdamW, blocks: Sequence[StreamedBlocks | OnDisk]) -> None:
-        self._waiting: list[AdamW | StreamedBlocks | OnDisk] = [optimizer, *blocks]
+    def __init__(self, optimizer: AdamW, blocks: Sequence[StreamedBlocks | FileHome]) -> None:
+        self._waiting: list[AdamW | StreamedBlocks | FileHome] = [optimizer, *blocks]
         self._traffic, self._waited = Traffic.now(), 0.0
 
     def take(self) -> dict[str, float]:
@@ -39,15 +36,14 @@ class HostUse:
     seconds in which training waited for the optimizer."""
 
     def __init__(
-        self, optimizer: AdamW, inputs: BlockInputs | None, weights: Sequence[HostBlocks | HostShards | HostMasters]
+        self, optimizer: AdamW, inputs: BlockInputs | None, weights: Sequence[BlocksElsewhere | HostMasters]
     ) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs, *weights)
-        kinds = (OnHost, gradients.OnHost, gradients.FromDevice, BlockInputs, HostBlocks, HostShards, HostMasters)
-        self._copying = [one for one in copying if isinstance(one, kinds)]
+        self._copying = [optimizer.tier, optimizer.gradients, inputs, *weights]
 
     def take(self) -> dict[str, float]:
         """Since the last call."""
         copied, waited = self._copied, self._waited
-        self._copied, self._waited = sum(one.copied_bytes for one in self._copying), self._optimizer.waited_seconds
+        self._copied = sum(getattr(one, "copied_bytes", 0) for one in self._copying)
+        self._waited = self._optimizer.waited_seconds
         return {"waited_seconds": self._waited - waited, "copied_bytes": self._copied - copied}

@@ -29,7 +29,7 @@ from tonnage.kernels.regions import region_of
 from tonnage.model.build import values_of
 from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
-from tonnage.offload.mapped import Place
+from tonnage.offload.pages import Place
 
 WEIGHTS, INDEX = "weights", "index.json"
 ALIGNED = 64

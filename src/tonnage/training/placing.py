@@ -12,12 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tonnage.model.build import allocate
-from tonnage.offload.mapped import Place
-from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks
+from tonnage.offload.pages import Place
+from tonnage.parallel.homes import FileHome
+from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, BlocksElsewhere, HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parts import is_gathered
-from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.tiled import TiledWeight
 
@@ -28,22 +28,22 @@ class Placed:
 
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk, beside a CPU."""
-    on_host: HostBlocks | HostShards | None = None
+    on_host: BlocksElsewhere | None = None
     """Blocks whose parameters come from the host's memory, or through it from disk."""
     masters: HostMasters | None = None
     """What is trained, where the host updates it."""
 
     @property
-    def on_disk(self) -> StreamedBlocks | OnDisk | None:
+    def on_disk(self) -> StreamedBlocks | FileHome | None:
         """Whatever has the parameters of the blocks on disk."""
-        if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
-            return self.on_host.shelf
+        if self.on_host is not None and isinstance(self.on_host.home, FileHome):
+            return self.on_host.home
         return self.streamed
 
     @property
     def mapped(self) -> Collection[str]:
         """Names of parameters that are read where they are stored, and so are filled already."""
-        return self.on_disk.mapped if self.on_disk is not None else ()
+        return self.on_disk.pages.stored if self.on_disk is not None else ()
 
     def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """Let what rests in the host's memory come to the device."""
@@ -54,11 +54,8 @@ class Placed:
 
     def rest(self) -> None:
         """Give memory back that files have taken while they were filled."""
-        if self.streamed is not None:
-            self.streamed.pages.rest(list(self.streamed.pages))
-            self.streamed.mapped.rest(list(self.streamed.mapped))
-        elif isinstance(self.on_disk, OnDisk):
-            self.on_disk.rest()
+        if self.on_disk is not None:
+            self.on_disk.pages.rest(list(self.on_disk.pages))
 
 
 def place(
@@ -86,7 +83,7 @@ def place(
     Raises:
         UserError: not enough space, or so much of the host's memory cannot be locked.
     """
-    on_host: HostBlocks | HostShards | None = None
+    on_host: BlocksElsewhere | None = None
     if come_and_go:
         moves = updates_on_host and trains_all  # what is trained; else what is frozen
         if any(is_gathered(one) and one.requires_grad == moves for one in model.parameters()):
@@ -104,9 +101,10 @@ def place(
                 tiled=tiled if moves else (),
             )
         what = "parameters" if moves else "frozen parameters"
-        through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
-        if isinstance(shelf := on_host.shelf, OnDisk):
-            through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
+        through = f"{what} of the blocks in host memory: {on_host.home.num_bytes / 1e9:.2f} GB"
+        if isinstance(on_host.home, FileHome):
+            pages = on_host.home.pages
+            through += f", through which {(pages.num_bytes + pages.stored_bytes) / 1e9:.2f} GB come from disk"
         log(through)
     masters = HostMasters(model, device, on_host, tiled) if updates_on_host else None
     if masters is not None:

@@ -12,7 +12,7 @@ from torch import nn
 from tonnage.errors import Problem, UserError
 from tonnage.kernels.moments import Codec
 from tonnage.model.anatomy import undecayed
-from tonnage.offload.pages import Joined, Pages
+from tonnage.offload.pages import Pages
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
@@ -47,7 +47,7 @@ def optimizer_of(
     stages: Sequence[LossModel],
     *,
     shared: Collection[str] = (),
-    pages: Pages | Joined | None = None,
+    pages: Pages | None = None,
     masters: Sequence[HostMasters] = (),
     tiled: Sequence[TiledWeight] = (),
 ) -> AdamW:

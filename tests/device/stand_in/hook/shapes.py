@@ -23,7 +23,7 @@ from tonnage.host import locked
 from tonnage.kernels import adamw
 from tonnage.offload import files, pages, store
 from tonnage.optim import on_disk, tiers
-from tonnage.parallel import shelves
+from tonnage.parallel import homes
 from tonnage.training import building
 
 NO_RESERVE = 0x4000
@@ -66,16 +66,12 @@ def tensors(self: Any) -> dict[str, Tensor]:
     return self._map_copy()  # type: ignore[no-any-return]
 
 
-def whole(self: shelves.OnDisk, number: int) -> Tensor:
-    """``shelves.OnDisk.whole``, of which nothing is copied."""
-    self._way = next(self._ways)
-    if self._way.left is not None:
-        self._way.left.synchronize()
-    block = self._blocks[number]
-    for source, names in self._sources(block):
-        source.bring(names)
-        source.rest(names)
-    return self._way.memory[: max(stop for _, stop in block.values())]
+def whole(self: homes.FileHome, unit: int) -> Tensor:
+    """``homes.FileHome.whole``, of which nothing is copied."""
+    buffer, block = self._staging.take(), self._blocks[unit]
+    self.pages.bring(block)
+    self.pages.rest(block)
+    return buffer[: max(stop for _, stop in block.values())]
 
 
 def zeros(size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -112,13 +108,12 @@ for module, name, instead in (
     (pages, "_copy_file", nothing),
     (pages.Pages, "_read", nothing),
     (pages.Pages, "rewrite", nothing),
-    (shelves.OnDisk, "whole", whole),
+    (homes.FileHome, "whole", whole),
     (on_disk.OnDisk, "tensors", tensors),
     (tiers.InMemory, "__init__", hold),
     (files.TileFile, "read", nothing),
     (files.TileFile, "write", nothing),
     (store, "np", SimpleNamespace(uint8=None, frombuffer=lambda *_: SimpleNamespace(fill=nothing))),
-    (store, "checksum", lambda buffer: 0),
     (store, "_check_space", nothing),
 ):
     setattr(module, name, instead)

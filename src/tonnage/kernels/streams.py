@@ -1,5 +1,5 @@
-"""Work of a device that goes on beside other work of it: streams, by the name of what people drive in; and numbers that
-come from there without a wait for what was put into its queue after them."""
+"""Work of a device that goes on beside other work of it, in streams; and numbers that come from a device without a wait
+for what was put into its queue after them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 
-class Lane:
-    """A queue of a device. What is put into one is done in order; lanes do not wait for each other unless told to.
+class Stream:
+    """A queue of a device. What is put into one is done in order; streams do not wait for each other unless told to.
 
-    ``with lane:`` puts what this thread asks of the device into it. What is in a lane, others wait for: a GPU begins it
-    before what is outside of lanes. A CPU does everything at once, in whatever lane.
+    ``with stream:`` puts what this thread asks of the device into it. What is in one of these streams others wait for:
+    a GPU begins it before what is outside of them. A CPU does everything at once, in whatever stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,25 +35,25 @@ class Lane:
         self._inside.pop().__exit__(kind, error, traceback)
 
     def mark(self) -> Any:
-        """The end of what is in the lane now: for ``wait``."""
+        """The end of what is in the stream now: for ``wait``."""
         event = self._of.Event()
         event.record(self._stream)
         return event
 
     def wait(self, mark: Any) -> None:
-        """What is put into this lane from now on begins when ``mark``, of another lane, is passed."""
+        """What is put into this stream from now on begins when ``mark``, of another stream, is passed."""
         self._stream.wait_event(mark)
 
     def join(self, mark: Any) -> None:
-        """What this thread asks for outside of lanes from now on begins when ``mark`` is passed."""
+        """What this thread asks for outside of these streams from now on begins when ``mark`` is passed."""
         self._of.current_stream(self._device).wait_event(mark)
 
     def follow(self) -> None:
-        """What is put into this lane from now on begins when all is done that this thread asked for outside of it."""
+        """What is put into this stream from now on begins when all is done that this thread asked for outside of it."""
         self._stream.wait_stream(self._of.current_stream(self._device))
 
     def finish(self) -> None:
-        """Let this thread wait until all that is in the lane is done."""
+        """Let this thread wait until all that is in the stream is done."""
         self.mark().synchronize()
 
 

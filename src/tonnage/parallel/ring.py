@@ -1,0 +1,115 @@
+"""A few slots of a device, in which units that rest elsewhere (``homes``) come in turns: blocks, or tiles.
+
+There are two: for the unit that is computed with, and for the next one, forward or backward, which comes in a stream of
+its own meanwhile. Nothing goes back.
+
+    forward    block 0   block 1   block 2        backward   block 2   block 1   block 0
+    stream     1         2                        stream               0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from tonnage.kernels.streams import Stream
+
+Unit = TypeVar("Unit", bound=Hashable)
+Of = TypeVar("Of", bound=Hashable, contravariant=True)
+
+
+class Home(Protocol[Of]):
+    """Where units rest."""
+
+    def whole(self, unit: Of) -> Tensor:
+        """The bytes of a unit in memory that a device can copy from. They stay until two more are asked for."""
+        ...
+
+    def prefetch(self, unit: Of) -> None:
+        """Begin to bring a unit into memory; returns at once."""
+        ...
+
+    def sent(self, mark: Any) -> None:
+        """The unit that was asked for last is on its way, and has left when ``mark`` is passed."""
+        ...
+
+
+@dataclass(eq=False)
+class Slot(Generic[Unit]):
+    """Memory of the device, and the unit that is there, or comes."""
+
+    memory: Tensor
+    unit: Unit | None = None
+    update: int = 0
+    """After how many updates of the optimizer it came."""
+    coming: Any = None
+    """Mark after which it is there, if nobody has waited for that yet."""
+
+
+class Ring(Generic[Unit]):
+    """Units that come in turns. Calls of ``have`` and ``call`` are for what the calling thread does next, in the queue
+    of the device in which it does that."""
+
+    def __init__(self, home: Home[Unit], device: torch.device, stream: Stream) -> None:
+        """There are no slots before they are ``opened``."""
+        self._home, self._device, self._inward = home, device, stream
+        self.updates: Callable[[], int] = int
+        """How many times what is trained was changed: what came before is old."""
+        self.await_unit: Callable[[Unit], None] = lambda unit: None
+        """Waits until the last change of a unit is made."""
+        self.left: Callable[[Unit], None] = lambda unit: None
+        """Is told of a unit that is on the device no more."""
+        self.came: Callable[[Unit, Slot[Unit]], None] = lambda unit, slot: None
+        """Is told of a unit that comes, and where to."""
+        self._slots: list[Slot[Unit]] = []
+        self.copied_bytes = 0
+        """To the device, so far."""
+
+    def open(self, number: int, num_bytes: int) -> None:
+        """Take memory of the device for a number of slots, of so many bytes each."""
+        memories = (torch.zeros(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(number))
+        self._slots = [Slot(memory) for memory in memories]
+
+    def of(self, unit: Unit) -> Slot[Unit] | None:
+        """Where a unit is as it was changed last, if it is on the device or on its way."""
+        updates = self.updates()
+        return next((slot for slot in self._slots if (slot.unit, slot.update) == (unit, updates)), None)
+
+    def have(self, unit: Unit, following: Unit | None = None) -> Slot[Unit]:
+        """Let what is done from now on find the unit on the device. If it comes only now, the one that is ``following``
+        is brought into memory."""
+        self.call(unit, keeping=unit, following=following)
+        slot = self.of(unit)
+        assert slot is not None
+        if slot.coming is not None:
+            self._inward.join(slot.coming)
+            slot.coming = None
+        return slot
+
+    @torch.inference_mode(mode=False)  # who asks for answers may be in it, and parameters are no tensors of its kind
+    @torch.no_grad()
+    def call(self, unit: Unit, keeping: Unit, following: Unit | None = None) -> None:
+        """Let a unit begin to come, if it is none that is there; in the slot where ``keeping`` is not."""
+        if self.of(unit) is not None:
+            return
+        self.await_unit(unit)
+        updates = self.updates()
+        slot = next(slot for slot in self._slots if (slot.unit, slot.update) != (keeping, updates))
+        if slot.unit is not None and self.of(slot.unit) in (None, slot):  # it may have come anew, to the other
+            self.left(slot.unit)
+        if slot.coming is not None:  # and was not asked for
+            self._inward.join(slot.coming)
+        content = self._home.whole(unit)
+        if following is not None:
+            self._home.prefetch(following)
+        self._inward.follow()  # what is done with the unit that was there comes first
+        with self._inward:
+            self.copied_bytes += content.nbytes
+            slot.memory[: content.numel()].copy_(content, non_blocking=True)
+        slot.unit, slot.update, slot.coming = unit, updates, self._inward.mark()
+        self._home.sent(slot.coming)
+        self.came(unit, slot)
