@@ -93,7 +93,7 @@ def of_transformers(
 
 def by_engine(directory: Path, prompts: list[list[int]], stops: list[int], room: int) -> tuple[list[list[int]], float]:
     """Answers of the engine, and the seconds that they took; loading is not counted, as it is not for the other."""
-    from tonnage.decide.evaluation import MOST_TOGETHER, assembled, deal_of, kept_tokens
+    from tonnage.decide.evaluation import MOST_TOGETHER, Checked, Loading, assembled, deal_of, kept_tokens
     from tonnage.model.files import find_model, read_model_config
     from tonnage.parallel.world import join_world
     from tonnage.rundir.samples import Prompt
@@ -104,7 +104,7 @@ def by_engine(directory: Path, prompts: list[list[int]], stops: list[int], room:
     config = read_model_config(files)
     with join_world() as world:
         isolation = isolation_of(config, device=world.device)
-        pipeline, dtypes = assembled(files, config, world, isolation, "fp32")
+        pipeline, dtypes = assembled(Checked(files, config, Loading("fp32"), None), world, isolation)
         asking = Asking(
             tuple(Prompt("", one, room) for one in prompts),
             frozenset(stops),

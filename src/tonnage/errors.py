@@ -188,8 +188,8 @@ def refusals(what: str, path: str | Path | None = None, *, change: str = "") -> 
             raise
         raise explained from error
     except Exception as error:
-        found = None if isinstance(error, TonnageError) else _NUMBER_IN_WORDS.search(str(error))
-        number = int(found[1]) if found else 0
+        number_in_words = None if isinstance(error, TonnageError) else _NUMBER_IN_WORDS.search(str(error))
+        number = int(number_in_words[1]) if number_in_words else 0
         if (explained := refused(OSError(number, os.strerror(number)), what, path, change=change)) is None:
             raise
         raise explained from error

@@ -23,8 +23,9 @@ import tonnage
 from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.api.curve import MOST_POINTS, curve
-from tonnage.api.running import Running, Step
-from tonnage.data.options import silent
+from tonnage.api.run import Running
+from tonnage.api.starting import Started
+from tonnage.api.steps import Step
 from tonnage.launch.watch import DONE, AtWork
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
@@ -211,7 +212,7 @@ def ended(folder: Path, closing: ExitStack) -> Running:
     for name in ("config.yaml", "plan.json"):
         (folder / name).touch()
     at_work, plan = cast(AtWork, Ended()), cast("Plan", None)
-    return Running(RunDirectory(folder), plan, at_work, closing, silent, 0)
+    return Running(Started(RunDirectory(folder), plan, at_work, closing))
 
 
 @pytest.fixture

@@ -23,9 +23,11 @@ from tonnage.checkpoint.save import checkpoint_path
 from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import verify
 from tonnage.config import read_config
+from tonnage.data import Source
 from tonnage.decide.decision import Decision, decide
-from tonnage.decide.evaluation import evaluate_model
+from tonnage.decide.evaluation import Loading, evaluate_model
 from tonnage.decide.exports import export_checkpoint, export_run
+from tonnage.decide.handing import Wishes
 from tonnage.decide.resumption import decide_resumption
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError
@@ -152,7 +154,7 @@ def test_peft_loads_an_export_and_merging_it_gives_the_merged_export(exported: R
     assert len(stored) == sum("lora_" in name or "modules_to_save" in name for name in names)
     with_peft = logits(adapted)
     assert not torch.allclose(with_peft, logits(base_of(exported)), atol=1e-2)
-    export_checkpoint(exported, tmp_path / "merged", merge=True, dtype="fp32")
+    export_checkpoint(exported, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
     by_peft = adapted.merge_and_unload().state_dict()
@@ -165,7 +167,7 @@ def test_peft_loads_an_export_and_merging_it_gives_the_merged_export(exported: R
 
 def test_a_merged_export_in_bf16_is_rounded_once(exported: RunDirectory, tmp_path: Path) -> None:
     for dtype in ("bf16", "fp32"):
-        export_checkpoint(exported, tmp_path / dtype, merge=True, dtype=dtype, shard_bytes=100_000)
+        export_checkpoint(exported, tmp_path / dtype, wishes=Wishes(dtype, 100_000, merge=True))
     exact, rounded = (
         {name: value for file in (tmp_path / dtype).glob("*.safetensors") for name, value in load_file(file).items()}
         for dtype in ("fp32", "bf16")
@@ -184,7 +186,7 @@ def test_a_merged_export_says_how_far_packing_moved_the_weights(
 ) -> None:
     adapter = {"rank": 4, "alpha": 12, "quantize": form}
     run = trained(decided(str(folder / family), adapter=adapter))
-    notes = export_checkpoint(run, tmp_path / "merged", merge=True, dtype="fp32")
+    notes = export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
     (said,) = (note for note in notes if form in note)
     assert said in (tmp_path / "merged" / "README.md").read_text().split("\n\n")
     before = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.bfloat16).state_dict()
@@ -216,11 +218,11 @@ def test_a_run_over_a_quantised_base_is_evaluated_over_it(
     shutil.copytree(run.export, tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}))
-    rows, said = [str(folder / "rows.jsonl")], list[str]()
-    found = evaluate_model(str(run.path), rows, template="plain", precision="fp32", tell=said.append)
-    expected = evaluate_model(str(tmp_path / "adapter"), rows, template="plain", precision="fp32")
+    rows, said = [Source(str(folder / "rows.jsonl"))], list[str]()
+    found = evaluate_model(str(run.path), rows, template="plain", loading=Loading("fp32"), tell=said.append)
+    expected = evaluate_model(str(tmp_path / "adapter"), rows, template="plain", loading=Loading("fp32"))
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
-    over_16_bits = evaluate_model(str(run.export), rows, template="plain", precision="fp32")
+    over_16_bits = evaluate_model(str(run.export), rows, template="plain", loading=Loading("fp32"))
     assert abs(over_16_bits.loss - found.loss) > 1e-3
     assert (found.base, over_16_bits.base) == ("nf4", "none")
     assert said == ["The weights under the adapter are in nf4, as they were in training."]
@@ -229,10 +231,12 @@ def test_a_run_over_a_quantised_base_is_evaluated_over_it(
 def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
     exported: RunDirectory, folder: Path, decided: Callable[..., Decision]
 ) -> None:
-    evaluated = evaluate_model(str(exported.export), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    evaluated = evaluate_model(
+        str(exported.export), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32")
+    )
     merged = folder / f"{exported.path.name}-merged"
-    export_checkpoint(exported, merged, merge=True, dtype="fp32")
-    whole = evaluate_model(str(merged), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    export_checkpoint(exported, merged, wishes=Wishes("fp32", merge=True))
+    whole = evaluate_model(str(merged), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32"))
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
     further = decided(str(exported.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
     assert not isinstance(further.config.adapter, str)
@@ -276,10 +280,14 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, famil
     wanted = logits(adapted)
     adapted.save_pretrained(tmp_path)
     torch.testing.assert_close(logits(load(tmp_path).model.float()), wanted, rtol=1e-2, atol=0.3)
-    evaluated = evaluate_model(str(tmp_path), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    evaluated = evaluate_model(
+        str(tmp_path), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32")
+    )
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     byte_tokenizer().save_pretrained(tmp_path / "merged")
-    whole = evaluate_model(str(tmp_path / "merged"), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    whole = evaluate_model(
+        str(tmp_path / "merged"), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32")
+    )
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
@@ -320,14 +328,14 @@ def test_a_run_does_not_go_on_over_other_weights(
     with pytest.raises(UserError, match="other weights"):
         decide_resumption(run, [])
     with pytest.raises(UserError, match="not trained"):
-        export_checkpoint(run, tmp_path / "merged", merge=True)
+        export_checkpoint(run, tmp_path / "merged", wishes=Wishes(merge=True))
 
 
 @pytest.mark.slow
 def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decision], tmp_path: Path) -> None:
     decision = decided(str(folder / "llama"), adapter="none", train=["model.layers.1.*"])
     run = trained(decision)
-    export_checkpoint(run, tmp_path / "whole", dtype="bf16")
+    export_checkpoint(run, tmp_path / "whole", wishes=Wishes("bf16"))
     before = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.bfloat16).state_dict()
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.bfloat16).state_dict()
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}

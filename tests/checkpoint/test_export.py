@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from tiny import byte_tokenizer, llama_config, mixture_config, neox_config
 from tonnage.checkpoint import export as export_module
-from tonnage.checkpoint.export import export, parse_size
+from tonnage.checkpoint.export import Form, export, parse_size
 from tonnage.checkpoint.save import (
     Cursor,
     Saver,
@@ -76,10 +76,7 @@ def test_export_loads_in_transformers_bit_for_bit(
     export(
         path,
         tmp_path / "out",
-        config=config,
-        tokenizer=tmp_path / "tokenizer",
-        stop_tokens=[256],
-        dtype=torch.float32,
+        Form(config, tmp_path / "tokenizer", [256], torch.float32),
         shard_bytes=max_file_bytes,
         progress=lambda done, total: told.append((done, total)),
     )
@@ -118,10 +115,7 @@ def test_a_missing_shard_is_refused(tmp_path: Path, world: World) -> None:
         export(
             path,
             tmp_path / "out",
-            config=llama_config(),
-            tokenizer=tmp_path / "tokenizer",
-            stop_tokens=[],
-            dtype=torch.float32,
+            Form(llama_config(), tmp_path / "tokenizer", [], torch.float32),
         )
     assert not (tmp_path / "out").exists()
 
@@ -157,10 +151,7 @@ def test_masters_that_are_split_are_exported_whole(tmp_path: Path, world: World)
         export(
             checkpoint_path(tmp_path, 1),
             out,
-            config=config,
-            tokenizer=tmp_path / "tokenizer",
-            stop_tokens=[],
-            dtype=dtype,
+            Form(config, tmp_path / "tokenizer", [], dtype),
         )
         loaded = AutoModelForCausalLM.from_pretrained(out)
         assert loaded.dtype == dtype
@@ -176,10 +167,7 @@ def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: W
     export(
         path,
         tmp_path / "out",
-        config=config,
-        tokenizer=tmp_path / "tokenizer",
-        stop_tokens=[256],
-        dtype=torch.bfloat16,
+        Form(config, tmp_path / "tokenizer", [256], torch.bfloat16),
     )
     name = "model.layers.1.mlp.gate.weight"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).get_parameter(name)
@@ -190,13 +178,7 @@ def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: W
 def exported(folder: Path, world: World, **changes: Any) -> Path:
     path, _ = saved(folder, llama_config(), world)
     byte_tokenizer().save_pretrained(folder / "tokenizer")
-    arguments: dict[str, Any] = {
-        "config": llama_config(),
-        "tokenizer": folder / "tokenizer",
-        "stop_tokens": [256],
-        "dtype": torch.float32,
-    }
-    export(path, folder / "out", **(arguments | changes))
+    export(path, folder / "out", Form(llama_config(), folder / "tokenizer", [256], torch.float32), **changes)
     return folder / "out"
 
 
@@ -275,13 +257,13 @@ import json, sys
 from pathlib import Path
 import torch
 from transformers import LlamaConfig
-from tonnage.checkpoint.export import export
+from tonnage.checkpoint.export import Form, export
 from tonnage.training.memory import take_peak
 
 def run(folder, **shape):
     config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, **shape)
-    export(folder / "step-00000001", folder / "out", config=config, tokenizer=folder / "tokenizer",
-           stop_tokens=[1], dtype=torch.float32, shard_bytes=20_000_000)
+    form = Form(config, folder / "tokenizer", [1], torch.float32)
+    export(folder / "step-00000001", folder / "out", form, shard_bytes=20_000_000)
 
 def peak():
     return take_peak().host

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 from forked import train
 from mounts import Disk, mounted
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.checkpoint.export import export
+from tonnage.checkpoint.export import Form, export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, step_of
 from tonnage.decide.decision import decide
 from tonnage.decide.resumption import begin_again, decide_resumption
@@ -199,10 +199,7 @@ def test_an_export_to_a_full_disk(folder: Path, tmp_path: Path, disk: Disk) -> N
         export(
             checkpoint_path(tmp_path, 1),
             disk.path / "out",
-            config=llama_config(vocab_size=8192),
-            tokenizer=run.tokenizer,
-            stop_tokens=[],
-            dtype=torch.float32,
+            Form(llama_config(vocab_size=8192), run.tokenizer, [], torch.float32),
         )
     assert list(disk.path.iterdir()) == []
 

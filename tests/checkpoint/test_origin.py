@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stored_models import MIXTURES, TOWERS, Tensors, changed, check, in_8_bits, same, write_mixture, write_tower
 from tiny import llama_config, write_model
-from tonnage.checkpoint.export import export
+from tonnage.checkpoint.export import SHARD_BYTES, Form, Start, export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.errors import UserError
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
@@ -40,7 +40,9 @@ def trained(
     world: World,
     vocab_size: int = 0,
     meanwhile: Callable[[], None] = lambda: None,
-    **how: Any,
+    *,
+    from_weights: bool = True,
+    shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """The export of a run that was started from ``origin`` and changed nothing but the size of the vocabulary."""
     files = find_model(str(origin))
@@ -53,20 +55,13 @@ def trained(
     load_buffers(model, found)
     load_weights(model, found, seed=0)
     Saver(folder, 1, world).save(Cursor(1, 4, 1), dict(model.named_parameters()), {}, {}, wait=True)
-    arguments: dict[str, Any] = {
-        "config": config,
-        "tokenizer": origin,
-        "stop_tokens": [],
-        "dtype": torch.bfloat16,
-        "origin": origin,
-        "from_weights": True,
-        "carried_digest": weights.carried_digest,
-    }
     meanwhile()
     (folder / "tokenizer").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / "tokenizer" / name).write_bytes((origin / name).read_bytes())
-    export(checkpoint_path(folder, 1), folder / "out", **(arguments | {"tokenizer": folder / "tokenizer"} | how))
+    form = Form(config, folder / "tokenizer", [], torch.bfloat16)
+    start = Start(origin, from_weights, weights.carried_digest)
+    export(checkpoint_path(folder, 1), folder / "out", form, start, shard_bytes=shard_bytes)
     return folder / "out"
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
-from tonnage.decide.evaluation import evaluate_model
+from tonnage.data import Source
+from tonnage.decide.evaluation import Answers, Loading, evaluate_model
 
 
 def main(words: list[str]) -> None:
     """``words``: the JSON of what ``evaluate_model`` is called with."""
     (asked,) = words
-    found = evaluate_model(**json.loads(asked))
+    keys = json.loads(asked)
+    sources = [Source(path) for path in keys.pop("data")]
+    answers, loading = Answers(**keys.pop("answers")), Loading(**keys.pop("loading"))
+    found = evaluate_model(sources=sources, answers=answers, loading=loading, **keys)
     figures = found.figures() | {"evaluation": found.evaluated.to_json()}
     print(json.dumps(figures) + "\n", end="")  # at once: both write to one file

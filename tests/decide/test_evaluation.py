@@ -24,7 +24,7 @@ import tiny
 from forked import work
 from tonnage.data import DataOptions, Source, prepare
 from tonnage.decide import evaluation
-from tonnage.decide.evaluation import Evaluation, evaluate_model
+from tonnage.decide.evaluation import Answers, Evaluation, Loading, evaluate_model
 from tonnage.inference.generate import Decoding, generate, load
 from tonnage.model.files import find_model, read_tokenizer
 
@@ -56,7 +56,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 def test_the_loss_is_that_of_each_document_alone(name: str, tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", MODELS[name])
     rows = tiny.write_rows(tmp_path / "rows.jsonl", tiny.alpaca_rows(12))
-    found = evaluate_model(str(model), [str(rows)], max_length=400, precision="fp32")
+    found = evaluate_model(str(model), [Source(str(rows))], max_length=400, loading=Loading("fp32"))
 
     options = DataOptions(train=(Source(str(rows)),), max_length=400, pack=False)
     packs = prepare(options, read_tokenizer(find_model(str(model))), cache=tmp_path / "cache").train
@@ -81,11 +81,9 @@ def test_two_workers_find_what_one_finds(name: str, tmp_path: Path) -> None:
     asked = {
         "model": str(tiny.write_model(tmp_path / "model", MODELS[name])),
         "data": [str(tiny.write_rows(tmp_path / "rows.jsonl", rows))],
-        "scorer": "contains",
         "max_length": 200,
-        "answers": 9,
-        "max_new_tokens": 12,
-        "precision": "fp32",
+        "answers": {"limit": 9, "max_new_tokens": 12, "scorer": "contains"},
+        "loading": {"precision": "fp32"},
         "template": "plain",
     }
     alone, first, second = (
@@ -135,11 +133,15 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     path = tiny.write_rows(tmp_path / "rows.jsonl", rows)
     monkeypatch.setattr(evaluation, "MOST_TOGETHER", 4)  # so that places are taken again
     found = evaluate_model(
-        str(model), [str(path)], template="plain", answers=9, max_new_tokens=20, scorer="contains", precision="fp32"
+        str(model),
+        [Source(str(path))],
+        template="plain",
+        answers=Answers(9, 20, "contains"),
+        loading=Loading("fp32"),
     )
     assert (found.answers, found.exact) == (9, 6)
     assert found.figures()["contains"] == pytest.approx(6 / 9)
-    assert evaluate_model(str(model), [str(path)], template="plain", answers=3, max_new_tokens=20).exact == 3
+    assert evaluate_model(str(model), [Source(str(path))], template="plain", answers=Answers(3, 20)).exact == 3
 
 
 @pytest.mark.slow
@@ -161,5 +163,5 @@ def test_one_model_is_gone_before_the_next_is_loaded(tmp_path: Path, monkeypatch
     as_is = evaluation.assembled
     monkeypatch.setattr(evaluation, "assembled", assembled)
     monkeypatch.setattr(evaluation, "load", load_then)
-    assert evaluate_model(str(model), [str(path)], template="plain", answers=2, max_new_tokens=2).answers == 2
+    assert evaluate_model(str(model), [Source(str(path))], template="plain", answers=Answers(2, 2)).answers == 2
     assert there == [False]

@@ -12,6 +12,7 @@ import pytest
 from transformers import Lfm2Config, PreTrainedConfig
 
 import tiny
+from tonnage.decide.evaluation import Loading
 from tonnage.decide.harness import Likelihood, _packed, _until, as_table, evaluate_tasks
 from tonnage.errors import UserError
 
@@ -98,7 +99,7 @@ def test_tasks_say_what_they_say_of_the_harness_own_back_end(
     # Some answers are right, so that a metric of them says something.
     names = _tasks(tmp_path, texts, [one if at % 2 else "x" for at, one in enumerate(said)])
     expected = lm_eval.simple_evaluate(model=hf, tasks=names, **_found(TaskManager, tmp_path))
-    found = evaluate_tasks(str(model), names, task_folder=str(tmp_path / "tasks"), precision="fp32")
+    found = evaluate_tasks(str(model), names, task_folder=str(tmp_path / "tasks"), loading=Loading("fp32"))
     assert as_table(found) == as_table(expected)
     assert 0 < found["results"]["written"]["exact_match,none"] < 1
     assert 0 < found["results"]["chosen"]["acc,none"] < 1

@@ -17,7 +17,7 @@ import tonnage
 from pretended import pretend_gpus
 from tiny import write_config
 from tonnage.api import shown, starting
-from tonnage.api.running import Running
+from tonnage.api.run import Running
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.cli import train
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_json, read_config

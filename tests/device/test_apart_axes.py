@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from device.test_apart_runs import CLIP, HOST, KINDS, ON_DISK, STEPS, assert_same_bits, told
 from forked import work
 from tiny import byte_tokenizer, llama_config, write_model
-from tonnage.checkpoint.export import export
+from tonnage.checkpoint.export import Form, export
 from tonnage.checkpoint.save import complete_checkpoints
 from tonnage.decide.decision import Decision
 from tonnage.planning.stages import workers_parts
@@ -198,10 +198,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
     export(
         complete_checkpoints(run.checkpoints)[-1],
         run.path / "exported",
-        config=AutoConfig.from_pretrained(folder / "llama"),
-        tokenizer=folder / "tokenizer",
-        stop_tokens=[256],
-        dtype=torch.float32,
+        Form(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
     )
     return (run.path / "exported" / "model.safetensors").read_bytes()
 

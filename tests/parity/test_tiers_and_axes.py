@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, write_model, write_rows
-from tonnage.checkpoint.export import export
+from tonnage.checkpoint.export import Form, export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
 from tonnage.checkpoint.shards import Shards
 from tonnage.data import PackedDataset, pack_at
@@ -224,10 +224,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
     export(
         complete_checkpoints(run.checkpoints)[-1],
         run.path / "exported",
-        config=AutoConfig.from_pretrained(folder / "model"),
-        tokenizer=folder / "tokenizer",
-        stop_tokens=[256],
-        dtype=torch.float32,
+        Form(AutoConfig.from_pretrained(folder / "model"), folder / "tokenizer", [256], torch.float32),
     )
     return (run.path / "exported" / "model.safetensors").read_bytes()
 

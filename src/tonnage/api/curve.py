@@ -38,10 +38,10 @@ def curve(values: Sequence[float | None], name: str = "loss") -> str:
     finite is a gap.
     """
     means = [_mean(values[start:end]) for start, end in _stretches(len(values))]
-    known = [mean for mean in means if mean is not None]
-    if not known:
+    present = [mean for mean in means if mean is not None]
+    if not present:
         return ""
-    low, high = min(known), max(known)
+    low, high = min(present), max(present)
     span = high - low or 1.0
 
     def place(index: int, mean: float) -> str:

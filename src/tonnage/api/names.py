@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.api.said import first_word, words_of
 
 if TYPE_CHECKING:
-    from tonnage.api.run import Run
-    from tonnage.api.running import Running
+    from tonnage.api.run import Run, Running
     from tonnage.config import Config
     from tonnage.planning.plan import Plan
     from tonnage.training.own_loss import Loss
@@ -96,9 +95,10 @@ def start(
         >>> len(losses), 2 <= run.steps[-1].step < 500, run.export.exists()
         (2, True, True)
     """
+    from tonnage.api.run import Running
     from tonnage.api.starting import begin
 
-    return begin(_config(model_or_config, data, config), force=force, loss=loss)
+    return Running(begin(_config(model_or_config, data, config), force=force, loss=loss))
 
 
 def train(
@@ -142,11 +142,17 @@ def train(
         >>> run.steps[-1].step, run.export.name
         (4, 'export')
     """
-    from tonnage.api.shown import shown
+    from tonnage.api.run import Running
+    from tonnage.api.shown import show
     from tonnage.api.starting import begin
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import terminal
 
-    found = _config(model_or_config, data, config)
-    return shown(lambda progress: begin(found, progress, force=force, loss=loss))
+    resolved = _config(model_or_config, data, config)
+    with progress_bar(terminal()) as progress:
+        running = Running(begin(resolved, progress, force=force, loss=loss))
+    show(running)
+    return running.run
 
 
 def _config(model_or_config: str | os.PathLike[str], data: Any, keys: dict[str, Any]) -> Config:

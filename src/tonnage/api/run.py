@@ -1,29 +1,42 @@
-"""A run's directory as an object: what was decided and measured, and what can be done with it."""
+"""A run as an object: at rest, its directory with what was decided and measured, and what can be done with it; and at
+work, an iterator over the steps of its workers.
+
+There is no thread: workers are processes, and are looked at while somebody waits for the next step. What they write
+into ``metrics.jsonl`` comes out here, record by record. In between they train on.
+"""
 
 from __future__ import annotations
 
 import html
 import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.api.curve import curves
-from tonnage.api.running import Step
 from tonnage.api.said import conversations_of, files_of
+from tonnage.api.steps import Step
 from tonnage.config import as_overrides, read_config
-from tonnage.display.progress import State, summarise
+from tonnage.display.bar import progress_bar
+from tonnage.display.progress import State, Tail, summarise
+from tonnage.display.terminal import terminal
 from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.reading import read_record
+from tonnage.launch.watch import DONE, WATCH_SECONDS, stop_requests, watch
 from tonnage.rundir.directory import RunDirectory
-from tonnage.rundir.records import Outcome
+from tonnage.rundir.records import Outcome, metrics_record
 from tonnage.rundir.samples import Sample, read_samples
 
 if TYPE_CHECKING:
     import pandas
 
     from tonnage.api.chat import Chat
+    from tonnage.api.starting import Started
     from tonnage.config import Config
     from tonnage.data import Account
     from tonnage.decide.evaluation import Evaluation
@@ -228,14 +241,14 @@ class Run:
         Raises:
             UserError: the run has no export yet, or rows cannot be read.
         """
-        from tonnage.decide.evaluation import evaluate_model
+        from tonnage.data import Source
+        from tonnage.decide.evaluation import Answers, evaluate_model
 
         return evaluate_model(
             str(self.path),
-            files_of(rows),
+            [Source(path) for path in files_of(rows)],
             max_length=max_length or self.config.data.max_length,
-            answers=answers,
-            max_new_tokens=max_new_tokens,
+            answers=Answers(answers, max_new_tokens),
         )
 
     def _load(self, **form: Any) -> Loaded:
@@ -271,16 +284,22 @@ class Run:
             UserError: nothing to go on from, another config, loss or data, or somebody works on it.
             WorkerFailed: a worker died.
         """
-        from tonnage.api.shown import shown
+        from tonnage.api.shown import show
         from tonnage.api.starting import go_on
 
-        words = as_overrides(config)
-        return shown(
-            lambda progress: go_on(
-                self._directory, words, progress, step=from_step, allow_changes=allow_changes, force=force, loss=loss
-            ),
-            self,
-        )
+        with progress_bar(terminal()) as progress:
+            started = go_on(
+                self._directory,
+                as_overrides(config),
+                progress,
+                step=from_step,
+                allow_changes=allow_changes,
+                force=force,
+                loss=loss,
+            )
+        if started is not None:
+            show(Running(started))
+        return self
 
     def stop(self, *, wait: bool = True) -> None:
         """Have whoever works on it, in whatever process, finish the step, save, and end.
@@ -351,6 +370,178 @@ class Run:
         return f'<div style="font-family: sans-serif; max-width: 1010px">{head}<br>{curves(records)}{memory}</div>'
 
 
+class Running(Iterator[Step]):
+    """A run whose workers are at work, from ``tonnage.start``: an iterator over its steps, and a context.
+
+    Leaving the context early saves and ends the run (``stop``). At its end, or when it is stopped, the model is
+    exported; not where an exception ends it. Ctrl-C while a step is waited for saves and ends the run as well, before
+    it is raised; a second one ends it at once. Without a context, a plain loop to its end does the same.
+
+    Raises, while it is iterated: ``UserError`` or ``WorkerFailed`` with the first failure of a worker.
+    """
+
+    def __init__(self, started: Started) -> None:
+        self.directory = started.run
+        """The names of the run's files."""
+        self.plan = started.plan
+        """What was decided: layout, bytes, seconds."""
+        self.news = started.news
+        """Of a run that goes on: what is not as it was before, a line for each."""
+        self._at_work = started.at_work
+        self._closing = started.closing
+        self._progress = started.progress
+        self._since = started.since
+        self._is_local = started.is_local
+        self._metrics = Tail(started.run.metrics)
+        self._metrics.lines()  # of steps that were taken before
+        self._waiting: deque[Step] = deque()
+        self._status: int | None = None
+        self._is_over = False
+
+    @property
+    def run(self) -> Run:
+        """The run, which is there already."""
+        return Run(self.directory.path)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no worker is at work any more."""
+        return self._is_over
+
+    def __repr__(self) -> str:
+        return f"Running({str(self.directory.path)!r}{', over' if self._is_over else ''})"
+
+    def __iter__(self) -> Running:
+        return self
+
+    def __next__(self) -> Step:
+        while not self._waiting:
+            if self._is_over:
+                raise StopIteration
+            self._look(until=lambda: bool(self._waiting))
+        return self._waiting.popleft()
+
+    def wait(self, poll: Callable[[], None] | None = None, tell: Callable[[str], None] = lambda _: None) -> Run:
+        """Go on to the end of the run; ``poll`` is called about ten times a second, ``tell`` with what the workers wait
+        for before they can begin. Raises as the iteration."""
+        if not self._is_over:
+            self._look(until=lambda: False, poll=poll, tell=tell)
+        self._waiting.clear()
+        return self.run
+
+    def stop(self, *, export: bool = True) -> Run:
+        """Have the workers finish their step, save, and end; waits for that. A run that is over stays as it is.
+
+        ``export``: whether the model is written as well, as at the end of a run. ``Run.resume`` goes on.
+
+        Raises ``UserError`` or ``WorkerFailed`` where a worker failed, ``KeyboardInterrupt`` if Ctrl-C ended them
+        before they had saved.
+        """
+        if self._is_over:
+            return self.run
+        with self._ending():
+            with stop_requests() as requests:
+                self._at_work.ask_to_stop("stop()")
+                try:
+                    while self._still_works():
+                        if requests:
+                            self._at_work.kill()
+                            raise KeyboardInterrupt
+                        time.sleep(WATCH_SECONDS)
+                except KeyboardInterrupt:
+                    if requests:
+                        raise
+                    self._close()  # they had not even begun
+            if not self._is_over:
+                self._finish(export=export)
+        _pass_on(requests)
+        return self.run
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(export=kind is None)
+
+    def __del__(self) -> None:
+        """Forgotten while workers are at work, as by a plain loop that was left early: they save and end."""
+        if not getattr(self, "_is_over", True):
+            with suppress(Exception):
+                self.stop(export=False)
+
+    def _look(
+        self,
+        *,
+        until: Callable[[], bool],
+        poll: Callable[[], None] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Look at the workers until they have ended or ``until`` says enough. A signal that asks for a stop does what
+        it does in this program once everything is saved."""
+        with self._ending():
+            with stop_requests() as requests:
+                is_working = watch(self._at_work, requests, self._still_works, until=until, poll=poll, tell=tell)
+            if not is_working:
+                self._finish(export=not requests)
+        _pass_on(requests)
+
+    def _still_works(self) -> bool:
+        """Take in what is new; whether any worker is at work."""
+        status = self._at_work.look()
+        for line in self._metrics.lines():
+            record = metrics_record(line, str(self.directory.metrics))
+            if record is not None and (step := Step.of(record)) is not None:
+                self._waiting.append(step)
+        self._status = status
+        return status is None
+
+    def _finish(self, *, export: bool) -> None:
+        """What is left when the workers have ended well: what was learnt, and the model."""
+        from tonnage.decide.exports import export_run, is_exported, step_of_export
+        from tonnage.decide.outcome import learn, measure
+        from tonnage.decide.pushing import push_rest
+        from tonnage.planning.plan import Plan
+        from tonnage.report.comparison import leave_comparison
+        from tonnage.report.page import leave_report
+        from tonnage.rundir.directory import complete_checkpoints
+
+        run = self.directory
+        if self._is_local:
+            learn(run, self.plan, self._since)
+        else:
+            self.plan = Plan.read(run.plan)  # of as many workers as there were at the end
+        measure(run, self.plan, self._since)
+        if (export or self._status == DONE) and complete_checkpoints(run.checkpoints) and not is_exported(run):
+            export_run(run, self._progress)
+            leave_comparison(run, step_of_export(run))
+        leave_report(run)
+        if export or self._status == DONE:
+            push_rest(run)
+        self._close()
+
+    def _close(self, error: BaseException | None = None) -> None:
+        """End the run's context; ``error`` is what ended the run, and none that the program handles meanwhile."""
+        self._is_over = True
+        if error is None:
+            self._closing.close()
+        else:
+            self._closing.__exit__(type(error), error, error.__traceback__)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Whatever goes wrong within it ends the run's context, which hears of it."""
+        from tonnage.report.page import reported_if_it_fails
+
+        try:
+            with reported_if_it_fails(self.directory):
+                yield
+        except BaseException as error:
+            self._close(error)
+            raise
+
+
 def open_run(path: str | os.PathLike[str]) -> Run:
     """A run that is there: made on a command line, from Python, or on another machine.
 
@@ -365,3 +556,9 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         4
     """
     return Run(path)
+
+
+def _pass_on(requests: Sequence[int]) -> None:
+    """Let a signal that was only noted do what it does in this program."""
+    if requests:
+        signal.raise_signal(requests[0])

@@ -40,12 +40,12 @@ def words_of(
     """
     first = first_word(model_or_config)
     is_config = first.endswith(ENDINGS)
-    said: dict[str, Any] = {} if is_config else {"model": first}
+    keys_of_data: dict[str, Any] = {} if is_config else {"model": first}
     if "model" in keys and not is_config:
         raise UserError(Problem("two models", "one, as the first argument", "leave model=... out"))
     if data is not None:
-        said["data"] = _section(data)
-    return (first if is_config else None), as_overrides({**said, **keys})
+        keys_of_data["data"] = _section(data)
+    return (first if is_config else None), as_overrides({**keys_of_data, **keys})
 
 
 def _section(data: Any) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tonnage.api.running import Step
 from tonnage.api.said import conversations_of, words_of
 from tonnage.api.starting import closed_to_others
+from tonnage.api.steps import Step
 from tonnage.config import check_output, check_trackers, read_config
 from tonnage.errors import Problem, UserError, refusals
+from tonnage.host.variables import variables_of_torch
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
     from tonnage.training.by_hand import Batch, ByHand
     from tonnage.training.own_loss import Loss, OwnLoss
-
-OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Variables by which processes of torch find one another."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class Session:
                 write_run(run, self._decision)
                 run.by_hand.touch()
                 run.clear_traces()
-                with _variables_of_torch():
+                with variables_of_torch():
                     self._hand: ByHand = self._closing.enter_context(
                         ready_job(run, self._decision.config, self._decision.plan)
                     )
@@ -303,16 +301,3 @@ def _config_of(model_or_config: str | os.PathLike[str], data: Any, keys: dict[st
         found = f"launch.workers is {config.launch.workers}"
         raise UserError(Problem(found, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))
     return config
-
-
-@contextmanager
-def _variables_of_torch() -> Iterator[None]:
-    """Leave the variables by which torch's processes meet as they were: processes that this one starts would see
-    them."""
-    before = {name: os.environ[name] for name in OF_TORCH if name in os.environ}
-    try:
-        yield
-    finally:
-        for name in OF_TORCH:
-            os.environ.pop(name, None)
-        os.environ.update(before)

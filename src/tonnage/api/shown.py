@@ -7,51 +7,56 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tonnage.display.bar import progress_bar
 from tonnage.display.progress import RunDisplay
 from tonnage.display.terminal import say, terminal
 
 if TYPE_CHECKING:
-    from tonnage.api.run import Run
-    from tonnage.api.running import Running
-    from tonnage.data import Progress
+    from tonnage.planning.plan import Plan
+    from tonnage.rundir.directory import RunDirectory
 
 UPDATE_SECONDS = 1.0
 """Between two pictures in a notebook."""
 
 
-def shown(begin: Callable[[Progress], Running | None], done: Run | None = None) -> Run:
-    """Begin a run and wait for its end; ``done`` is the run where nothing was left to begin. Raises as ``train``."""
-    console = terminal()
-    with progress_bar(console) as progress:
-        running = begin(progress)
-    if running is None:
-        assert done is not None
-        return done
-    display = _notebook()
+class Watched(Protocol):
+    """A run at work: ``Running``."""
+
+    directory: RunDirectory
+    plan: Plan
+    news: tuple[str, ...]
+
+    @property
+    def run(self) -> object:
+        """What a notebook shows."""
+
+    def wait(self, poll: Callable[[], None] | None = None, tell: Callable[[str], None] = ...) -> object:
+        """Wait for its end."""
+
+
+def show(running: Watched) -> None:
+    """Wait for the end of a run. Raises as ``train``."""
+    console, display = terminal(), _notebook()
     if display is not None or console.is_terminal:
         for line in running.news:
             say(console, line)
     if display is not None:
         output = _Updated(running.run, display)
-        run = running.wait(output.poll)
+        running.wait(output.poll)
         output.draw()
-        return run
-    plan, run = running.plan, running.run
-    if not console.is_terminal:
-        return running.wait()
-    num_workers = None if running.directory.plans.exists() else plan.workers
-    with RunDisplay(running.directory, plan.num_steps, num_workers=num_workers, console=console) as on_terminal:
-        running.wait(on_terminal.poll, on_terminal.tell)
-    return run
+    elif console.is_terminal:
+        plan, num_workers = running.plan, None if running.directory.plans.exists() else running.plan.workers
+        with RunDisplay(running.directory, plan.num_steps, num_workers=num_workers, console=console) as on_terminal:
+            running.wait(on_terminal.poll, on_terminal.tell)
+    else:
+        running.wait()
 
 
 class _Updated:
     """An output of a notebook that is drawn again and again."""
 
-    def __init__(self, run: Run, display: Callable[..., Any]) -> None:
+    def __init__(self, run: object, display: Callable[..., Any]) -> None:
         self._run = run
         self._handle = display(run, display_id=True)
         self._last = time.monotonic()

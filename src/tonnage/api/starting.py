@@ -7,12 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.api.running import Running
 from tonnage.config import Config, LocalLaunch, check_output, check_trackers, read_config
 from tonnage.data.options import silent
 from tonnage.errors import Problem, UserError, refusals
@@ -26,11 +25,30 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.decide.decision import Decision
+    from tonnage.planning.plan import Plan
     from tonnage.rundir.records import LossNote
     from tonnage.training.own_loss import Loss
 
 
-def begin(config: Config, progress: Progress = silent, *, force: bool = False, loss: Loss | None = None) -> Running:
+@dataclass(frozen=True)
+class Started:
+    """A run whose workers are at work."""
+
+    run: RunDirectory
+    plan: Plan
+    at_work: AtWork
+    closing: ExitStack
+    """Ends what ``at_work`` needs."""
+    progress: Progress = silent
+    since: int = 0
+    """The step after which the run goes on; 0 for a new one."""
+    is_local: bool = True
+    """Whether workers are on this machine."""
+    news: tuple[str, ...] = ()
+    """Of a run that goes on: what is not as it was before."""
+
+
+def begin(config: Config, progress: Progress = silent, *, force: bool = False, loss: Loss | None = None) -> Started:
     """Decide, write the run's directory, start the workers, which train ``loss`` if it is given.
 
     Raises ``UserError``, in which case nothing of the run is left.
@@ -88,7 +106,7 @@ def go_on(
     allow_changes: bool = False,
     force: bool = False,
     loss: Loss | None = None,
-) -> Running | None:
+) -> Started | None:
     """Go on with a run from its newest checkpoint or that of ``step``; ``words`` change its config. ``loss`` is the
     function that it was started with.
 
@@ -141,7 +159,7 @@ def _start(
     progress: Progress,
     since: int = 0,
     news: Sequence[str] = (),
-) -> Running:
+) -> Started:
     from tonnage.planning.space import check_space
     from tonnage.rundir.directory import complete_checkpoints
 
@@ -162,8 +180,7 @@ def _start(
             workers = elsewhere.started(launch, run)
         at_work = closing.enter_context(workers)
         unless_started.pop_all()
-    is_local = launch.launcher == "local"
-    return Running(run, plan, at_work, closing, progress, since, is_local=is_local, news=news)
+    return Started(run, plan, at_work, closing, progress, since, launch.launcher == "local", tuple(news))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.checkpoint.publishing import check_empty, published
-from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, hash_file, write_file
+from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, counting, hash_file, write_file
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
@@ -99,14 +99,8 @@ def export_adapter(
             if first in theirs:
                 tensors[f"{peft.PREFIX}{second}"] = tensors[theirs[first]].clone()
         parts = [Part(name, (0,) * one.dim(), one.contiguous()) for name, one in sorted(tensors.items())]
-        done = 0
-
-        def advance(num_bytes: int) -> None:
-            nonlocal done
-            done += num_bytes
-            progress(min(done, total), total)
-
-        digest = write_file(temporary / adapter_files.WEIGHTS, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
+        weights, advance = temporary / adapter_files.WEIGHTS, counting(total, progress)
+        digest = write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
         _write(temporary / adapter_files.CONFIG, adapter_config(model, targets, whole, described))
         shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
         if card:

@@ -165,7 +165,7 @@ def model_card(
     dtype: str,
     is_part: bool = False,
     is_adapter: bool = False,
-    said: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``; ``is_part``:
     the model is one of more than text, whose text model was trained; ``is_adapter``: the export is an adapter alone.
@@ -187,12 +187,12 @@ def model_card(
         f"# {run.path.resolve().name}",
         f"{origin} {linked} with tonnage {packages['tonnage']}: {_trained(config, is_part, is_adapter)}, with an exact "
         f"fp32 master. The weights here are {dtype}.",
-        *said,
+        *notes,
         f"## Use\n\n```python\n{USE_ADAPTER if is_adapter else use}```",
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
-        "## Versions\n\n" + _table(("package", "version"), ((name, str(said)) for name, said in packages.items())),
+        "## Versions\n\n" + _table(("package", "version"), ((name, str(notes)) for name, notes in packages.items())),
     ]
     return "\n\n".join(sections) + "\n"
 

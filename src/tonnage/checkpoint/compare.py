@@ -90,20 +90,20 @@ def load_plainly(directory: Path, **how: Any) -> Any:
             logging.enable_progress_bar()
 
 
-def logits_of_run(trained: Trained, buffers: Mapping[str, Tensor], asked: Iterable[Sequence[int]]) -> list[Tensor]:
+def logits_of_run(trained: Trained, buffers: Mapping[str, Tensor], token_rows: Iterable[Sequence[int]]) -> list[Tensor]:
     """Logits of the parameters of a run; ``buffers`` are what it never trains, by name."""
     config = copy.deepcopy(trained.model.config)
     model = on_meta(config, torch.float32)
     allocate(model, torch.device("cpu"))
     parameters = dict(model.named_parameters())
-    there = dict(model.named_buffers())
+    model_buffers = dict(model.named_buffers())
     with torch.no_grad():
         for name in trained.names:
             parameters[name].copy_(trained.read(name))
         for name, value in buffers.items():
-            if name in there:
-                there[name].copy_(value)
-    return logits_of(model.eval(), asked)
+            if name in model_buffers:
+                model_buffers[name].copy_(value)
+    return logits_of(model.eval(), token_rows)
 
 
 def compare(trained: Trained, directory: Path) -> str:
@@ -122,25 +122,25 @@ def compare(trained: Trained, directory: Path) -> str:
     return told(found, logits_of_run(trained, buffers, asked), directory, "transformers")
 
 
-def told(found: Sequence[Tensor], expected: Sequence[Tensor], where: Path, reader: str, most: float = SAME) -> str:
+def told(logits: Sequence[Tensor], expected: Sequence[Tensor], where: Path, reader: str, most: float = SAME) -> str:
     """How far logits are from those of the run, in units of the largest of these where that is above one.
 
     Raises:
         UserError: further than ``most``, or not finite where the run's are.
     """
     worst = 0.0
-    for one, other in zip(found, expected, strict=True):
-        if one.shape != other.shape:
-            raise _differs(where, f"logits of shape {tuple(one.shape)} in {reader}", f"{tuple(other.shape)}")
-        if not torch.equal(one.isfinite(), other.isfinite()):
+    for ours, other in zip(logits, expected, strict=True):
+        if ours.shape != other.shape:
+            raise _differs(where, f"logits of shape {tuple(ours.shape)} in {reader}", f"{tuple(other.shape)}")
+        if not torch.equal(ours.isfinite(), other.isfinite()):
             raise _differs(where, f"logits that are not finite in {reader}", "those of the run, which are")
         finite = other.isfinite()
         if finite.any():
             scale = max(1.0, float(other[finite].abs().max()))
-            worst = max(worst, float((one - other)[finite].abs().max()) / scale)
+            worst = max(worst, float((ours - other)[finite].abs().max()) / scale)
     if worst > most:
         raise _differs(where, f"logits in {reader} that are {worst:.2g} from the run's", f"{most:g} at most")
-    return f"logits: in {reader} those of the run, {worst:.1g} apart at most, on {len(found)} prompts"
+    return f"logits: in {reader} those of the run, {worst:.1g} apart at most, on {len(logits)} prompts"
 
 
 def _differs(where: Path, found: str, needed: str) -> UserError:

@@ -71,10 +71,10 @@ def describe(
         for name in PROCESSORS:
             if (origin / name).is_file():
                 shutil.copyfile(origin / name, directory / name)
-    for one in (config, outer):
+    for written in (config, outer):
         for name in QUANTISATION:  # what is written is not quantised
-            if hasattr(one, name):
-                delattr(one, name)
+            if hasattr(written, name):
+                delattr(written, name)
     if hasattr(config, "auto_map"):
         custom_object_save(model, directory, config=config)  # type: ignore[arg-type]
     outer.save_pretrained(directory)
@@ -109,30 +109,30 @@ def _around(config: PreTrainedConfig, origin: Path) -> PreTrainedConfig:
 
 def older_names(config: PreTrainedConfig, described: Mapping[str, Any]) -> dict[str, Any]:
     """What ``described``, the JSON form of ``config``, says in the words of transformers 4.57 and before."""
-    found = {"torch_dtype": described["dtype"]} if "dtype" in described else {}
+    older = {"torch_dtype": described["dtype"]} if "dtype" in described else {}
     rope = described.get("rope_parameters")
     if not rope:
-        return found
+        return older
     whole = rope.get("full_attention") if isinstance(rope.get("full_attention"), dict) else rope
     local = rope.get("sliding_attention")
     if isinstance(local, dict):  # Gemma 3, OLMo 3, ModernBERT
         theta = local.get("rope_theta")
-        found |= {
+        older |= {
             "rope_local_base_freq": theta,
             "local_rope_theta": theta,
             "global_rope_theta": whole.get("rope_theta"),
         }
     theta, part = whole.get("rope_theta"), whole.get("partial_rotary_factor")
-    found |= {"rope_theta": theta}
+    older |= {"rope_theta": theta}
     if part is not None:
-        found |= {"partial_rotary_factor": part}
+        older |= {"partial_rotary_factor": part}
     if config.model_type.startswith("gpt_neox"):
-        found |= {"rotary_emb_base": theta, "rotary_pct": 1.0 if part is None else part}
+        older |= {"rotary_emb_base": theta, "rotary_pct": 1.0 if part is None else part}
     if whole.get("rope_type", "default") != "default":
-        found["rope_scaling"] = _scaling(config.model_type, whole)
+        older["rope_scaling"] = _scaling(config.model_type, whole)
         if config.model_type == "phi3":
-            found["original_max_position_embeddings"] = whole["original_max_position_embeddings"]
-    return {name: value for name, value in found.items() if value is not None}
+            older["original_max_position_embeddings"] = whole["original_max_position_embeddings"]
+    return {name: value for name, value in older.items() if value is not None}
 
 
 def _means_the_same(kind: type[PreTrainedConfig], described: dict[str, Any], twice: dict[str, Any]) -> bool:
@@ -177,11 +177,11 @@ def add_stop_tokens(generation: dict[str, Any], config: PreTrainedConfig, stop_t
     before = [token for token in _tokens(stated) if 0 <= token < most]
     odd = [one for one in (stated if isinstance(stated, list | tuple) else [stated]) if one not in before]
     broken = stated is not None and (odd or not before)
-    said = [*(before or _tokens(config.eos_token_id)), *stop_tokens]
+    stops = [*(before or _tokens(config.eos_token_id)), *stop_tokens]
     if broken:
         del generation["eos_token_id"]
-    if said:
-        generation["eos_token_id"] = list(dict.fromkeys(said)) if len(set(said)) > 1 else said[0]
+    if stops:
+        generation["eos_token_id"] = list(dict.fromkeys(stops)) if len(set(stops)) > 1 else stops[0]
     in_config = list(dict.fromkeys([*_tokens(config.eos_token_id), *stop_tokens]))
     if in_config:
         config.eos_token_id = in_config if len(in_config) > 1 else in_config[0]
@@ -207,18 +207,18 @@ def repair(generation: dict[str, Any]) -> list[str]:
     nothing and go, as does what else transformers refuses.
     """
     notes: list[str] = []
-    while (told := _refusal(generation)) is not None:
-        named = re.findall(r"^- `([a-z_]+)`:", told, re.MULTILINE) or re.findall(r"`([a-z_]+)`", told)
+    while (refusal := _refusal(generation)) is not None:
+        named = re.findall(r"^- `([a-z_]+)`:", refusal, re.MULTILINE) or re.findall(r"`([a-z_]+)`", refusal)
         faulty = [name for name in named if name in generation] or [
             name for name, value in generation.items() if _refusal({name: value}) is not None
         ]
         if not faulty:
-            kept = {name: tokens[0] for name in TOKENS if (tokens := _tokens(generation.get(name)))}
+            tokens_alone = {name: tokens[0] for name in TOKENS if (tokens := _tokens(generation.get(name)))}
             generation.clear()
-            generation.update(kept)
-            return [f"{GENERATION} of the model cannot be used ({told[:100]}): only its tokens are kept"]
+            generation.update(tokens_alone)
+            return [f"{GENERATION} of the model cannot be used ({refusal[:100]}): only its tokens are kept"]
         samples = generation.get("do_sample") is None and generation.get("temperature", 1)
-        if "`do_sample` is not set" in told and samples:
+        if "`do_sample` is not set" in refusal and samples:
             generation["do_sample"] = True
             notes.append(f"{GENERATION}: do_sample is true now, for the sake of {', '.join(faulty)}")
             continue

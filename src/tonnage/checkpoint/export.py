@@ -27,7 +27,7 @@ from tonnage.checkpoint.compare import Trained
 from tonnage.checkpoint.description import describe
 from tonnage.checkpoint.origin import Origin, read_origin
 from tonnage.checkpoint.publishing import check_empty, published
-from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
+from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, counting, hash_file, write_file
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
@@ -43,20 +43,47 @@ SHARD_BYTES = 4 * 10**9
 CARD = "README.md"
 
 
+@dataclass(frozen=True)
+class Form:
+    """What is written beside the weights, and their type."""
+
+    config: PreTrainedConfig
+    tokenizer: Path
+    """A directory whose files are copied."""
+    stop_tokens: Sequence[int]
+    """End a turn; added to those of the generation configuration that the model has from which a run was started."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run was started from."""
+
+    directory: Path
+    from_weights: bool = False
+    """Whether it was the weights there: tensors have their names then, and what was not trained is taken over."""
+    carried_digest: str = ""
+    """Of what is no parameter and taken over."""
+    base_digest: str = ""
+    """Of what was not trained; empty where all of it was."""
+    adapter: Adapter | None = None
+    """Whose additions were trained."""
+    quantize: Format | None = None
+    """How weights under it were packed."""
+
+    def origin(self, model: PreTrainedModel) -> Origin | None:
+        """The model's own files, where weights came from there."""
+        if not self.from_weights:
+            return None
+        return read_origin(self.directory, model, self.carried_digest, self.base_digest)
+
+
 def export(
     checkpoint: Path,
     directory: Path,
+    form: Form,
+    start: Start | None = None,
     *,
-    config: PreTrainedConfig,
-    tokenizer: Path,
-    stop_tokens: Sequence[int],
-    dtype: torch.dtype,
-    origin: Path | None = None,
-    from_weights: bool = False,
-    carried_digest: str = "",
-    base_digest: str = "",
-    adapter: Adapter | None = None,
-    quantize: Format | None = None,
     shard_bytes: int = SHARD_BYTES,
     card: Callable[[Sequence[str]], str] | None = None,
     finish: Callable[[Path, Trained], list[str]] | None = None,
@@ -64,14 +91,10 @@ def export(
 ) -> list[str]:
     """Write ``checkpoint`` as a model directory that plain transformers loads.
 
-    ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn; they are added to those of the
-    generation configuration that the model in ``origin`` has. ``from_weights``: whether the run was started from the
-    weights there; tensors have their names then, what has ``carried_digest`` is taken over, and so is what was not
-    trained (of which ``base_digest`` is), with the additions of the ``adapter`` that was, over weights packed as
-    ``quantize`` says. ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card``
-    makes the model card of what there is to say of the merge. ``finish`` does with the directory, before it is there
-    under its name, what else there is to do, given the run's parameters, and returns what is to be said. ``progress``
-    is told bytes done (written, then read back) and bytes in all.
+    ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card`` makes the model
+    card of what there is to say of the merge. ``finish`` does with the directory, before it is there under its name,
+    what else there is to do, given the run's parameters, and returns what is to be said. ``progress`` is told bytes
+    done (written, then read back) and bytes in all.
 
     Returns what had to be changed in the model's own files, and what there is to say of the merge, a sentence for each.
 
@@ -80,34 +103,33 @@ def export(
             to be carried, or what was written does not load.
     """
     check_empty(directory)
-    model = on_meta(config, dtype)
-    source = read_origin(origin, model, carried_digest, base_digest) if origin is not None and from_weights else None
-    weights = _Weights(checkpoint, model, dtype)
-    if base_digest:
-        weights = _Completed(checkpoint, model, dtype, source, adapter, quantize)
+    model = on_meta(form.config, form.dtype)
+    source = start.origin(model) if start is not None else None
+    weights = _Weights(checkpoint, model, form.dtype)
+    if start is not None and start.base_digest:
+        weights = _Completed(checkpoint, model, form.dtype, source, start.adapter, start.quantize)
     layout = _Layout(weights, model, source, shard_bytes)
-    total = 2 * layout.total
-    with published(directory, f"{total // 2:,} bytes for the weights") as temporary:
-        digests = _write_weights(layout, temporary, lambda done: progress(done, total))
+    advance = counting(2 * layout.total, progress)
+    with published(directory, f"{layout.total:,} bytes for the weights") as temporary:
+        digests = _write_weights(layout, temporary, advance)
         notes = describe(
             temporary,
             layout.model,
-            config,
-            dtype=dtype,
-            tokenizer=tokenizer,
-            stop_tokens=stop_tokens,
-            origin=origin,
+            form.config,
+            dtype=form.dtype,
+            tokenizer=form.tokenizer,
+            stop_tokens=form.stop_tokens,
+            origin=start.directory if start is not None else None,
             is_part=layout.model is not model,
         )
-        if from_weights and source is None:
-            notes.append(
-                f"names of tensors: as transformers has them, for the model's own files are not in {origin} now"
-            )
-        said = weights.said()
-        notes += said
+        if start is not None and start.from_weights and source is None:
+            unnamed = f"the model's own files are not in {start.directory} now"
+            notes.append(f"names of tensors: as transformers has them, for {unnamed}")
+        merged = weights.said()
+        notes += merged
         if card is not None:
-            (temporary / CARD).write_text(card(said), encoding="utf-8")
-        notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
+            (temporary / CARD).write_text(card(merged), encoding="utf-8")
+        notes += _check(temporary, model, source, digests, advance)
         if finish is not None:
             notes += finish(temporary, Trained(model, weights.names(), weights.read))
             digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
@@ -289,20 +311,13 @@ def _filled(units: Sequence[_Unit], shard_bytes: int) -> Iterator[list[_Unit]]:
     yield group
 
 
-def _write_weights(layout: _Layout, directory: Path, told: Callable[[int], None]) -> dict[str, str]:
+def _write_weights(layout: _Layout, directory: Path, advance: Callable[[int], None]) -> dict[str, str]:
     """Write the weights under the names that files of this family have (transformers renames some on loading).
 
     Returns the SHA-256 of every file.
     """
-    files, done = layout.files, 0
+    files, digests = layout.files, {}
     weight_map: dict[str, str] = {}
-    digests = {}
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done = min(done + num_bytes, layout.total)
-        told(done)
-
     for number, units in enumerate(files, start=1):
         file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors = layout.read(units)
@@ -322,20 +337,12 @@ def _check(
     model: PreTrainedModel,
     origin: Origin | None,
     digests: dict[str, str],
-    total: int,
-    told: Callable[[int], None],
+    advance: Callable[[int], None],
 ) -> list[str]:
-    """Read back what was written: byte for byte, and by name and shape as a model of this family; ``total`` bytes.
+    """Read back what was written: byte for byte, and by name and shape as a model of this family.
 
     Returns what is to be said of the names.
     """
-    done = 0
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done = min(done + num_bytes, total)
-        told(done)
-
     problems = [
         Problem("other content than was written", "a disk that keeps what it is given", where=str(directory / name))
         for name, digest in digests.items()
@@ -346,25 +353,27 @@ def _check(
     written = read_headers([directory / name for name in digests])
     whole = origin.found.whole if origin is not None else None
     names = Names(model, whole)
-    found = sort(names, written)
-    there = {one.key: one for one in written}
+    places = sort(names, written)
+    by_key = {one.key: one for one in written}
     before = origin.found if origin is not None else Match(())
-    lost = [*found.missing, *(one.key for one in before.carried if there.get(one.key, one).shape != one.shape)]
-    lost += [one.key for one in before.carried if one.key not in there]
-    wrong = [name for one, name in found.places.items() if one.shape != tuple(model.get_parameter(name).shape)]
-    wrong += [problem.found for problem in faults(found.groups, names, whole.model if whole else model, str(directory))]
-    if lost or found.unplaced or wrong:
+    lost = [*places.missing, *(one.key for one in before.carried if by_key.get(one.key, one).shape != one.shape)]
+    lost += [one.key for one in before.carried if one.key not in by_key]
+    wrong = [name for one, name in places.places.items() if one.shape != tuple(model.get_parameter(name).shape)]
+    wrong += [
+        problem.found for problem in faults(places.groups, names, whole.model if whole else model, str(directory))
+    ]
+    if lost or places.unplaced or wrong:
         raise UserError(
             Problem(
                 where=str(directory),
                 found=f"an export without {', '.join([*lost, *wrong]) or 'nothing'} and with "
-                f"{', '.join(one.key for one in found.unplaced) or 'nothing'} besides",
+                f"{', '.join(one.key for one in places.unplaced) or 'nothing'} besides",
                 needed="exactly the tensors of the model",
                 change="report this: it is a defect",
             )
         )
     trained = [one for one, _ in before.places] + [one for group in before.groups for one, _ in group.sources]
-    renamed = [one.key for one in trained if one.key not in there]
+    renamed = [one.key for one in trained if one.key not in by_key]
     if not renamed:
         return []
     several = f"{len(renamed):,} tensors are" if len(renamed) > 1 else "1 tensor is"

@@ -45,20 +45,20 @@ def read_origin(
     """
     try:
         files = find_model(str(directory), tokenizer=False)
-        found = find_places(model, files, ANY, ANY)
+        match = find_places(model, files, ANY, ANY)
     except UserError as error:
         if not carried_digest and not weights_digest:
             return None
         raise _refused(directory, error.problems[0].found) from error
-    changed = weights_digest and base_digest(found) != weights_digest
-    if changed or (carried_digest and digest(found.carried) != carried_digest):
+    changed = weights_digest and base_digest(match) != weights_digest
+    if changed or (carried_digest and digest(match.carried) != carried_digest):
         raise _refused(directory, "other values than the run was started from")
-    names = Names(model, found.whole)
+    names = Names(model, match.whole)
     keys: dict[str, list[str]] = {}
-    for one, name in found.places:
-        if names.knows(one.key):  # what wrappers put into a name is not kept
-            keys.setdefault(name, []).append(one.key)
-    return Origin(found, {name: tuple(several) for name, several in keys.items()})
+    for stored, name in match.places:
+        if names.knows(stored.key):  # what wrappers put into a name is not kept
+            keys.setdefault(name, []).append(stored.key)
+    return Origin(match, {name: tuple(several) for name, several in keys.items()})
 
 
 def _refused(directory: Path, found: str) -> UserError:

@@ -43,8 +43,8 @@ def push(
     try:
         api = HfApi(library_name="tonnage")
         url = api.create_repo(repository, private=private, exist_ok=True)
-        there = api.model_info(url.repo_id)
-        if private and there.private is False:
+        info = api.model_info(url.repo_id)
+        if private and info.private is False:
             raise UserError(
                 Problem(
                     found="a repository that everybody can read",
@@ -53,7 +53,7 @@ def push(
                     where=f"{where} {repository}",
                 )
             )
-        _commit(api, url.repo_id, directory, message, [one.rfilename for one in there.siblings or ()])
+        _commit(api, url.repo_id, directory, message, [one.rfilename for one in info.siblings or ()])
     except (HFValidationError, LocalTokenNotFoundError, ValueError) as error:
         found, change = str(error).strip().split("\n")[0], "log in: hf auth login"
     except HfHubHTTPError as error:
@@ -67,7 +67,7 @@ def push(
     )
 
 
-def _commit(api: Any, repository: str, directory: Path, message: str, there: Sequence[str]) -> None:
+def _commit(api: Any, repository: str, directory: Path, message: str, on_hub: Sequence[str]) -> None:
     """Send the files of a directory, one after another, then have all of them there at once."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -75,8 +75,8 @@ def _commit(api: Any, repository: str, directory: Path, message: str, there: Seq
     named = {path.relative_to(directory).as_posix(): path for path in paths}
     named = {name: path for name, path in named.items() if not name.startswith(".")}
     added = [CommitOperationAdd(name, path) for name, path in named.items()]
-    for one in added:
-        api.preupload_lfs_files(repository, [one])
-    old = [name for name in there if name.endswith(REPLACED) and name not in named]
+    for addition in added:
+        api.preupload_lfs_files(repository, [addition])
+    old = [name for name in on_hub if name.endswith(REPLACED) and name not in named]
     removed = [CommitOperationDelete(name) for name in old]
     api.create_commit(repository, [*removed, *added], commit_message=message)

@@ -130,18 +130,18 @@ def restore(
     check_content(checkpoint, world)
     shards = Shards(checkpoint)
     _check_fit(shards, checkpoint, model, optimizer, elsewhere)
-    said: dict[str, int] = {}
+    notes: dict[str, int] = {}
 
-    def read(target: Tensor, name: str, what: str) -> None:
+    def read(target: Tensor, name: str, kind: str) -> None:
         memory, region = region_of(target)
         shards.read_into(memory, name, region)
         if shards.dtype(name) != memory.dtype:
-            note = f"{what}: {_name(shards.dtype(name))} as {_name(memory.dtype)}"
-            said[note] = said.get(note, 0) + 1
+            note = f"{kind}: {_name(shards.dtype(name))} as {_name(memory.dtype)}"
+            notes[note] = notes.get(note, 0) + 1
 
     for name, parameter in model.items():
         low, stored, stored_low = optimizer.get(f"{name}.low"), f"model.{name}", f"optimizer.{name}.low"
-        is_split, there = low is not None, _name(shards.dtype(stored))
+        is_split, stored_type = low is not None, _name(shards.dtype(stored))
         if is_split == (stored_low in shards) and (not is_split or shards.dtype(stored) == parameter.dtype):
             read(parameter, stored, "weights")
             if low is not None:
@@ -151,7 +151,7 @@ def restore(
         master = shards.read(stored, region)
         if stored_low in shards:
             master = join(master, shards.read(stored_low, region))
-            note = f"masters: {there} weight and low half joined to fp32, bit for bit"
+            note = f"masters: {stored_type} weight and low half joined to fp32, bit for bit"
         if low is None:
             memory.copy_(master)
         else:
@@ -159,11 +159,11 @@ def restore(
             memory.copy_(high)
             region_of(low)[0].copy_(rest)
             note = f"masters: fp32 split into {_name(memory.dtype)} weight and low half, bit for bit"
-        said[note] = said.get(note, 0) + 1
+        notes[note] = notes.get(note, 0) + 1
     for name, parameter in model.items():
         if f"{name}.m" in optimizer and (converted := _restore_moments(shards, name, parameter, optimizer)):
-            said[converted] = said.get(converted, 0) + 1
-    for note, count in said.items():
+            notes[converted] = notes.get(converted, 0) + 1
+    for note, count in notes.items():
         log(f"converted {count} tensors of {checkpoint.name}, {note}")
     return read_state(checkpoint)
 
@@ -173,9 +173,9 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
     local, region = region_of(parameter)
     row, local_row = row_length(parameter.shape), row_length(local.shape)
     own = {part: region_of(optimizer[f"{name}.{part}"]) for part in PARTS if f"{name}.{part}" in optimizer}
-    wanted = {part: tensor for part, (tensor, _) in own.items()}
+    here = {part: tensor for part, (tensor, _) in own.items()}
     stored = {part: f"optimizer.{name}.{part}" for part in PARTS if f"optimizer.{name}.{part}" in shards}
-    if {part: tensor.dtype for part, tensor in wanted.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
+    if {part: tensor.dtype for part, tensor in here.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
         for part, (tensor, held) in own.items():
             shards.read_into(tensor, stored[part], held)
         return ""
@@ -184,15 +184,15 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
     cut = rows if "m_scale" in stored else region
     regions = {part: (region[0], slice(0, blocks_in(row))) if part.endswith("scale") else cut for part in stored}
     if local.numel():
-        found = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
+        read = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
         shape = [side.stop - side.start for side in cut]
         columns = (slice(None), *region[1:]) if cut is not region else (slice(None),) * len(shape)
-        m, v = (one.view(shape)[columns].reshape(-1) for one in decode(_moments(found, row)))
+        m, v = (one.view(shape)[columns].reshape(-1) for one in decode(_moments(read, row)))
         # The random bits of rounding to bf16: by the place in the whole parameter, so that they depend on no layout.
         key, first = noise_key(0, 0, name), region[0].start * local_row if region else 0
         number = (torch.tensor(_signed(value), dtype=torch.int32, device=local.device) for value in (key, first))
-        encode(_moments(wanted, local_row), m, v, v.sqrt(), *number)
-    return f"moments: {_name(shards.dtype(stored['m']))} as {_name(wanted['m'].dtype)}, rounded where it must be"
+        encode(_moments(here, local_row), m, v, v.sqrt(), *number)
+    return f"moments: {_name(shards.dtype(stored['m']))} as {_name(here['m'].dtype)}, rounded where it must be"
 
 
 PARTS = ("m", "v", "m_scale", "v_scale")
@@ -216,19 +216,19 @@ def _check_fit(
 ) -> None:
     """Names and shapes must be those of this model; what depends on a form (low halves, scales) may be there or not."""
     of_a_form = (".low", ".m_scale", ".v_scale")
-    wanted = {f"model.{name}": tensor for name, tensor in model.items()}
-    wanted |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(of_a_form)}
+    needed = {f"model.{name}": tensor for name, tensor in model.items()}
+    needed |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(of_a_form)}
     others = {name for one in elsewhere for name in (f"model.{one}", f"optimizer.{one}.m", f"optimizer.{one}.v")}
     all_names = shards.names()
     stored = {name for name in all_names if name.startswith("model.") or not name.endswith(of_a_form)} - others
     problems = []
-    for names, found in ((sorted(wanted.keys() - stored), "lacks"), (sorted(stored - wanted.keys()), "also holds")):
+    for names, relation in ((sorted(needed.keys() - stored), "lacks"), (sorted(stored - needed.keys()), "also holds")):
         if names:
             listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            problems.append(Problem(f"a checkpoint that {found} {listed}", "the tensors of this model"))
+            problems.append(Problem(f"a checkpoint that {relation} {listed}", "the tensors of this model"))
     problems += [
         Problem(f"{name} of shape {shards.shape(name)}", f"{tuple(tensor.shape)}, as the model has it")
-        for name, tensor in wanted.items()
+        for name, tensor in needed.items()
         if name in stored and shards.shape(name) != tuple(tensor.shape)
     ]
     if problems:

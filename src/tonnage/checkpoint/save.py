@@ -357,17 +357,17 @@ def _wait_for(note: Path) -> dict[str, Any]:
     return found
 
 
-def publish(path: Path, known: Mapping[str, Mapping[str, Any]] | None = None, *, sync_too: Sequence[Path] = ()) -> None:
+def publish(path: Path, sums: Mapping[str, Mapping[str, Any]] | None = None, *, sync_too: Sequence[Path] = ()) -> None:
     """Force everything to disk, then write COMPLETE with the size and hash of every file.
 
     ``known`` are files that are on disk already, and their sizes and hashes.
     """
-    known = known or {}
-    for name in known:
+    sums = sums or {}
+    for name in sums:
         _note(path / name).unlink(missing_ok=True)
-    files = dict(known)
+    files = dict(sums)
     for file in sorted(path.iterdir()):
-        if file.name not in known:
+        if file.name not in sums:
             _sync(file)
             files[file.name] = {FAST_HASH: hash_file(file, FAST_HASH), "bytes": file.stat().st_size}
     for file in sync_too:
@@ -428,9 +428,9 @@ def prune(checkpoints: Path, keep: int, *, best_too: bool = False) -> None:
     """Delete all complete checkpoints but the newest ``keep``, which is at least 1, and with ``best_too`` those of the
     steps that were the best when one of these was saved."""
     complete = complete_checkpoints(checkpoints)
-    kept = complete[max(0, len(complete) - max(1, keep)) :]
-    best = {read_state(path).get("best_step") for path in kept} if best_too else set()
-    for path in complete[: len(complete) - len(kept)]:
+    newest = complete[max(0, len(complete) - max(1, keep)) :]
+    best = {read_state(path).get("best_step") for path in newest} if best_too else set()
+    for path in complete[: len(complete) - len(newest)]:
         if step_of(path) in best:
             continue
         if path.is_symlink():  # somebody keeps it elsewhere

@@ -114,17 +114,29 @@ def in_file_order(parts: Iterable[Part]) -> list[Part]:
     return sorted(parts, key=lambda part: (-part.tensor.element_size(), part.name))
 
 
+def counting(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
+    """What takes numbers of bytes one after another, and tells ``progress`` how many of ``total`` are done."""
+    done = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done = min(done + num_bytes, total)
+        progress(done, total)
+
+    return advance
+
+
 def write_file(
     path: Path,
     parts: Iterable[Part],
-    told: Callable[[int], None] = lambda num_bytes: None,
+    advanced: Callable[[int], None] = lambda num_bytes: None,
     *,
     in_parts: bool = True,
     hash_name: str = FAST_HASH,
 ) -> str:
     """Write parts as a new file; returns its hash (one of ``HASHES``) once all of it is on the disk.
 
-    No more memory is taken than a chunk for values that lie on another device. ``told`` is called with the bytes of
+    No more memory is taken than a chunk for values that lie on another device. ``advanced`` is called with the bytes of
     every chunk written. ``in_parts=False``: the tensors are whole, and the file says nothing of offsets.
     """
     parts = in_file_order(parts)
@@ -151,7 +163,7 @@ def write_file(
         def put(data: memoryview) -> None:
             digest.update(data)
             file.put(data)
-            told(len(data))
+            advanced(len(data))
 
         put(memoryview(len(header).to_bytes(8, "little") + header))
         for part in parts:
@@ -239,12 +251,12 @@ class Shards:
                 inside, outside = overlap
                 _read(part, inside, target[outside])
                 filled += math.prod(side.stop - side.start for side in inside)
-        wanted = math.prod(side.stop - side.start for side in region)
-        if filled != wanted:
+        missing = math.prod(side.stop - side.start for side in region)
+        if filled != missing:
             raise UserError(
                 Problem(
                     where=str(self.path),
-                    found=f"{filled:,} of {wanted:,} values of {name}",
+                    found=f"{filled:,} of {missing:,} values of {name}",
                     needed="every shard of the checkpoint",
                     change="restore the missing files, or use an earlier checkpoint",
                 )
@@ -283,7 +295,7 @@ def _read_header(file: Path) -> dict[str, Stored]:
         described = json.loads(source.read(length))
     sharding = json.loads(described.pop("__metadata__", {}).get(OFFSETS_KEY, "{}"))
     start = end = 8 + length
-    found = {}
+    tensors = {}
     for name, entry in described.items():
         dtype, shape = _DTYPES[entry["dtype"]], _sizes(entry["shape"])
         first, last = _sizes(entry["data_offsets"])
@@ -293,10 +305,10 @@ def _read_header(file: Path) -> dict[str, Stored]:
         offset = _sizes(sharding[name]["saved_offsets"]) if name in sharding else (0,) * len(shape)
         if len(offset) != len(shape):
             raise ValueError(f"the place of {name} has {len(offset)} dimensions, its shape {len(shape)}")
-        found[name] = Stored(file, dtype, start + first, offset, shape)
+        tensors[name] = Stored(file, dtype, start + first, offset, shape)
     if end != size:
         raise ValueError(f"{size:,} bytes instead of {end:,}")
-    return found
+    return tensors
 
 
 def _sizes(values: list[Any]) -> tuple[int, ...]:
@@ -333,11 +345,11 @@ def _fill(file: FileIO, position: int, target: Any) -> None:
         buffer = buffer[count:]
 
 
-def hash_file(path: Path, hash_name: str, told: Callable[[int], None] = lambda num_bytes: None) -> str:
+def hash_file(path: Path, hash_name: str, advanced: Callable[[int], None] = lambda num_bytes: None) -> str:
     """A hash of a file (one of ``HASHES``), read in chunks."""
     digest = HASHES[hash_name]()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            told(len(chunk))
+            advanced(len(chunk))
     return str(digest.hexdigest())

@@ -18,7 +18,7 @@ from typing import Annotated
 from annotated_types import Ge, Len
 
 from tonnage.checkpoint.save import STATE, CursorForm, Written, read_state
-from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, hash_file, read_header
+from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, counting, hash_file, read_header
 from tonnage.errors import Problem, UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
@@ -95,18 +95,18 @@ def listed_files(directory: Path) -> list[Listed]:
         UserError: there is no list, it cannot be read, or it names what is not in the directory.
     """
     source = list_of(directory)
-    found: dict[str, tuple[int, str]] = {}
+    by_name: dict[str, tuple[int, str]] = {}
     if source.name == COMPLETE:
         written, hash_name = read_record(source, CheckpointList).files, FAST_HASH
-        found = {name: (entry.bytes, entry.xxh3_128) for name, entry in written.items()}
+        by_name = {name: (entry.bytes, entry.xxh3_128) for name, entry in written.items()}
     else:
         exported, hash_name = read_record(source, ExportList).files, PUBLIC_HASH
-        found = {name: (entry.bytes, entry.sha256) for name, entry in exported.items()}
-    outside = [name for name in found if not _is_inside(name)]
-    if outside or (source.name == COMPLETE and STATE not in found):
-        what = f"the name {outside[0][:60]!r}" if outside else f"no {STATE}"
-        raise UserError(Problem(f"{what} in the list of files", "the file as it was written", where=str(source)))
-    return [Listed(directory / name, size, hash_name, digest) for name, (size, digest) in sorted(found.items())]
+        by_name = {name: (entry.bytes, entry.sha256) for name, entry in exported.items()}
+    outside = [name for name in by_name if not _is_inside(name)]
+    if outside or (source.name == COMPLETE and STATE not in by_name):
+        wrong = f"the name {outside[0][:60]!r}" if outside else f"no {STATE}"
+        raise UserError(Problem(f"{wrong} in the list of files", "the file as it was written", where=str(source)))
+    return [Listed(directory / name, size, hash_name, digest) for name, (size, digest) in sorted(by_name.items())]
 
 
 def exported_from(export: Path) -> str:
@@ -138,9 +138,9 @@ def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, 
         yield Problem("a file that was not written by the run", f"only what {source.name} lists", where=str(path))
 
 
-def check_hash(file: Listed, told: Callable[[int], None] = lambda num_bytes: None) -> Problem | None:
-    """What is wrong with the content of a file; ``told`` is called with the bytes of every chunk read."""
-    if (found := hash_file(file.path, file.hash_name, told)) == file.digest:
+def check_hash(file: Listed, advanced: Callable[[int], None] = lambda num_bytes: None) -> Problem | None:
+    """What is wrong with the content of a file; ``advanced`` is called with the bytes of every chunk read."""
+    if (found := hash_file(file.path, file.hash_name, advanced)) == file.digest:
         return None
     return Problem(
         f"content that has changed since it was written ({file.hash_name} {found[:16]}...)",
@@ -162,9 +162,9 @@ def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]
     shards = {file.path.name: Written(file.num_bytes, file.digest) for file in listed if file.path.name != STATE}
     for name in sorted(shards | stated):
         if shards.get(name) != stated.get(name):
-            told = [f"{one.xxh3_128[:16]}..." if one else "nothing" for one in (shards.get(name), stated.get(name))]
+            digests = [f"{one.xxh3_128[:16]}..." if one else "nothing" for one in (shards.get(name), stated.get(name))]
             yield Problem(
-                f"{COMPLETE} says {told[0]} of it, {STATE} {told[1]}: one was changed after it was written",
+                f"{COMPLETE} says {digests[0]} of it, {STATE} {digests[1]}: one was changed after it was written",
                 "the same in both",
                 where=str(checkpoint / name),
             )
@@ -188,22 +188,16 @@ def check_checkpoint(checkpoint: Path) -> list[Problem]:
     return problems or list(check_state(checkpoint, listed))
 
 
-def verify(directory: Path, told: Callable[[int, int], None] = lambda done, total: None) -> list[Problem]:
+def verify(directory: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Problem]:
     """Everything that is wrong with a checkpoint or an export; every byte is read.
 
-    ``told`` is called with bytes done and bytes in all. Raises ``UserError`` if the directory has no list.
+    ``progress`` is called with bytes done and bytes in all. Raises ``UserError`` if the directory has no list.
     """
     listed = listed_files(directory)
     problems = list(check_names(directory, listed))
     faulty = {problem.where for problem in problems}
     sound = [file for file in listed if str(file.path) not in faulty]
-    done, total = 0, sum(file.num_bytes for file in sound)
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        told(done, total)
-
+    advance = counting(sum(file.num_bytes for file in sound), progress)
     problems += [problem for file in sound if (problem := check_hash(file, advance)) is not None]
     if not problems and list_of(directory).name == COMPLETE:
         problems += check_state(directory, listed)

@@ -63,7 +63,7 @@ def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
     prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:
-            said = input(prompt).strip()
+            line = input(prompt).strip()
         except EOFError:
             if prompt:
                 print()
@@ -71,17 +71,17 @@ def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
         except KeyboardInterrupt:  # at the prompt: drop the line
             print()
             continue
-        if not said:
+        if not line:
             continue
-        if said == "/quit":
+        if line == "/quit":
             return
-        if said == "/reset":
+        if line == "/reset":
             messages = list(opening)
             continue
-        if said.startswith("/"):
+        if line.startswith("/"):
             print(HELP)
             continue
-        messages.append({"role": "user", "content": said})
+        messages.append({"role": "user", "content": line})
         answer = answer_aloud(loaded, decoding, messages)
         if answer is None:
             messages.pop()

@@ -27,26 +27,26 @@ def conclude(run: RunDirectory, console: Console) -> None:
         sys.exit(FAILED_GATE)
 
 
-def show(found: Comparison, console: Console) -> None:
+def show(comparison: Comparison, console: Console) -> None:
     """Print it, with what the gate says of it."""
     from rich.table import Table
 
     from tonnage.report.comparison import NOTHING
     from tonnage.rundir.figures import METHODS
 
-    if found.after is None:
+    if comparison.after is None:
         console.print(NOTHING, soft_wrap=True)
     else:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("rows")
         table.add_column("figure")
-        for name in ("before", f"step {found.step:,}", "95% interval"):
+        for name in ("before", f"step {comparison.step:,}", "95% interval"):
             table.add_column(name, justify="right")
-        for line in found.lines():
+        for line in comparison.lines():
             table.add_row(*line.cells)
         console.print(table)
         console.print(METHODS, style="dim", soft_wrap=True)
-    for asked in found.gate:
-        value = "nothing told it" if asked.value is None else f"it is {asked.value:.4f}"
-        verdict = "holds" if asked.holds else "FAILS"
-        console.print(f"gate: {asked.figure} {asked.bound} {verdict}: {value}", soft_wrap=True)
+    for gate in comparison.gate:
+        value = "nothing told it" if gate.value is None else f"it is {gate.value:.4f}"
+        verdict = "holds" if gate.holds else "FAILS"
+        console.print(f"gate: {gate.figure} {gate.bound} {verdict}: {value}", soft_wrap=True)

@@ -133,7 +133,7 @@ def _coloured(document: dict[str, Any], tokenizer: Any, plain: bool) -> Text:
 def documents_as_json(prepared: Prepared, count: int, seed: int) -> list[dict[str, Any]]:
     """The same documents as data: every token with its id, text, weight and whether it is special."""
     special = set(prepared.tokenizer.all_special_ids)
-    found = []
+    plain = []
     for document in first_documents(prepared.train, count, seed):
         ids, weights = document.pop("ids"), document.pop("weights")
         texts = prepared.tokenizer.convert_ids_to_tokens(ids)
@@ -141,5 +141,5 @@ def documents_as_json(prepared: Prepared, count: int, seed: int) -> list[dict[st
             {"id": token, "text": text, "weight": weight, "special": token in special}
             for token, text, weight in zip(ids, texts, weights, strict=True)
         ]
-        found.append({**document, "tokens": tokens})
-    return found
+        plain.append({**document, "tokens": tokens})
+    return plain

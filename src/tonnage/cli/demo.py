@@ -115,8 +115,8 @@ def demo(
     console.rule(Text("Before and after", "bold"), align="left")
     show_comparison(_read(Path(names["before"])), _read(Path(names["after"])), console)
     console.print(f"\nAll of it took {time.monotonic() - started:.0f} seconds. To try next:")
-    for what, command in NEXT:
-        console.print(f"  # {what}", style="dim")
+    for purpose, command in NEXT:
+        console.print(f"  # {purpose}", style="dim")
         console.print(f"  {_shown(_words(command, names))}", style="bold cyan", soft_wrap=True)
 
 

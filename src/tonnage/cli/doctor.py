@@ -76,28 +76,28 @@ def doctor(
 
     console = terminal(stderr=json)
     with progress_bar(console) as progress:
-        found = examine(Path(directory), quick=quick, again=again, progress=progress)
-        if not (quick or found.disturbed or found.hardware.devices):
-            _sample_training(found, again, progress)
+        examination = examine(Path(directory), quick=quick, again=again, progress=progress)
+        if not (quick or examination.disturbed or examination.hardware.devices):
+            _sample_training(examination, again, progress)
     advice = advise(
-        found.hardware,
-        found.disk,
-        found.record.compute,
-        found.record.disks.get(found.disk.key),
+        examination.hardware,
+        examination.disk,
+        examination.record.compute,
+        examination.record.disks.get(examination.disk.key),
         environment=os.environ,
         available_bytes=available_memory(),
         device_files=device_files(),
     )
     if json:
-        machine = machine_of(found.record, found.disk)
+        machine = machine_of(examination.record, examination.disk)
         measured = {
-            "compute": found.record.compute and asdict(found.record.compute),
-            "disks": {key: asdict(rates) for key, rates in found.record.disks.items()},
+            "compute": examination.record.compute and asdict(examination.record.compute),
+            "disks": {key: asdict(rates) for key, rates in examination.record.disks.items()},
         }
-        more = {"hardware": asdict(found.hardware), "disk": asdict(found.disk), "measured": measured}
+        more = {"hardware": asdict(examination.hardware), "disk": asdict(examination.disk), "measured": measured}
         put(as_json_text(to_json(machine, **more, advice=[asdict(one) for one in advice])))
     else:
-        _show(found, console)
+        _show(examination, console)
         _show_advice(advice, console)
 
 
@@ -152,7 +152,7 @@ def _make_kit(folder: str) -> None:
         console.print(f"left out, as there is no room: {', '.join(kit.left_out)}")
 
 
-def _sample_training(found: Examination, again: bool, progress: Progress) -> None:
+def _sample_training(examination: Examination, again: bool, progress: Progress) -> None:
     """Time passes of small models by the code that trains, if that was not done yet, and keep them for the planner."""
     import json
     import os
@@ -164,12 +164,12 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
     from tonnage.doctor.hardware import Neighbours
     from tonnage.planning import calibration
 
-    path = calibration_file(found.hardware)
-    if not again and not found.new and any(sample.origin == "doctor" for sample in calibration.read(path)):
+    path = calibration_file(examination.hardware)
+    if not again and not examination.new and any(sample.origin == "doctor" for sample in calibration.read(path)):
         return
     progress("training", 0, 1)
-    command = [sys.executable, "-m", "tonnage.training.sample", str(found.hardware.cores), *SAMPLED]
-    threads = {"OMP_NUM_THREADS": str(found.hardware.cores)}
+    command = [sys.executable, "-m", "tonnage.training.sample", str(examination.hardware.cores), *SAMPLED]
+    threads = {"OMP_NUM_THREADS": str(examination.hardware.cores)}
     neighbours = Neighbours()
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
     if done.returncode or neighbours.share() > BUSY:  # the machine is described without
@@ -188,12 +188,12 @@ def _attention() -> str:
     return f"{newer[0]}, installed, in training" if newer else "torch's own FlashAttention"
 
 
-def _show(found: Examination, console: Console) -> None:
+def _show(examination: Examination, console: Console) -> None:
     from rich.table import Table
 
     from tonnage.host.lockable import limit_in_words
 
-    hardware, disk, record = found.hardware, found.disk, found.record
+    hardware, disk, record = examination.hardware, examination.disk, examination.record
     compute, storage = record.compute, record.disks[disk.key]
     assert compute is not None
     table = Table(title="Machine", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -232,11 +232,11 @@ def _show(found: Examination, console: Console) -> None:
     table.add_row("disk write", _rate(storage.write, "B/s"))
     table.add_row("disk both", f"{_rate(storage.mixed, 'B/s')} read plus written")
     console.print(table)
-    if found.disturbed:
+    if examination.disturbed:
         console.print(
             "Other processes disturbed this, so nothing of it is kept: plans go on as before.", style="yellow"
         )
-    elif not found.new:
+    elif not examination.new:
         dates = " and ".join(dict.fromkeys((compute.date, storage.date)))
         console.print(f"Measured on {dates}; --again measures once more.", style="dim")
 

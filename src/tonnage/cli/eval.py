@@ -71,7 +71,8 @@ def eval_(
     choose_allocators()
 
     from tonnage.config.bounds import SCORERS
-    from tonnage.decide.evaluation import evaluate_model, speaks
+    from tonnage.data import Source
+    from tonnage.decide.evaluation import Answers, Loading, evaluate_model, speaks
     from tonnage.decide.harness import as_table, evaluate_tasks
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, terminal, to_json
@@ -79,10 +80,11 @@ def eval_(
 
     console = terminal(stderr=json)
     console.quiet = not speaks()
+    loading = Loading(precision, trust_remote_code, tuple(allow_unexpected or ()))
     if tasks is not None:
         names = [name.strip() for name in tasks.split(",") if name.strip()]
         with progress_bar(console) as progress:
-            told = evaluate_tasks(
+            results = evaluate_tasks(
                 model,
                 names,
                 progress,
@@ -90,12 +92,10 @@ def eval_(
                 few_shot=few_shot,
                 limit=limit,
                 chat=chat,
-                precision=precision,
-                trust_remote_code=trust_remote_code,
-                allow_unexpected=allow_unexpected or (),
+                loading=loading,
             )
         if speaks():
-            put(to_json(told["results"]) if json else as_table(told))
+            put(to_json(results["results"]) if json else as_table(results))
         return
     if not data:
         _of_run(model, console, json)
@@ -103,26 +103,20 @@ def eval_(
     if ":" not in scorer and scorer not in SCORERS[1:]:
         raise UserError(Problem(scorer, f"{', '.join(SCORERS[1:])}, or module:function", where="--scorer"))
     with progress_bar(console) as progress:
-        found = evaluate_model(
+        evaluation = evaluate_model(
             model,
-            data,
+            [Source(path, format=format) for path in data],
             progress,
-            format=format,
             template=template,
             max_length=max_length,
-            answers=exact_match,
-            max_new_tokens=max_new_tokens,
-            scorer=scorer,
-            pattern=pattern,
-            precision=precision,
-            trust_remote_code=trust_remote_code,
-            allow_unexpected=allow_unexpected or (),
+            answers=Answers(exact_match, max_new_tokens, scorer, pattern),
+            loading=loading,
             tell=console.print,
         )
     if json and speaks():
-        put(to_json(found.figures() | {"evaluation": found.evaluated.to_json(), "base": found.base}))
+        put(to_json(evaluation.figures() | {"evaluation": evaluation.evaluated.to_json(), "base": evaluation.base}))
     elif not json:
-        _show(found, console)
+        _show(evaluation, console)
 
 
 def _of_run(model: str, console: Console, json: bool) -> None:
@@ -137,8 +131,8 @@ def _of_run(model: str, console: Console, json: bool) -> None:
     if not run.config.is_file():
         change = f"tonnage eval {run.word} --data FILE"
         raise UserError(Problem("a model, and no rows", "rows to evaluate it on", change, "--data"))
-    found = compare(run)
-    if found.after is None and found.passed:
+    comparison = compare(run)
+    if comparison.after is None and comparison.passed:
         raise UserError(
             Problem(
                 "a run without validation rows: nothing was evaluated",
@@ -148,14 +142,14 @@ def _of_run(model: str, console: Console, json: bool) -> None:
             )
         )
     if json:
-        put(to_json(found.to_json()))
+        put(to_json(comparison.to_json()))
     else:
-        show(found, console)
-    if not found.passed:
+        show(comparison, console)
+    if not comparison.passed:
         sys.exit(FAILED_GATE)
 
 
-def _show(found: Evaluation, console: Console) -> None:
+def _show(evaluation: Evaluation, console: Console) -> None:
     """A table: of all rows, of every source if there are several, and of the answers."""
     from rich.table import Table
 
@@ -167,9 +161,9 @@ def _show(found: Evaluation, console: Console) -> None:
         table.add_column(name)
     for name in ("", "95% interval"):
         table.add_column(name, justify="right")
-    for line in Comparison(0, None, found.evaluated).lines():
+    for line in Comparison(0, None, evaluation.evaluated).lines():
         rows, figure, _, value, interval = line.cells
         table.add_row("all" if rows == "validation" else rows, figure, value, interval)
-    table.add_row("all", "supervised tokens", f"{found.supervised_tokens:,}", "")
+    table.add_row("all", "supervised tokens", f"{evaluation.supervised_tokens:,}", "")
     console.print(table)
     console.print(METHODS, style="dim", soft_wrap=True)

@@ -46,7 +46,7 @@ def export(
     from tonnage.checkpoint.export import parse_size
     from tonnage.checkpoint.push import push as push_export
     from tonnage.decide.exports import export_checkpoint
-    from tonnage.decide.handing import serving
+    from tonnage.decide.handing import Wishes, serving
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import say, terminal
     from tonnage.rundir.directory import RunDirectory
@@ -57,14 +57,9 @@ def export(
             RunDirectory(run),
             Path(directory).absolute(),  # beside which it is written at first, also where that is called "."
             progress,
-            dtype=dtype,
-            shard_bytes=parse_size(shard_size),
+            Wishes(dtype, parse_size(shard_size), merge, target, converter, compare),
             step=step,
-            merge=merge,
             check_content=True,
-            target=target,
-            converter=converter,
-            compares=compare,
         )
     for note in notes:
         console.print(note, soft_wrap=True)

@@ -60,32 +60,32 @@ def import_(
     from tonnage.files.paths import word
     from tonnage.migration import import_files
 
-    found = import_files([source if len(source.split()) > 1 else word(source) for source in files], workers=workers)
-    is_written = partial or not found.lost
+    imported = import_files([source if len(source.split()) > 1 else word(source) for source in files], workers=workers)
+    is_written = partial or not imported.lost
     if output is not None and is_written:
-        write_new(output, found.text)
+        write_new(output, imported.text)
     console = terminal(stderr=True)
     if json:
-        put_json(found.to_json())
+        put_json(imported.to_json())
     else:
         if output is None and is_written:
-            put(found.text, end="", flush=True)
+            put(imported.text, end="", flush=True)
         if not console.is_terminal:
             console.width = WIDTH_OF_FILES
-        show_account(found, console)
+        show_account(imported, console)
     if not is_written:
-        names = ", ".join(_as_said(entry) for entry in found.lost[:MOST_NAMES])
-        names += f" and {len(found.lost) - MOST_NAMES} more" if len(found.lost) > MOST_NAMES else ""
+        names = ", ".join(_as_said(entry) for entry in imported.lost[:MOST_NAMES])
+        names += f" and {len(imported.lost) - MOST_NAMES} more" if len(imported.lost) > MOST_NAMES else ""
         say(console, f"Not written: without {names} it is another run. --partial writes the rest.")
     elif output is not None and not json:
         say(console, f"Config: {output}")
-    if is_written and strict and not found.is_whole:
+    if is_written and strict and not imported.is_whole:
         say(console, "Keys are unknown or not supported (--strict).")
-    if not is_written or (strict and not found.is_whole):
+    if not is_written or (strict and not imported.is_whole):
         raise typer.Exit(WAS_NOT_WHOLE)
 
 
-def show_account(found: Import, console: Console) -> None:
+def show_account(imported: Import, console: Console) -> None:
     """Print what became of every key, and what is still to be said."""
     from rich import box
     from rich.table import Table
@@ -94,11 +94,11 @@ def show_account(found: Import, console: Console) -> None:
     from tonnage.files.visible import visible
     from tonnage.migration.keys import VERDICTS
 
-    defaults = f", with the defaults of {found.version}" if found.version else ""
-    console.print(Text(f"A configuration of {found.program}{defaults}"))
-    several = len(found.files) > 1
+    defaults = f", with the defaults of {imported.version}" if imported.version else ""
+    console.print(Text(f"A configuration of {imported.program}{defaults}"))
+    several = len(imported.files) > 1
     for verdict in VERDICTS:
-        entries = found.of(verdict)
+        entries = imported.of(verdict)
         if not entries:
             continue
         title = f"{verdict.capitalize()} ({len(entries)})"
@@ -116,18 +116,18 @@ def show_account(found: Import, console: Console) -> None:
             table.add_row(*(Text(visible(cell)) for cell in (*cells, entry.note)))
         console.print(table)
     lists = {
-        "From defaults of the other program": [f"{i.key}: {_plain(i.value)}  ({i.because})" for i in found.implied],
-        "Conflicts": [f"{'; '.join(conflict.said)}. Taken: {conflict.taken}" for conflict in found.conflicts],
-        "Differences": list(found.notes),
-        "Needed": [": ".join(part for part in (need.key, need.sentence) if part) for need in found.needs],
+        "From defaults of the other program": [f"{i.key}: {_plain(i.value)}  ({i.because})" for i in imported.implied],
+        "Conflicts": [f"{'; '.join(conflict.said)}. Taken: {conflict.taken}" for conflict in imported.conflicts],
+        "Differences": list(imported.notes),
+        "Needed": [": ".join(part for part in (need.key, need.sentence) if part) for need in imported.needs],
     }
     for title, lines in lists.items():
         if lines:
             console.print(Text(title, style="italic"))
             for line in lines:
                 console.print(Text(visible(f"  {line}")), soft_wrap=not console.is_terminal)
-    counts = ", ".join(f"{len(found.of(verdict))} {verdict}" for verdict in VERDICTS)
-    console.print(f"{len(found.entries)} keys: {counts}")
+    counts = ", ".join(f"{len(imported.of(verdict))} {verdict}" for verdict in VERDICTS)
+    console.print(f"{len(imported.entries)} keys: {counts}")
 
 
 def _as_said(entry: Entry) -> str:

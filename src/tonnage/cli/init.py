@@ -66,18 +66,18 @@ def init(
     console = terminal()
     check_new(Path(output))
     limit = None if time is None else hours_of(time)
-    wanted = Wanted(model, rows, tuple(overrides or ()))
+    wishes = Wanted(model, rows, tuple(overrides or ()))
     with progress_bar(console) as progress:
-        found = look(wanted, progress)
+        looked = look(wishes, progress)
     asks = console.is_terminal and sys.stdin.isatty()
     if asks and purpose is None:
         uses = ", ".join(f"{name} ({what})" for name, what in USES.items())
-        purpose = ask(console, f"What is it for? {uses}", found.purpose, purpose_of)
+        purpose = ask(console, f"What is it for? {uses}", looked.purpose, purpose_of)
     if asks and hardware is None:
         hardware = ask(console, "Where will it run? here, or hardware as 8xH100 or RTX4090:128GB", HERE, hardware_of)
     with progress_bar(console) as progress:
-        proposal = propose(found, purpose=purpose, hours=limit, hardware=hardware, progress=progress)
-    if asks and limit is None and not wanted.says("epochs") and not wanted.says("steps"):
+        proposal = propose(looked, purpose=purpose, hours=limit, hardware=hardware, progress=progress)
+    if asks and limit is None and not wishes.says("epochs") and not wishes.says("steps"):
         plan = proposal.plan
         takes = run_time(plan.choice.seconds.total * plan.num_steps)
         as_it_is = f"{proposal.config.epochs:g} epochs, {takes}"
@@ -85,10 +85,10 @@ def init(
             console,
             "How long may it take? 2h, 90min",
             as_it_is,
-            lambda said: None if said == as_it_is else hours_of(said),
+            lambda typed: None if typed == as_it_is else hours_of(typed),
         )
         if limit is not None:
-            proposal = propose(found, purpose=purpose, hours=limit, hardware=hardware)
+            proposal = propose(looked, purpose=purpose, hours=limit, hardware=hardware)
     write_new(Path(output), proposal.text)
     show_account(proposal.prepared.account, console)
     show_plan(proposal.plan, console)
@@ -102,12 +102,12 @@ def ask(console: Console, question: str, default: str, read: Callable[[str], Ans
 
     while True:
         try:
-            said = console.input(f"{question} [{default}]: ", markup=False).strip()
+            line = console.input(f"{question} [{default}]: ", markup=False).strip()
         except EOFError:
             console.print()
-            said = ""
+            line = ""
         try:
-            return read(said or default)
+            return read(line or default)
         except UserError as error:
             show_error(error, console)
 

@@ -28,10 +28,10 @@ def inspect(
     from tonnage.display.terminal import terminal
 
     console = terminal(stderr=json)
-    found = read_config(config, overrides or [])
+    resolved = read_config(config, overrides or [])
     try:
         with progress_bar(console) as progress:
-            prepared = prepare_data(found, find(found), progress)
+            prepared = prepare_data(resolved, find(resolved), progress)
     except DataError as error:
         if json:
             _print_json(error.account, problems=[str(problem) for problem in error.problems])
@@ -40,12 +40,12 @@ def inspect(
             show_lengths(error.account, console)
         raise
     if json:
-        shown = documents_as_json(prepared, rows, found.seed)
+        shown = documents_as_json(prepared, rows, resolved.seed)
         _print_json(prepared.account, stop_tokens=list(prepared.stop_tokens), documents=shown)
         return
     show_account(prepared.account, console)
     show_lengths(prepared.account, console)
-    show_documents(prepared, rows, found.seed, console)
+    show_documents(prepared, rows, resolved.seed, console)
 
 
 def _print_json(account: Account, **more: Any) -> None:

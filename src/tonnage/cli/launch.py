@@ -41,15 +41,15 @@ def launch(
     from tonnage.launch import kube
     from tonnage.planning.workers import decided_for_pods
 
-    given = {"image": image, "claim": claim}
-    missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
+    options = {"image": image, "claim": claim}
+    missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in options.items() if not value]
     if missing:
         raise UserError(*missing)
     console, pods = terminal(), kube.Pods(image, claim, mount, memory, namespace)
     kube.check_pods(pods)
-    found = decided_for_pods(read_config(config, overrides or [], check_files=False))
-    directory, name = Path(to), kube.name_of(found)
-    manifests = {"rayjob": kube.ray_job(found, pods), "job": kube.indexed_job(found, pods)}
+    decided = decided_for_pods(read_config(config, overrides or [], check_files=False))
+    directory, name = Path(to), kube.name_of(decided)
+    manifests = {"rayjob": kube.ray_job(decided, pods), "job": kube.indexed_job(decided, pods)}
     texts = {
         directory / f"{name}-{kind}.yaml": WRITTEN + yaml.safe_dump_all(documents, sort_keys=False)
         for kind, documents in manifests.items()

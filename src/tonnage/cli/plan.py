@@ -96,18 +96,18 @@ def plan(
         return
     full = ways[0].plan if ways else None
     try:
-        found = full if full is not None and full.fits else question.plan()
+        chosen = full if full is not None and full.fits else question.plan()
     except UserError as error:
         if not json and any(one.plan is not None for one in ways):
             show_ways(ways, console)
         raise offering_ways(error, ways) from error
     if json:
-        put(as_json_text(plan_as_json(found, ways)))
+        put(as_json_text(plan_as_json(chosen, ways)))
         return
-    show_plan(found, console, price)
+    show_plan(chosen, console, price)
     if ways:
         show_ways(ways, console)
-    show_instants(found.choice, console)
+    show_instants(chosen.choice, console)
 
 
 def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:

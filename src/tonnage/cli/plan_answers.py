@@ -25,24 +25,24 @@ def show_ways(ways: Sequence[Compared], console: Console) -> None:
     table = Table(title="Ways to train it", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("", "memory", "step", "tokens/s", ""):
         table.add_column(heading, justify="right" if heading else "left")
-    for one in ways:
-        plan = one.plan
+    for way in ways:
+        plan = way.plan
         if plan is None:
-            table.add_row(one.way.name, "", "", "", Text(one.why_not))
+            table.add_row(way.way.name, "", "", "", Text(way.why_not))
         elif not plan.fits:
-            table.add_row(one.way.name, "", "", "", f"does not fit: {plan.shortfall}")
+            table.add_row(way.way.name, "", "", "", f"does not fit: {plan.shortfall}")
         else:
             cells = (size(plan.choice.peak_bytes), step_time(plan.choice.seconds.total), f"{_rate(plan):,.0f}")
-            table.add_row(one.way.name, *cells, describe(plan.layout))
+            table.add_row(way.way.name, *cells, describe(plan.layout))
     console.print(table)
 
 
-def show_largest(found: Largest, console: Console) -> None:
+def show_largest(largest: Largest, console: Console) -> None:
     """Print the value that was solved for, the plan with it, and why it is no larger."""
     from tonnage.display.terminal import say
 
-    plan = found.plan
-    say(console, (found.override, "bold"), " is the largest that fits:")
+    plan = largest.plan
+    say(console, (largest.override, "bold"), " is the largest that fits:")
     say(
         console,
         f"  {size(plan.choice.peak_bytes)}{' a worker' if plan.workers > 1 else ''} at the {plan.choice.peak.name}, of "
@@ -52,10 +52,10 @@ def show_largest(found: Largest, console: Console) -> None:
         console,
         f"  {step_time(plan.choice.seconds.total)} a step, {_rate(plan):,.0f} tokens/s, with {describe(plan.layout)}",
     )
-    if found.next_plan is None:
-        say(console, f"  more is not to be had: {found.whose_limit}")
+    if largest.next_plan is None:
+        say(console, f"  more is not to be had: {largest.whose_limit}")
     else:
-        say(console, f"  {found.key}={found.next_value} would take {found.next_plan.shortfall}")
+        say(console, f"  {largest.key}={largest.next_value} would take {largest.next_plan.shortfall}")
 
 
 def plan_as_json(plan: Plan, ways: Sequence[Compared]) -> str:

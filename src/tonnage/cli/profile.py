@@ -160,9 +160,12 @@ def show_profile(figures: dict[str, Any], console: Console, width: int = 40) -> 
             table.add_row(cause, f"{1000 * spent:,.0f} ms", f"{spent / seconds:.0%}", bar)
     console.print(table)
     longest = Table(title="Longest operations", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    for one in figures["operations"][:SHOWN_OPERATIONS]:
+    for operation in figures["operations"][:SHOWN_OPERATIONS]:
         longest.add_row(
-            one["name"][:60], f"{1000 * one['seconds']:,.0f} ms", f"{one['calls']:,.0f} calls", one["cause"]
+            operation["name"][:60],
+            f"{1000 * operation['seconds']:,.0f} ms",
+            f"{operation['calls']:,.0f} calls",
+            operation["cause"],
         )
     console.print(longest)
     if figures["workers"] > 1:

@@ -78,16 +78,16 @@ def train(
         raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
     if step is not None or allow_changes:
         raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
-    found = read_config(config, overrides or [])
-    check_trackers(found)
+    resolved = read_config(config, overrides or [])
+    check_trackers(resolved)
     if not dry_run:
-        check_output(found)
+        check_output(resolved)
     if until == "end":
-        check_launcher(found.launch)
-    run = RunDirectory(found.output)
-    with forking(found, until) as nursery:
+        check_launcher(resolved.launch)
+    run = RunDirectory(resolved.output)
+    with forking(resolved, until) as nursery:
         with progress_bar(console) as progress:
-            decision = decide_on(found, progress, fresh_output=not dry_run, force=force)
+            decision = decide_on(resolved, progress, fresh_output=not dry_run, force=force)
         show_account(decision.prepared.account, console)
         show_plan(decision.plan, console)
         if until == "plan":
@@ -262,14 +262,14 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     checkpoint = run.checkpoint_to_resume()
     show_outcome(run, plan, console, since=step_of(checkpoint) if checkpoint else 0)
     if status == STOPPED:
-        asked = run.stop_asked.read_text() if run.stop_asked.exists() else "by Slurm"
+        reason = run.stop_asked.read_text() if run.stop_asked.exists() else "by Slurm"
         if not complete_checkpoints(run.checkpoints):
             console.print("Stopped as asked, before the first step: there is nothing to save.")
             sys.exit(STOPPED)
-        if asked in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
+        if reason in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
             _export(run, console)
         _report(run, console)
-        say(console, f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.word}")
+        say(console, f"Stopped as asked ({reason}), and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
     _export(run, console)
     _report(run, console)

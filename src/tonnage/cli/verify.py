@@ -40,11 +40,11 @@ def verify(
     for place in places:
         try:
             with progress_bar(console) as progress:
-                found = check(place, lambda done, total: progress("verify", done, total))
+                listed = check(place, lambda done, total: progress("verify", done, total))
         except UserError as error:
-            found = list(error.problems)
-        if found:
-            problems += found
+            listed = list(error.problems)
+        if listed:
+            problems += listed
             say(console, f"{place}: ", ("damaged", "red"))
             continue
         files = listed_files(place)

@@ -83,99 +83,131 @@ class Evaluation:
         return found
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How a model is loaded and computed."""
+
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """``auto`` is the type of the weights."""
+    trust_remote_code: bool = False
+    allow_unexpected: tuple[str, ...] = ()
+    """Tensors that the model has no place for are refused but for these, and those that its run allowed."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """To how many rows answers are generated at most, and how they are scored besides exact match."""
+
+    limit: int = 0
+    max_new_tokens: int = 128
+    scorer: str = "exact_match"
+    """Of ``training.scorers``."""
+    pattern: str | None = None
+    """What the scorer ``regex`` compares."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A model whose files and weights are what they say, and how it is loaded: as asked, and as its run allows."""
+
+    files: ModelFiles
+    config: PreTrainedConfig
+    loading: Loading
+    form: Format | None
+    """In which the weights under the adapter of a run rest, as they did in training."""
+
+
+AS_IT_IS, NONE = Loading(), Answers()
+
+
 def evaluate_model(
     model: str,
-    data: Sequence[str],
+    sources: Sequence[Source],
     progress: Progress = silent,
     *,
-    format: str = "auto",
     template: str = "auto",
     max_length: int = 2048,
-    answers: int = 0,
-    max_new_tokens: int = 128,
-    scorer: str = "exact_match",
-    pattern: str | None = None,
-    precision: Literal["auto", "bf16", "fp32"] = "auto",
-    trust_remote_code: bool = False,
-    allow_unexpected: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda told: None,
+    answers: Answers = NONE,
+    loading: Loading = AS_IT_IS,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> Evaluation:
     """Evaluate a run, a model directory or a hub id on files of rows, in this process; a run with the kernels that it
-    was trained with.
-
-    ``answers`` is the most rows that answers are generated to, which ``scorer`` scores besides exact match
-    (``training.scorers``). Tensors that the model has no place for are refused but for ``allow_unexpected`` and those
-    that the run allowed; ``tell`` hears what is remarkable about the weights.
+    was trained with. ``tell`` hears what is remarkable about the weights.
 
     Raises:
         UserError: no such model, rows that cannot be read, or the two do not belong together.
     """
-    scorers = scorers_of(scorer, pattern)
-    unexpected = unexpected_allowed(model, allow_unexpected)
-    files, config = checked_model(model, unexpected, trust_remote_code=trust_remote_code, tell=tell)
-    trusted = code_allowed(model, trust_remote_code)
-    tokenizer = read_tokenizer(files, trust_remote_code=trusted)
-    max_length = min(max_length, positions_of(config) or max_length)
-    check_fit(config, tokenizer, max_length)
-    sources = tuple(Source(path, format=format) for path in data)
-    options = DataOptions(train=sources, max_length=max_length, template=template)
+    scorers = scorers_of(answers.scorer, answers.pattern)
+    checked = checked_model(model, loading, tell)
+    tokenizer = read_tokenizer(checked.files, trust_remote_code=checked.loading.trust_remote_code)
+    max_length = min(max_length, positions_of(checked.config) or max_length)
+    check_fit(checked.config, tokenizer, max_length)
+    options = DataOptions(train=tuple(sources), max_length=max_length, template=template)
     prepared = prepare(options, tokenizer, progress=progress)
-    asked = _questions(sources, answers, scorer, pattern)
-    names, form = _named(data), form_of_base(model)
-    if form is not None:
-        tell(f"The weights under the adapter are in {form}, as they were in training.")
-    told, by_source, said = _judged(
-        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress, tell, form
+    questions = _questions(sources, answers)
+    if checked.form is not None:
+        tell(f"The weights under the adapter are in {checked.form}, as they were in training.")
+    figures, by_source, texts = _judged(
+        checked, prepared, _named(sources), max_length, questions, answers.max_new_tokens, progress, tell
     )
-    if said is None:  # by a model that is loaded once more: the other is gone
-        gc.collect()
-        if form is not None:
-            tell(f"Answers are given with the adapter merged into the original weights, not into {form}.")
-        kind = form_of(asked)
-        loaded = load(
-            place_of(files),
-            template=template,
-            **kind,
-            trust_remote_code=trusted,
-            allow_unexpected=unexpected,
-            tell=tell,
-        )
-        conversations = [question.conversation for question in asked]
-        shown = _shown(progress)
-        said = generate(loaded, conversations, Decoding(max_new_tokens), progress=shown)
-    expected = [question.answer or "" for question in asked]
-    scores = {
-        name: [score(one, wanted) for one, wanted in zip(said, expected, strict=True)]
-        for name, score in scorers.items()
-    }
-    figures = {name: mean_of(one) for name, one in scores.items()} if answers else {}
-    evaluated = Evaluated(told, by_source, scores=figures, answers=len(asked))
-    exact = int(sum(scores["exact_match"]))
-    tokens = prepared.train.supervised_tokens
-    return Evaluation(told.loss.value, tokens, len(asked) if answers else None, exact, evaluated, form or "none")
+    if texts is None:
+        texts = _from_transformers(checked, template, questions, answers.max_new_tokens, progress, tell)
+    pairs = [(text, question.answer or "") for text, question in zip(texts, questions, strict=True)]
+    scores = {name: [score(text, expected) for text, expected in pairs] for name, score in scorers.items()}
+    means = {name: mean_of(values) for name, values in scores.items()} if answers.limit else {}
+    return Evaluation(
+        figures.loss.value,
+        prepared.train.supervised_tokens,
+        len(questions) if answers.limit else None,
+        int(sum(scores["exact_match"])),
+        Evaluated(figures, by_source, scores=means, answers=len(questions)),
+        checked.form or "none",
+    )
 
 
-def checked_model(
-    model: str,
-    allow_unexpected: Sequence[str],
-    *,
-    trust_remote_code: bool,
-    tell: Callable[[str], None] = lambda told: None,
-) -> tuple[ModelFiles, PreTrainedConfig]:
-    """The files of a run, a model directory or a hub id, and what they describe, after the checks that training makes;
-    this process computes with the run's kernels from here on.
+def _from_transformers(
+    checked: Checked,
+    template: str,
+    questions: Sequence[Question],
+    max_new_tokens: int,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Answers by a model that is loaded once more: the other is gone."""
+    gc.collect()
+    if checked.form is not None:
+        tell(f"Answers are given with the adapter merged into the original weights, not into {checked.form}.")
+    loaded = load(
+        place_of(checked.files),
+        template=template,
+        **form_of(questions),
+        trust_remote_code=checked.loading.trust_remote_code,
+        allow_unexpected=checked.loading.allow_unexpected,
+        tell=tell,
+    )
+    conversations = [question.conversation for question in questions]
+    return generate(loaded, conversations, Decoding(max_new_tokens), progress=_shown(progress))
+
+
+def checked_model(model: str, loading: Loading, tell: Callable[[str], None] = lambda message: None) -> Checked:
+    """A run, a model directory or a hub id after the checks that training makes; this process computes with the run's
+    kernels from here on.
 
     Raises:
-        UserError: no such model, or its weights are not those that config.json describes, ``allow_unexpected`` aside.
+        UserError: no such model, or its weights are not those that config.json describes, what is allowed aside.
     """
-    trusted = code_allowed(model, trust_remote_code)
-    directory = str(resolve_model(model, trust_remote_code=trusted))
+    loading = replace(
+        loading,
+        trust_remote_code=code_allowed(model, loading.trust_remote_code),
+        allow_unexpected=tuple(unexpected_allowed(model, loading.allow_unexpected)),
+    )
+    directory = str(resolve_model(model, trust_remote_code=loading.trust_remote_code))
     use_kernels_of(model)
-    files, config = read_model(directory, trust_remote_code=trusted)
-    weights = check_weights(files, config, allow_unexpected=allow_unexpected)
+    files, config = read_model(directory, trust_remote_code=loading.trust_remote_code)
+    weights = check_weights(files, config, allow_unexpected=loading.allow_unexpected)
     if weights.left_out:
         tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
-    return files, config
+    return Checked(files, config, loading, form_of_base(model))
 
 
 def scorers_of(scorer: str, pattern: str | None = None) -> dict[str, Scorer]:
@@ -187,14 +219,14 @@ def scorers_of(scorer: str, pattern: str | None = None) -> dict[str, Scorer]:
     return {name: scorer_of(one, pattern) for name, one in names.items()}
 
 
-def _questions(sources: Sequence[Source], limit: int, scorer: str, pattern: str | None) -> list[Question]:
+def _questions(sources: Sequence[Source], answers: Answers) -> list[Question]:
     """The first rows that have an answer to compare with."""
-    if not limit:
+    if not answers.limit:
         return []
-    found = [question for question in read_questions(sources, limit) if question.answer is not None]
-    rows = [(f"row {number}", question.answer or "") for number, question in enumerate(found, start=1)]
-    check_expected(scorer, pattern, rows)
-    return found
+    questions = [question for question in read_questions(sources, answers.limit) if question.answer is not None]
+    rows = [(f"row {number}", question.answer or "") for number, question in enumerate(questions, start=1)]
+    check_expected(answers.scorer, answers.pattern, rows)
+    return questions
 
 
 @contextmanager
@@ -225,20 +257,17 @@ def speaks() -> bool:
 
 
 def _judged(
-    files: ModelFiles,
-    config: PreTrainedConfig,
+    checked: Checked,
     prepared: Prepared,
     names: Mapping[int, str],
-    precision: Literal["auto", "bf16", "fp32"],
     max_length: int,
     questions: Sequence[Question],
     max_new_tokens: int,
     progress: Progress,
     tell: Callable[[str], None],
-    quantize: Format | None,
 ) -> tuple[Told, dict[str, Told], list[str] | None]:
     """Figures of all rows and by source, and the answers to the questions; None where another has to give them."""
-    rows = prepared.train
+    config = checked.config
     with ranks() as world:
         isolation = isolation_of(
             config,
@@ -246,41 +275,36 @@ def _judged(
             long_documents=outgrows(config, max_length),
             cache=default_directory(),
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision, tell, quantize)
+        pipeline, dtypes = assembled(checked, world, isolation, tell)
         deal = deal_of(isolation, max_length, world, dtypes)
-        told, by_source = judge(
+        figures, by_source = judge(
             pipeline,
-            rows,
+            prepared.train,
             deal,
             world,
             names,
             progress=lambda done, total: progress("evaluate", done, total),
         )
         if not questions:
-            return told, by_source, []
+            return figures, by_source, []
         if isolation.arrangement == "padded":
-            return told, by_source, None
+            return figures, by_source, None
         asking = asking_of(config, prepared, questions, max_new_tokens, dtypes.compute)
         tokens = answer(pipeline, asking, deal, world, progress=_shown(progress))
-        return told, by_source, list(map(asking.decode, tokens))
+        return figures, by_source, list(map(asking.decode, tokens))
 
 
 def assembled(
-    files: ModelFiles,
-    config: PreTrainedConfig,
-    world: World,
-    isolation: Isolation,
-    precision: Literal["auto", "bf16", "fp32"],
-    tell: Callable[[str], None] = lambda told: None,
-    quantize: Format | None = None,
+    checked: Checked, world: World, isolation: Isolation, tell: Callable[[str], None] = lambda message: None
 ) -> tuple[Pipeline, Precision]:
-    """The model that is evaluated, in a type of its own or another, and the types of its numbers. ``tell`` hears where
-    it has no room on a GPU. The weights under an adapter are those that it was trained over, if in the form that
-    ``quantize`` says."""
-    compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
+    """The model that is evaluated, and the types of its numbers. ``tell`` hears where it has no room on a GPU. The
+    weights under an adapter are those that it was trained over."""
+    files, config, compute = checked.files, checked.config, checked.loading.precision
+    if compute == "auto":
+        compute = "fp32" if config.dtype == torch.float32 else "bf16"
     dtypes = Precision.of(compute, world.data_size)
     layout = replace(PLAIN, arrangement=isolation.arrangement, attention=isolation.attention)
-    trains = replace(trains_of_files(files, config), quantize=quantize if files.adapter is not None else None)
+    trains = replace(trains_of_files(files, config), quantize=checked.form if files.adapter is not None else None)
     blueprint = Blueprint(files, config, world, dtypes, layout, trains, evaluates=True, allow_unexpected=ANY)
     assembled = assemble_model(blueprint)
     if assembled.placed.on_host is not None:
@@ -342,8 +366,8 @@ def kept_tokens(config: PreTrainedConfig, dtype: torch.dtype, lengths: Sequence[
     return max(*lengths, 1, min(MOST_TOGETHER * max(lengths, default=1), int(KEPT_BYTES / of_token)))
 
 
-def _named(data: Sequence[str]) -> Mapping[int, str]:
-    names = [Path(path).name for path in data]
+def _named(sources: Sequence[Source]) -> Mapping[int, str]:
+    names = [Path(source.path).name for source in sources]
     return {at: name if names.count(name) == 1 else f"{name} #{at + 1}" for at, name in enumerate(names)}
 
 

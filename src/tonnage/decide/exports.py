@@ -3,57 +3,84 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.data.options import silent
+from tonnage.decide.handing import PLAIN, Handing, Wishes, finisher, prepared
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tonnage.config import Config
     from tonnage.data import Progress
+    from tonnage.model.adapters import Trains
+    from tonnage.model.files import ModelFiles
+    from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
-SHARD_BYTES = 4 * 10**9
+
+@dataclass(frozen=True)
+class _Trained:
+    """A run as its files describe it: what was trained, of which model."""
+
+    run: RunDirectory
+    config: Config
+    plan: Plan
+    files: ModelFiles
+    model: PreTrainedConfig
+    trains: Trains
+    is_part: bool
+    """Whether only the text model of the files was trained."""
+    architecture: str
+    """Of the files."""
+
+    @staticmethod
+    def of(run: RunDirectory) -> _Trained:
+        """Raises ``UserError``."""
+        from tonnage.config import read_config
+        from tonnage.model.files import read_model, read_whole_config
+        from tonnage.planning.plan import Plan
+        from tonnage.training.building import trains_of
+
+        config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+        files, model = read_model(
+            config.model,
+            revision=config.revision,
+            random_weights=True,
+            tokenizer=False,
+            trust_remote_code=config.trust_remote_code,
+            untied=plan.weights.untied,
+        )
+        model.vocab_size = plan.model.vocab_size
+        whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
+        is_part = config.init != "random" and type(whole) is not type(model)
+        architecture = next(iter((whole if is_part else model).architectures or ()), "")
+        return _Trained(run, config, plan, files, model, trains_of(config), is_part, architecture)
 
 
 def export_checkpoint(
     run: RunDirectory,
     directory: Path,
     progress: Progress = silent,
+    wishes: Wishes = PLAIN,
     *,
-    dtype: str = "auto",
-    shard_bytes: int = SHARD_BYTES,
     step: int | None = None,
-    merge: bool = False,
     check_content: bool = False,
-    target: str = "transformers",
-    converter: str | None = None,
-    compares: bool = False,
 ) -> list[str]:
     """Export the checkpoint of ``run`` that ``step_of_export`` names, or that of ``step``, to ``directory``: of a run
-    that trains an adapter the adapter, or with ``merge`` the whole model.
+    that trains an adapter the adapter, or with ``wishes.merge`` the whole model.
 
     ``check_content``: whether the checkpoint's hashes are recomputed first; one that was just written has no need.
-    ``target`` is the program that it is for, ``converter`` what writes GGUF; ``compares``: whether its logits are
-    compared with the run's.
 
     Raises:
         UserError: no such run, no complete checkpoint, a damaged one, ``directory`` is not empty, the program cannot
             read such a model, or what was written is not the run's.
     """
-    import torch
-
-    from tonnage.checkpoint.adapter import Described, export_adapter
-    from tonnage.checkpoint.card import DataForm, model_card
-    from tonnage.checkpoint.export import export as write_model
     from tonnage.checkpoint.resume import choose, damaged
     from tonnage.checkpoint.verify import verify
-    from tonnage.config import read_config
-    from tonnage.decide.handing import finisher, prepared
-    from tonnage.files.reading import read_record
-    from tonnage.model.files import read_model, read_whole_config
-    from tonnage.planning.plan import Plan
-    from tonnage.training.building import trains_of
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
@@ -62,59 +89,65 @@ def export_checkpoint(
         problems = verify(checkpoint, lambda done, total: progress("verify", done, total))
         if problems:
             raise damaged(checkpoint, *problems)
-    config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-    files, model_config = read_model(
-        config.model,
-        revision=config.revision,
-        random_weights=True,
-        tokenizer=False,
-        trust_remote_code=config.trust_remote_code,
-        untied=plan.weights.untied,
-    )
-    model_config.vocab_size = plan.model.vocab_size
-    trains = trains_of(config)
-    adapter = trains.adapter
-    whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
-    is_part = config.init != "random" and type(whole) is not type(model_config)
+    trained = _Trained.of(run)
+    is_adapter = trained.trains.adapter is not None and not wishes.merge
     handing = prepared(
-        target,
-        run=run.path,
-        directory=str(directory),
-        architecture=next(iter((whole if is_part else model_config).architectures or ()), ""),
-        is_adapter=adapter is not None and not merge,
-        converter=converter,
-        compares=compares,
-        shard_bytes=shard_bytes if shard_bytes != SHARD_BYTES else None,
-        context=max(config.data.max_length, 4096),
+        wishes,
+        run.path,
+        str(directory),
+        architecture=trained.architecture,
+        is_adapter=is_adapter,
+        context=max(trained.config.data.max_length, 4096),
     )
-    if adapter is not None and not merge:
-        assert not isinstance(config.adapter, str)
-        if dtype not in ("auto", "fp32"):
-            raise UserError(
-                Problem(
-                    where="--dtype",
-                    found=f"{dtype}, and an adapter is written in fp32, as it was trained",
-                    needed="--dtype with --merge, which writes the whole model",
-                    change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
-                )
+    if is_adapter:
+        return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+    return _export_model(trained, checkpoint, directory, handing, progress)
+
+
+def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> list[str]:
+    from tonnage.checkpoint.adapter import Described, export_adapter
+    from tonnage.checkpoint.card import model_card
+
+    run, config, files = trained.run, trained.config, trained.files
+    assert trained.trains.adapter is not None
+    assert not isinstance(config.adapter, str)
+    if dtype not in ("auto", "fp32"):
+        raise UserError(
+            Problem(
+                where="--dtype",
+                found=f"{dtype}, and an adapter is written in fp32, as it was trained",
+                needed="--dtype with --merge, which writes the whole model",
+                change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
             )
-        described = Described(
-            adapter,
+        )
+    return export_adapter(
+        checkpoint,
+        directory,
+        config=trained.model,
+        described=Described(
+            trained.trains.adapter,
             config.adapter.alpha,
             config.adapter.scaling == "rank_stabilised",
             files.adapter.base if files.adapter is not None else config.model,
             files.commit or config.revision,
-        )
-        return export_adapter(
-            checkpoint,
-            directory,
-            config=model_config,
-            described=described,
-            tokenizer=run.tokenizer,
-            card=model_card(run, checkpoint, dtype="fp32", is_adapter=True),
-            progress=lambda done, total: progress("export", done, total),
-        )
-    if merge and adapter is None:
+        ),
+        tokenizer=run.tokenizer,
+        card=model_card(run, checkpoint, dtype="fp32", is_adapter=True),
+        progress=lambda done, total: progress("export", done, total),
+    )
+
+
+def _export_model(
+    trained: _Trained, checkpoint: Path, directory: Path, handing: Handing, progress: Progress
+) -> list[str]:
+    import torch
+
+    from tonnage.checkpoint.card import DataForm, model_card
+    from tonnage.checkpoint.export import Form, Start, export
+    from tonnage.files.reading import read_record
+
+    run, config, trains, wishes = trained.run, trained.config, trained.trains, handing.wishes
+    if wishes.merge and trains.adapter is None:
         raise UserError(
             Problem(
                 where="--merge",
@@ -123,24 +156,24 @@ def export_checkpoint(
                 change="leave --merge out: the export is the whole model",
             )
         )
+    dtype = config.precision if wishes.dtype == "auto" else wishes.dtype
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    chosen = config.precision if dtype == "auto" else dtype
-    return write_model(
+    weights = trained.plan.weights
+    return export(
         checkpoint,
         directory,
-        config=model_config,
-        tokenizer=run.tokenizer,
-        stop_tokens=read_record(run.data, DataForm).stop_tokens,
-        dtype=dtypes[chosen],
-        origin=files.directory,
-        from_weights=config.init != "random",
-        carried_digest=plan.weights.carried_digest,
-        base_digest=plan.weights.base_digest,
-        adapter=adapter,
-        quantize=trains.quantize,
-        shard_bytes=shard_bytes,
-        card=lambda said: model_card(run, checkpoint, dtype=chosen, is_part=is_part, said=said),
-        finish=finisher(handing, directory=str(directory), dtype=chosen),
+        Form(trained.model, run.tokenizer, read_record(run.data, DataForm).stop_tokens, dtypes[dtype]),
+        Start(
+            trained.files.directory,
+            config.init != "random",
+            weights.carried_digest,
+            weights.base_digest,
+            trains.adapter,
+            trains.quantize,
+        ),
+        shard_bytes=wishes.shard_bytes,
+        card=lambda merged: model_card(run, checkpoint, dtype=dtype, is_part=trained.is_part, notes=merged),
+        finish=finisher(handing, directory=str(directory), dtype=dtype),
         progress=lambda done, total: progress("export", done, total),
     )
 

@@ -80,7 +80,7 @@ class Looked:
         return total.rows_read - total.rows_bad - total.rows_duplicate
 
 
-def look(wanted: Wanted, progress: Progress = silent) -> Looked:
+def look(wishes: Wanted, progress: Progress = silent) -> Looked:
     """Find the model and read all rows.
 
     Raises:
@@ -90,38 +90,38 @@ def look(wanted: Wanted, progress: Progress = silent) -> Looked:
     from tonnage.data.given import read_sources
     from tonnage.model.files import positions_of
 
-    twice = {"model", "data.train"} & {*map(overridden_key, wanted.words)}
+    twice = {"model", "data.train"} & {*map(overridden_key, wishes.words)}
     if twice:
         raise UserError(*(Problem("given twice", "one value", f"leave {key}=... out", key) for key in sorted(twice)))
-    config = wanted.config({"data": {"max_length": SHORTEST}})
+    config = wishes.config({"data": {"max_length": SHORTEST}})
     if config.adapter == "auto":  # as it is where nothing is said
-        wanted = replace(wanted, words=tuple(word for word in wanted.words if overridden_key(word) != "adapter"))
+        wishes = replace(wishes, words=tuple(word for word in wishes.words if overridden_key(word) != "adapter"))
     model = find(config)
     sources = read_sources(data_options(config))
     positions = positions_of(model.config)
     return Looked(
-        wanted=wanted,
+        wanted=wishes,
         model=model,
         positions=positions,
-        account=_account(wanted, config, model, positions or LOOKED_AT, progress),
+        account=_account(wishes, config, model, positions or LOOKED_AT, progress),
         is_chat=any(format not in FORMATS or FORMATS[format].is_chat for format in sources.formats),
         single_turn=sources.single_turn,
     )
 
 
-def _account(wanted: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:
+def _account(wishes: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:
     """What is in the rows, whatever would be refused of them."""
     from tonnage.data import DataError
 
     free: dict[str, Any] = {"max_length": length, "over_length": "truncate", "max_loss": 1.0, "validation": 0.0}
-    lenient = wanted.with_data(config, free | {"on_bad_row": "skip"})
+    lenient = wishes.with_data(config, free | {"on_bad_row": "skip"})
     refusal = None
     try:
         account = prepare_data(lenient, model, progress).account
     except DataError as error:
         account, refusal = error.account, error
     if account.total.rows_bad > MOST_BAD * account.total.rows_read:
-        prepare_data(wanted.with_data(lenient, {"on_bad_row": "error"}), model, progress)  # names them
+        prepare_data(wishes.with_data(lenient, {"on_bad_row": "error"}), model, progress)  # names them
     if refusal is not None:
         raise refusal
     return account

@@ -22,34 +22,44 @@ ROUNDED = {"fp32": 2e-3, "fp16": 3e-2, "bf16": 6e-2}
 """How far llama.cpp's logits may be off, by the type of the weights: it computes with activations of that type."""
 
 
-@dataclass(frozen=True)
-class Handing:
-    """For which program an export is made, and how."""
+SHARD_BYTES = 4 * 10**9
 
+
+@dataclass(frozen=True)
+class Wishes:
+    """What whoever asks for an export may choose."""
+
+    dtype: str = "auto"
+    shard_bytes: int = SHARD_BYTES
+    merge: bool = False
+    """Of a run that trains an adapter: the whole model."""
     target: str = "transformers"
-    converter: tuple[str, ...] = ()
-    """The command that writes GGUF; empty where none is written."""
+    """The program that it is for."""
+    converter: str | None = None
+    """What writes GGUF."""
     compares: bool = False
     """Whether logits are compared with the run's."""
-    shard_bytes: int | None = None
-    context: int = 4096
-    """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
 
     def __post_init__(self) -> None:
         assert self.target in PROGRAMS
 
 
+PLAIN = Wishes()
+
+
+@dataclass(frozen=True)
+class Handing:
+    """For which program an export is made, and how."""
+
+    wishes: Wishes
+    converter: tuple[str, ...]
+    """The command that writes GGUF; empty where none is written."""
+    context: int
+    """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
+
+
 def prepared(
-    target: str,
-    *,
-    run: Path,
-    directory: str,
-    architecture: str,
-    is_adapter: bool,
-    converter: str | None,
-    compares: bool,
-    shard_bytes: int | None,
-    context: int,
+    wishes: Wishes, run: Path, directory: str, *, architecture: str, is_adapter: bool, context: int
 ) -> Handing:
     """What will be done for a program, refused before anything is written where it cannot be.
 
@@ -59,6 +69,7 @@ def prepared(
     from tonnage.targets.gguf import find_converter
     from tonnage.targets.ollama import READS
 
+    target = wishes.target
     if is_adapter and target not in ("transformers", "vllm"):
         raise UserError(
             Problem(
@@ -70,8 +81,8 @@ def prepared(
         )
     command: list[str] = []
     if target == "gguf" or (target == "ollama" and architecture not in READS):
-        command = find_converter(converter, run=str(run), directory=directory, target=target)
-    elif converter is not None:
+        command = find_converter(wishes.converter, run=str(run), directory=directory, target=target)
+    elif wishes.converter is not None:
         raise UserError(
             Problem(
                 where="--converter",
@@ -80,7 +91,7 @@ def prepared(
                 change="leave --converter out",
             )
         )
-    return Handing(target, tuple(command), compares, shard_bytes, context)
+    return Handing(wishes, tuple(command), context)
 
 
 def finisher(handing: Handing, *, directory: str, dtype: str) -> Callable[[Path, Trained], list[str]]:
@@ -89,17 +100,17 @@ def finisher(handing: Handing, *, directory: str, dtype: str) -> Callable[[Path,
     def finish(temporary: Path, trained: Trained) -> list[str]:
         from tonnage.checkpoint.compare import compare
 
-        notes = [compare(trained, temporary)] if handing.compares else []
+        notes = [compare(trained, temporary)] if handing.wishes.compares else []
         name = ""
         if handing.converter:
-            name, said = _converted(handing, temporary, trained, directory, dtype)
-            notes += said
-        if handing.target == "ollama":
+            name, lines = _converted(handing, temporary, trained, directory, dtype)
+            notes += lines
+        if handing.wishes.target == "ollama":
             notes += _write_modelfile(handing, temporary, name, directory)
         if handing.converter:
             _leave_only_gguf(temporary)
         if (temporary / "README.md").is_file():
-            _complete_card(temporary / "README.md", handing.target, Exported(".", dtype, gguf=name))
+            _complete_card(temporary / "README.md", handing.wishes.target, Exported(".", dtype, gguf=name))
         return notes
 
     return finish
@@ -158,9 +169,10 @@ def _converted(handing: Handing, directory: Path, trained: Trained, where: str, 
     from tonnage.targets.gguf import TYPES, convert
 
     stem = f"{Exported(where, dtype).name}-{TYPES[dtype]}"
-    files = convert(list(handing.converter), directory, f"{stem}.gguf", dtype, handing.shard_bytes)
+    shard_bytes = handing.wishes.shard_bytes if handing.wishes.shard_bytes != SHARD_BYTES else None
+    files = convert(list(handing.converter), directory, f"{stem}.gguf", dtype, shard_bytes)
     name = files[0].name
-    if not handing.compares:
+    if not handing.wishes.compares:
         return name, []
     return name, [_read_back(directory, name, trained, dtype)]
 
@@ -174,34 +186,34 @@ def _read_back(directory: Path, name: str, trained: Trained, dtype: str) -> str:
     if find_spec("llama_cpp") is None and find_spec("gguf") is None:
         return f"{name}: not read back, for neither llama-cpp-python nor gguf is installed (pip install gguf)"
     plain = load_plainly(directory)
-    asked = prompts(plain.get_input_embeddings().weight.shape[0])
-    expected = logits_of(plain, asked)
+    token_rows = prompts(plain.get_input_embeddings().weight.shape[0])
+    expected = logits_of(plain, token_rows)
     del plain
     if find_spec("llama_cpp") is not None:
-        found = _in_llama_cpp(directory / name, asked)
-        return told(found, expected, directory / name, "llama.cpp", ROUNDED[dtype])
+        logits = _in_llama_cpp(directory / name, token_rows)
+        return told(logits, expected, directory / name, "llama.cpp", ROUNDED[dtype])
     from transformers import GgufConfig
 
     how: dict[str, Any] = {"gguf_file": name, "quantization_config": GgufConfig(gguf_file=name, dequantize=True)}
     read = load_plainly(directory, **how)
-    return told(logits_of(read, asked), expected, directory / name, "transformers (of the GGUF file)")
+    return told(logits_of(read, token_rows), expected, directory / name, "transformers (of the GGUF file)")
 
 
-def _in_llama_cpp(path: Path, asked: list[list[int]]) -> list[Any]:
+def _in_llama_cpp(path: Path, token_rows: list[list[int]]) -> list[Any]:
     """Logits, fp32 (tokens, vocabulary), of llama.cpp's Python binding, with keys and values in fp32."""
     import torch
     from llama_cpp import GGML_TYPE_F32, Llama
 
-    longest = max(map(len, asked))
-    kept = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "logits_all": True, "verbose": False}
-    model = Llama(str(path), n_ctx=longest + 8, n_threads=torch.get_num_threads(), **kept)
-    found = []
-    for one in asked:
+    longest = max(map(len, token_rows))
+    options = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "logits_all": True, "verbose": False}
+    model = Llama(str(path), n_ctx=longest + 8, n_threads=torch.get_num_threads(), **options)
+    logits = []
+    for tokens in token_rows:
         model.reset()
-        model.eval(one)
-        found.append(torch.from_numpy(model.scores[: len(one)].copy()).float())
+        model.eval(tokens)
+        logits.append(torch.from_numpy(model.scores[: len(tokens)].copy()).float())
     model.close()
-    return found
+    return logits
 
 
 def _leave_only_gguf(directory: Path) -> None:

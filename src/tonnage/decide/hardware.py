@@ -58,8 +58,8 @@ def where(config: Config, machine: Machine | None, progress: Progress) -> Where:
 
     if machine is not None:
         return Where(machine, here=False)
-    if (known := _node_of(config) or load_machine(config.output)) is not None:
-        return Where(known)
+    if (machine_on_record := _node_of(config) or load_machine(config.output)) is not None:
+        return Where(machine_on_record)
     if (glanced := glance(Path(config.output), progress=progress)) is not None:
         return Where(glanced.machine, str(glanced))
     return Where(describe_here(config.output))
@@ -86,27 +86,27 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
     launch = config.launch
     nodes = launch.nodes if isinstance(launch, SlurmLaunch | RayLaunch) else 1
     nodes = max(nodes, machine.nodes)
-    per_node, there = math.ceil(launch.num_workers / nodes), machine.devices_per_node
-    if machine.kind == "cuda" and per_node > there:
-        change = f"launch.workers={there * nodes}"
+    per_node, present = math.ceil(launch.num_workers / nodes), machine.devices_per_node
+    if machine.kind == "cuda" and per_node > present:
+        change = f"launch.workers={present * nodes}"
         if isinstance(launch, SlurmLaunch) and launch.gpus_per_node and launch.hardware is None and not named:
             change = f"say what a node has, as launch.hardware={per_node}x{machine.name}"
         elif isinstance(launch, SlurmLaunch) and launch.gpus_per_node:
-            change = f"launch.gpus_per_node={there}"
+            change = f"launch.gpus_per_node={present}"
         elif nodes > 1:
             change += ", or more in launch.nodes"
         raise UserError(
             Problem(
-                found=f"{per_node} workers on a machine with {there} GPU{'s' * (there > 1)}",
+                found=f"{per_node} workers on a machine with {present} GPU{'s' * (present > 1)}",
                 needed="a GPU for each worker",
                 change=change,
                 where="launch.workers",
             )
         )
-    asked = launch.gpus_per_node if isinstance(launch, SlurmLaunch) else 0
+    reserved = launch.gpus_per_node if isinstance(launch, SlurmLaunch) else 0
     if isinstance(launch, RayLaunch):
-        asked = launch.num_gpus
-    if machine.kind == "cuda" and isinstance(launch, RayLaunch) and not asked:
+        reserved = launch.num_gpus
+    if machine.kind == "cuda" and isinstance(launch, RayLaunch) and not reserved:
         raise UserError(
             Problem(
                 found=f"launch.gpus_per_worker is 0, and a plan for {machine.name}: Ray hides GPUs from workers that "
@@ -117,11 +117,11 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
                 where="launch.gpus_per_worker",
             )
         )
-    if machine.kind == "cpu" and asked:
+    if machine.kind == "cpu" and reserved:
         key = "gpus_per_node" if isinstance(launch, SlurmLaunch) else "gpus_per_worker"
         raise UserError(
             Problem(
-                found=f"launch.{key} is {asked}, and a plan for {machine.name}, which has no GPU",
+                found=f"launch.{key} is {reserved}, and a plan for {machine.name}, which has no GPU",
                 needed="a plan for the hardware of a node",
                 change=f"say what a node has, as launch.hardware={per_node}xH100",
                 where="launch.hardware",
@@ -151,9 +151,9 @@ def free_now(config: Config, machine: Machine) -> float | None:
 
 def degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -> list[int]:
     """Sizes of the tensor axis to weigh the model for: whole, and what the config says, or what divides a node."""
-    said = config.parallel.tensor
-    if said != "auto":
-        return sorted({1, said})
+    tensor = config.parallel.tensor
+    if tensor != "auto":
+        return sorted({1, tensor})
     from tonnage.model.tensor_plan import fitting_degrees
 
     with suppress(UserError):

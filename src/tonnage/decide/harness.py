@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from tonnage.data import Progress, silent
-from tonnage.decide.evaluation import MOST_TOGETHER, assembled, checked_model, kept_tokens, ranks
-from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed
+from tonnage.decide.evaluation import AS_IT_IS, MOST_TOGETHER, Loading, assembled, checked_model, kept_tokens, ranks
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.inference.generate import place_of
@@ -70,9 +69,7 @@ def evaluate_tasks(
     few_shot: int | None = None,
     limit: int | None = None,
     chat: bool = False,
-    precision: Literal["auto", "bf16", "fp32"] = "auto",
-    trust_remote_code: bool = False,
-    allow_unexpected: Sequence[str] = (),
+    loading: Loading = AS_IT_IS,
 ) -> dict[str, Any]:
     """What lm-evaluation-harness says of a run, a model directory or a hub id: its ``simple_evaluate``'s dictionary,
     which it leaves empty on all but a machine's first rank.
@@ -96,14 +93,13 @@ def evaluate_tasks(
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         change = "lm_eval ls tasks lists them; --tasks-from names a folder with YAML of your own"
         raise UserError(Problem(f"no task {', '.join(unknown)}", "tasks of lm-evaluation-harness", change, "--tasks"))
-    unexpected = unexpected_allowed(model, allow_unexpected)
-    files, config = checked_model(model, unexpected, trust_remote_code=trust_remote_code)
-    length = positions_of(config) or DEFAULT_LENGTH
+    checked = checked_model(model, loading)
+    config, length = checked.config, positions_of(checked.config) or DEFAULT_LENGTH
     with ranks() as world:
         isolation = isolation_of(
             config, device=world.device, long_documents=outgrows(config, length), cache=default_directory()
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision, quantize=form_of_base(model))
+        pipeline, dtypes = assembled(checked, world, isolation)
         engine = Engine(
             pipeline,
             world,
@@ -112,9 +108,9 @@ def evaluate_tasks(
             kept=lambda lengths: kept_tokens(config, dtypes.compute, lengths),
             progress=progress,
         )
-        tokenizer = read_tokenizer(files, trust_remote_code=code_allowed(model, trust_remote_code))
-        found = simple_evaluate(
-            model=behind_its_interface(engine, tokenizer, length, _ends_of(place_of(files), tokenizer)),
+        tokenizer = read_tokenizer(checked.files, trust_remote_code=checked.loading.trust_remote_code)
+        results = simple_evaluate(
+            model=behind_its_interface(engine, tokenizer, length, _ends_of(place_of(checked.files), tokenizer)),
             tasks=list(tasks),
             task_manager=manager,
             num_fewshot=few_shot,
@@ -122,7 +118,7 @@ def evaluate_tasks(
             apply_chat_template=chat,
             log_samples=False,
         )
-    return dict(found or {})
+    return dict(results or {})
 
 
 def as_table(found: dict[str, Any]) -> str:
@@ -154,7 +150,7 @@ class Engine:
     def likelihoods(self, requests: Sequence[Likelihood]) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, in nats, and whether each of its tokens is the likeliest."""
         sums, misses = [0.0] * len(requests), [0.0] * len(requests)
-        rows = list(self._rows(sorted(requests, key=lambda one: (-len(one.context), one.context))))
+        rows = list(self._rows(sorted(requests, key=lambda request: (-len(request.context), request.context))))
         num_ranks, done = self.world.data_size, 0
         for start in range(
             0, len(rows), num_ranks
@@ -165,8 +161,8 @@ class Engine:
             else:
                 self._run(replace(MicroBatch.blank(is_padded=self.is_padded), judges=True))
             self.progress("log-probabilities", done, len(requests))
-        told = self.world.sum(*self.world.once(*sums, *misses))
-        return [(value, not missed) for value, missed in zip(told, told[len(sums) :], strict=False)]
+        totals = self.world.sum(*self.world.once(*sums, *misses))
+        return [(value, not missed) for value, missed in zip(totals, totals[len(sums) :], strict=False)]
 
     def _ask(self, row: Sequence[Sequence[Likelihood]], sums: list[float], misses: list[float]) -> None:
         """Write down what a row's requests have, and how many of their tokens are not the likeliest."""
@@ -187,10 +183,10 @@ class Engine:
         self, prompts: Sequence[Prompt], stops: frozenset[int], ends: Callable[[Sequence[int]], bool]
     ) -> list[list[int]]:
         """Tokens of the answer to each prompt, without the one that ends it."""
-        kept = self.kept([len(one.ids) + one.room for one in prompts])
-        asking = Asking(tuple(prompts), stops, kept, decode=str, most_together=MOST_TOGETHER, ends=ends)
+        row_tokens = self.kept([len(one.ids) + one.room for one in prompts])
+        asking = Asking(tuple(prompts), stops, row_tokens, decode=str, most_together=MOST_TOGETHER, ends=ends)
         ranks, rank = self.world.data_size, self.world.data_rank
-        deal = Deal(ranks, 1, rank, ranks, round_to=self.round_to, padded_tokens=kept if self.is_padded else 0)
+        deal = Deal(ranks, 1, rank, ranks, round_to=self.round_to, padded_tokens=row_tokens if self.is_padded else 0)
         shown = self.progress
         return answer(
             self.pipeline, asking, deal, self.world, progress=lambda done, total: shown("generate", done, total)
@@ -214,16 +210,16 @@ class Engine:
 
     def _padded(self, rows: Sequence[Sequence[Likelihood]]) -> MicroBatch:
         """Each request in a row of its own, padded at the right."""
-        requests = [one for (one,) in rows]
-        longest = max(len(one.context) + len(one.inner) for one in requests)
+        requests = [request for (request,) in rows]
+        longest = max(len(request.context) + len(request.inner) for request in requests)
         width = -(-longest // self.round_to) * self.round_to
         ids = torch.zeros(len(requests), width, dtype=torch.int64)
         positions: list[int] = []
-        for row, one in enumerate(requests):
-            tokens = (*one.context, *one.inner)
+        for row, request in enumerate(requests):
+            tokens = (*request.context, *request.inner)
             ids[row, : len(tokens)] = torch.tensor(tokens)
-            positions += range(row * width + len(one.context) - 1, row * width + len(tokens))
-        lengths = tuple(len(one.context) + len(one.inner) for one in requests)
+            positions += range(row * width + len(request.context) - 1, row * width + len(tokens))
+        lengths = tuple(len(request.context) + len(request.inner) for request in requests)
         return _asked(ids, lengths, positions, requests, is_padded=True)
 
 
@@ -242,7 +238,7 @@ def _packed(rows: Sequence[Sequence[Likelihood]]) -> MicroBatch:
     positions: list[int] = []
     shared: list[Shared] = []
     for group in rows:
-        inner = [one.inner for one in group if one.inner]
+        inner = [request.inner for request in group if request.inner]
         last = len(tokens) + len(group[0].context) - 1
         if len(inner) == 1 and len(group) == 1:  # one document
             lengths.append(_tokens(group))
@@ -251,10 +247,10 @@ def _packed(rows: Sequence[Sequence[Likelihood]]) -> MicroBatch:
                 shared.append(Shared(len(lengths), len(inner)))
             lengths += [len(group[0].context), *map(len, inner)]
         tokens += group[0].context
-        for one in group:
-            positions += [last, *range(len(tokens), len(tokens) + len(one.inner))]
-            tokens += one.inner
-    requests = [one for group in rows for one in group]
+        for request in group:
+            positions += [last, *range(len(tokens), len(tokens) + len(request.inner))]
+            tokens += request.inner
+    requests = [request for group in rows for request in group]
     return _asked(torch.tensor([tokens]), tuple(lengths), positions, requests, shared=tuple(shared))
 
 
@@ -277,113 +273,121 @@ def _ends_of(directory: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(one for one in (*said, tokenizer.eos_token_id) if isinstance(one, int))
 
 
-def behind_its_interface(engine: Engine, tokenizer: Any, max_length: int, ends: frozenset[int]) -> Any:
-    """An engine as a model of lm-evaluation-harness (``lm_eval.api.model.TemplateLM``)."""
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+class Interface:
+    """What lm-evaluation-harness calls; names and arguments are its own."""
 
-    class Model(TemplateLM):  # type: ignore[misc]
-        """Its interface; names and arguments are its own."""
+    cache_hook: Any
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokenizer = tokenizer
+    def __init__(self, engine: Engine, tokenizer: Any, length: int, ends: frozenset[int]) -> None:
+        super().__init__()
+        self.engine, self.tokenizer, self.length, self.ends = engine, tokenizer, length, ends
 
-        @property
-        def eot_token_id(self) -> int:
-            return int(tokenizer.eos_token_id)
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
 
-        @property
-        def prefix_token_id(self) -> int:
-            first = tokenizer.bos_token_id
-            return int(tokenizer.eos_token_id if first is None else first)
+    @property
+    def prefix_token_id(self) -> int:
+        first = self.tokenizer.bos_token_id
+        return int(self.tokenizer.eos_token_id if first is None else first)
 
-        @property
-        def tokenizer_name(self) -> str:
-            return str(tokenizer.name_or_path).replace("/", "__")
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
 
-        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-            return str(
-                tokenizer.apply_chat_template(
-                    chat_history,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
             )
+        )
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-            how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-            if add_special_tokens is None and string.startswith(tokenizer.decode(self.prefix_token_id)):
-                how = {"add_special_tokens": False}
-            return list(tokenizer.encode(string, **how))
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+        how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        if add_special_tokens is None and string.startswith(self.tokenizer.decode(self.prefix_token_id)):
+            how = {"add_special_tokens": False}
+        return list(self.tokenizer.encode(string, **how))
 
-        def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-            asked = []
-            for number, (_, context, continuation) in enumerate(requests):
-                # What is computed has at most max_length tokens: all but the last of these.
-                whole = [*context, *continuation][-(max_length + 1) :]
-                first = max(1, len(whole) - len(continuation))
-                asked.append(Likelihood(number, tuple(whole[:first]), tuple(whole[first:])))
-            found = engine.likelihoods(asked)
-            for (texts, _, _), one in zip(requests, found, strict=True):
-                if texts is not None:
-                    self.cache_hook.add_partial("loglikelihood", texts, one)
-            return found
+    def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        likelihoods = []
+        for number, (_, context, continuation) in enumerate(requests):
+            # What is computed has at most max_length tokens: all but the last of these.
+            whole = [*context, *continuation][-(self.length + 1) :]
+            first = max(1, len(whole) - len(continuation))
+            likelihoods.append(Likelihood(number, tuple(whole[:first]), tuple(whole[first:])))
+        results = self.engine.likelihoods(likelihoods)
+        for (texts, _, _), result in zip(requests, results, strict=True):
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, result)
+        return results
 
-        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-            windows: list[Any] = []
-            owners: list[int] = []
-            for number, request in enumerate(requests):
-                tokens = self.tok_encode(request.args[0])
-                found = get_rolling_token_windows(tokens, self.prefix_token_id, max_length, 1)
-                for window in map(make_disjoint_window, found):
-                    windows.append((None, *window))
-                    owners.append(number)
-            sums = [0.0] * len(requests)
-            for number, (value, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
-                sums[number] += value
-            for request, one in zip(requests, sums, strict=True):
-                self.cache_hook.add_partial("loglikelihood_rolling", request.args, one)
-            return sums
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-            texts = [""] * len(requests)
-            told = [(number, *_until(request.args[1])) for number, request in enumerate(requests)]
-            for (words, room), some in groupby(sorted(told, key=lambda one: one[1:]), key=lambda one: one[1:]):
-                numbers = [number for number, *_ in some]
-                stops = [*words, tokenizer.decode(self.eot_token_id, skip_special_tokens=False)]
-                most = max_length - room
-                if most < 1:
-                    found = f"answers of {room:,} tokens of a model of {max_length:,}"
-                    raise UserError(Problem(found, "room for a question", where="max_gen_toks"))
-                prompts = [Prompt("", self.tok_encode(requests[one].args[0])[-most:], room) for one in numbers]
+        windows: list[Any] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            ranges = get_rolling_token_windows(tokens, self.prefix_token_id, self.length, 1)
+            for window in map(make_disjoint_window, ranges):
+                windows.append((None, *window))
+                owners.append(number)
+        sums = [0.0] * len(requests)
+        for number, (value, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            sums[number] += value
+        for request, total in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return sums
 
-                def is_over(tokens: Sequence[int], stops: Sequence[str] = stops) -> bool:
-                    text = tokenizer.decode(list(tokens[-TAIL:]), skip_special_tokens=False)
-                    return any(stop and stop in text for stop in stops)
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        texts = [""] * len(requests)
+        ends = [(number, *_until(request.args[1])) for number, request in enumerate(requests)]
+        for (words, room), some in groupby(sorted(ends, key=lambda row: row[1:]), key=lambda row: row[1:]):
+            numbers = [number for number, *_ in some]
+            stops = [*words, self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False)]
+            most = self.length - room
+            if most < 1:
+                found = f"answers of {room:,} tokens of a model of {self.length:,}"
+                raise UserError(Problem(found, "room for a question", where="max_gen_toks"))
+            prompts = [Prompt("", self.tok_encode(requests[row].args[0])[-most:], room) for row in numbers]
 
-                for number, tokens in zip(numbers, engine.answers(prompts, ends, is_over), strict=True):
-                    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
-                    for stop in stops:
-                        text = text.split(stop)[0] if stop else text
-                    texts[number] = text
-            for request, text in zip(requests, texts, strict=True):
-                self.cache_hook.add_partial("generate_until", request.args, text)
-            return texts
+            def is_over(tokens: Sequence[int], stops: Sequence[str] = stops) -> bool:
+                text = self.tokenizer.decode(list(tokens[-TAIL:]), skip_special_tokens=False)
+                return any(stop and stop in text for stop in stops)
 
-    return Model()
+            for number, tokens in zip(numbers, self.engine.answers(prompts, self.ends, is_over), strict=True):
+                text = str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+                for stop in stops:
+                    text = text.split(stop)[0] if stop else text
+                texts[number] = text
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
 
 
-def _until(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+def behind_its_interface(engine: Engine, tokenizer: Any, length: int, ends: frozenset[int]) -> Any:
+    """An engine as a model of lm-evaluation-harness (``lm_eval.api.model.TemplateLM``), with texts of ``length`` tokens
+    at most."""
+    from lm_eval.api.model import TemplateLM
+
+    class Model(Interface, TemplateLM):  # type: ignore[misc]
+        """Ours, as one of its own."""
+
+    return Model(engine, tokenizer, length, ends)
+
+
+def _until(options: dict[str, Any]) -> tuple[tuple[str, ...], int]:
     """Stop words and tokens at most, of what a task says of its answers. Raises ``UserError`` if they are drawn."""
     names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-    more = {name: value for name, value in given.items() if name not in (*names, "until")}
+    more = {name: value for name, value in options.items() if name not in (*names, "until")}
     is_greedy = not more.pop("do_sample", False) and float(more.pop("temperature", 0.0) or 0.0) == 0.0
     more = {name: value for name, value in more.items() if is_greedy and name not in ("top_p", "top_k")}
     if more or not is_greedy:
-        said = ", ".join(f"{name}: {value}" for name, value in given.items())
-        raise UserError(Problem(f"a task whose answers are drawn ({said})"[:200], "greedy answers", where="--tasks"))
-    room = next((int(given[name]) for name in names if given.get(name) is not None), MOST_ANSWER)
-    until = given.get("until") or []
+        listed = ", ".join(f"{name}: {value}" for name, value in options.items())
+        raise UserError(Problem(f"a task whose answers are drawn ({listed})"[:200], "greedy answers", where="--tasks"))
+    room = next((int(options[name]) for name in names if options.get(name) is not None), MOST_ANSWER)
+    until = options.get("until") or []
     return tuple([until] if isinstance(until, str) else until), room

@@ -144,7 +144,7 @@ def _ranks(model_config: PreTrainedConfig, config: Config) -> _Values:
             )
         )
     model = build_on_meta(copy.deepcopy(model_config), torch.float32)
-    largest = max(find_targets(model, dissect(model), config.adapter.targets), key=lambda one: min(one.shape))
+    largest = max(find_targets(model, dissect(model), config.adapter.targets), key=lambda target: min(target.shape))
     limit = min(largest.shape)  # more than that adds to no layer
     step = RANKS if limit >= 4 * RANKS else 1
 
@@ -153,8 +153,8 @@ def _ranks(model_config: PreTrainedConfig, config: Config) -> _Values:
         return config.model_copy(update={"adapter": config.adapter.model_copy(update={"rank": value})})
 
     rows, columns = largest.shape
-    whose = f"{largest.path.rpartition('.')[2]} is a matrix of {rows:,} x {columns:,}"
-    return _Values(step, limit // step, whose, put)
+    owner = f"{largest.path.rpartition('.')[2]} is a matrix of {rows:,} x {columns:,}"
+    return _Values(step, limit // step, owner, put)
 
 
 def _on_a_line(values: _Values, config: Config, planned: Callable[[Config, bool], Plan], search: _Search) -> int | None:
@@ -175,9 +175,9 @@ def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
     from tonnage.model.files import positions_of
 
     positions, batch = positions_of(model_config), config.batch
-    limit, whose = positions or MOST_POSITIONS, "the model's positions" if positions else "the model does not say more"
+    limit, owner = positions or MOST_POSITIONS, "the model's positions" if positions else "the model does not say more"
     if batch != "auto" and batch.tokens is not None and batch.tokens < limit:
-        limit, whose = batch.tokens, "batch.tokens, in which a step has one pack at least"
+        limit, owner = batch.tokens, "batch.tokens, in which a step has one pack at least"
 
     def put(config: Config, value: int) -> Config:
         return config.model_copy(update={"data": config.data.model_copy(update={"max_length": value})})
@@ -187,7 +187,7 @@ def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
         raise UserError(
             Problem(
                 where="data.max_length",
-                found=f"--largest max_length, and a limit of {limit} tokens: {whose}",
+                found=f"--largest max_length, and a limit of {limit} tokens: {owner}",
                 needed=f"room for {LENGTHS}, of which lengths are multiples",
                 change=f"data.max_length={limit}, without --largest",
             )
@@ -198,7 +198,7 @@ def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
         return math.ceil(at.packs_per_step / config.data_workers)
 
     single = next((index for index in range(1, number + 1) if passes(index) == 1), number)
-    return _Values(LENGTHS, number, whose, put, falls=(single, number))
+    return _Values(LENGTHS, number, owner, put, falls=(single, number))
 
 
 def _weighed_anew(question: Question) -> Callable[[Config, bool], Plan]:

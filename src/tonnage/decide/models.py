@@ -47,21 +47,21 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
         except UserError as error:
             problems.extend(error.problems)
 
-    found = None
+    model = None
     if fresh_output:
         with collecting():
             check_output(config)
     with collecting():
         files, model_config, weights = find_weights(config)
         tokenizer = read_tokenizer(files, trust_remote_code=config.trust_remote_code)
-        found = ModelFound(files, model_config, tokenizer, weights)
+        model = ModelFound(files, model_config, tokenizer, weights)
         check_fit(model_config, tokenizer, config.data.max_length)
     with collecting():
-        if found is not None:
-            check_division(config, found.config)
-    if problems or found is None:
+        if model is not None:
+            check_division(config, model.config)
+    if problems or model is None:
         raise UserError(*problems)
-    return found
+    return model
 
 
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
@@ -106,36 +106,36 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     from tonnage.config import ADAPTER_LR, Adapter
     from tonnage.training.building import trains_of, trains_of_files
 
-    found = trains_of_files(model.files, model.config).adapter
-    assert found is not None
-    said = Adapter(
+    own = trains_of_files(model.files, model.config).adapter
+    assert own is not None
+    adapter = Adapter(
         rank=files.rank,
         alpha=files.alpha,
-        targets=found.targets if not isinstance(found.targets, str) else "all-linear",
+        targets=own.targets if not isinstance(own.targets, str) else "all-linear",
         scaling="rank_stabilised" if files.rank_stabilised else "plain",
-        also=found.also,
+        also=own.also,
         dropout=files.dropout,
     )
     if isinstance(config.adapter, str) and not config.train:  # ``auto`` is what the directory has, too
         optimizer = config.optimizer
         if "lr" not in optimizer.model_fields_set:
             optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})
-        return config.model_copy(update={"adapter": said, "optimizer": optimizer})
-    wanted = trains_of(config).adapter
-    if wanted is None or not _is_same(wanted, found, model.config):
+        return config.model_copy(update={"adapter": adapter, "optimizer": optimizer})
+    described = trains_of(config).adapter
+    if described is None or not _is_same(described, own, model.config):
         raise UserError(
             Problem(
                 where="adapter",
                 found=f"another adapter than the one in {files.directory}",
-                needed=f"rank {said.rank}, alpha {said.alpha:g}, targets {said.targets}, scaling {said.scaling}, also "
-                f"{list(said.also)}, as it has them",
+                needed=f"rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
+                f"scaling {adapter.scaling}, also {list(adapter.also)}, as it has them",
                 change="leave adapter out of the config: the directory says it",
             )
         )
     return config
 
 
-def _is_same(wanted: AdapterAdded, found: AdapterAdded, model_config: PreTrainedConfig) -> bool:
+def _is_same(described: AdapterAdded, own: AdapterAdded, model_config: PreTrainedConfig) -> bool:
     """Whether two adapters add the same to the same layers, however those are named; with other dropout one may go on
     as the other."""
     import torch
@@ -144,13 +144,13 @@ def _is_same(wanted: AdapterAdded, found: AdapterAdded, model_config: PreTrained
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import on_meta
 
-    if replace(wanted, dropout=0.0, targets=found.targets, also=found.also) != replace(found, dropout=0.0):
+    if replace(described, dropout=0.0, targets=own.targets, also=own.also) != replace(own, dropout=0.0):
         return False
-    if set(wanted.also) != set(found.also):
+    if set(described.also) != set(own.also):
         return False
     model = on_meta(copy.deepcopy(model_config), torch.float32)
     anatomy = dissect(model)
-    paths = [{one.path for one in find_targets(model, anatomy, adapter.targets)} for adapter in (wanted, found)]
+    paths = [{one.path for one in find_targets(model, anatomy, adapter.targets)} for adapter in (described, own)]
     return paths[0] == paths[1]
 
 
@@ -187,13 +187,13 @@ def type_of(model: str) -> str:
 
     from tonnage.model.stored import read_json_object
 
-    found = ""
+    model_type = ""
     with suppress(UserError, OSError, ValueError):
         path = Path(model, "config.json") if Path(model).is_dir() else try_to_load_from_cache(model, "config.json")
         if isinstance(path, Path | str):
             named = read_json_object(Path(path)).get("model_type")
-            found = named if isinstance(named, str) else ""
-    return found
+            model_type = named if isinstance(named, str) else ""
+    return model_type
 
 
 def check_division(config: Config, model_config: PreTrainedConfig) -> None:

@@ -21,11 +21,13 @@ def prompts_of(config: Config, prepared: Prepared) -> Prompts | None:
     Raises:
         UserError: rows that cannot be asked, too many of them, or longer than a pack.
     """
-    asked = config.evaluate.prompts
-    if not asked:
+    wishes = config.evaluate.prompts
+    if not wishes:
         return None
-    found = list(_of_file(asked, config, prepared) if isinstance(asked, str) else _of_rows(asked, config, prepared))
-    if not found:
+    prompts = list(
+        _of_file(wishes, config, prepared) if isinstance(wishes, str) else _of_rows(wishes, config, prepared)
+    )
+    if not prompts:
         raise UserError(
             Problem(
                 "no validation row has anything before its answer",
@@ -34,7 +36,7 @@ def prompts_of(config: Config, prepared: Prepared) -> Prompts | None:
                 "evaluate.prompts",
             )
         )
-    return Prompts(list(prepared.stop_tokens), found)
+    return Prompts(list(prepared.stop_tokens), prompts)
 
 
 def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
@@ -49,13 +51,13 @@ def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
     if evaluate.scorer == "none":
         return None
     scorer_of(evaluate.scorer, evaluate.pattern)
-    found = list(_of_rows(evaluate.answers, config, prepared))
-    if not found:
+    prompts = list(_of_rows(evaluate.answers, config, prepared))
+    if not prompts:
         change = "evaluate.scorer=none"
         raise UserError(Problem("no validation row has anything before its answer", "rows with questions", change))
-    rows = [(f"question {number}", prompt.expected or "") for number, prompt in enumerate(found, start=1)]
+    rows = [(f"question {number}", prompt.expected or "") for number, prompt in enumerate(prompts, start=1)]
     check_expected(evaluate.scorer, evaluate.pattern, rows)
-    return Prompts(list(prepared.stop_tokens), found)
+    return Prompts(list(prepared.stop_tokens), prompts)
 
 
 def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:

@@ -103,7 +103,7 @@ class _Draft:
 
 
 def propose(
-    found: Looked,
+    looked: Looked,
     *,
     purpose: Purpose | None = None,
     hours: float | None = None,
@@ -118,11 +118,11 @@ def propose(
     Raises:
         UserError: nothing that the user has left open fits, or the rows must not be trained on; lists every problem.
     """
-    if purpose in ("chat", "task") and not found.is_chat:
+    if purpose in ("chat", "task") and not looked.is_chat:
         needed = "rows with questions and answers, or conversations"
         raise UserError(Problem("rows of text alone", needed, "--for text", f"--for {purpose}"))
-    draft = _Draft(found)
-    prepared = _rows(draft, purpose or found.purpose, progress)
+    draft = _Draft(looked)
+    prepared = _rows(draft, purpose or looked.purpose, progress)
     place = _workers(draft, hardware, progress)
     prepared, plan = _trained(draft, prepared, place, progress)
     _duration(draft, prepared, plan)
@@ -131,12 +131,12 @@ def propose(
         plan = _within(draft, hours, prepared, place, plan)
     _tell(draft, prepared, plan)
     where_to = hardware if hardware is not None else "this machine as it is now"
-    return Proposal(draft.config, draft.comments, _heading(found, plan, where_to), prepared, plan)
+    return Proposal(draft.config, draft.comments, _heading(looked, plan, where_to), prepared, plan)
 
 
 def _rows(draft: _Draft, purpose: Purpose, progress: Progress) -> Prepared:
     """Everything about data; returns them prepared."""
-    found, account = draft.found, draft.found.account
+    looked, account = draft.found, draft.found.account
     total = account.total
     if total.rows_bad:
         draft.put(
@@ -150,29 +150,29 @@ def _rows(draft: _Draft, purpose: Purpose, progress: Progress) -> Prepared:
     _form(draft, purpose)
     _length(draft, purpose)
     _validation(draft)
-    prepared = prepare_data(found.wanted.with_data(draft.config, {"max_loss": 1.0}), found.model, progress)
-    room = found.positions or math.inf
+    prepared = prepare_data(looked.wanted.with_data(draft.config, {"max_loss": 1.0}), looked.model, progress)
+    room = looked.positions or math.inf
     while prepared.account.supervised_loss > MOST_CUT and not draft.says("data.max_length"):
         length = prepared.train.max_length
         if length >= room or length >= longest(account):
             break
         draft.tree["data"]["max_length"] = int(min(2 * length, room))
-        prepared = prepare_data(found.wanted.with_data(draft.config, {"max_loss": 1.0}), found.model, progress)
+        prepared = prepare_data(looked.wanted.with_data(draft.config, {"max_loss": 1.0}), looked.model, progress)
     lost = prepared.account.supervised_loss
     if MOST_CUT < lost <= MOST_LOST:
         why = f"{lost:.2%} of the supervised tokens are lost, as the model has positions for {room:,} tokens"
         draft.put("data.max_loss", math.ceil(1000 * lost) / 1000, why)
-    return prepare_data(draft.config, found.model, progress)
+    return prepare_data(draft.config, looked.model, progress)
 
 
 def _form(draft: _Draft, purpose: Purpose) -> None:
     """Template and mask, from what the model is for."""
-    found = draft.found
-    has_own = bool(found.model.tokenizer.chat_template)
+    looked = draft.found
+    has_own = bool(looked.model.tokenizer.chat_template)
     name = "auto"
-    if found.is_chat and purpose == "text":
+    if looked.is_chat and purpose == "text":
         name = "plain"
-    elif found.is_chat and purpose == "chat" and found.single_turn and not has_own:
+    elif looked.is_chat and purpose == "chat" and looked.single_turn and not has_own:
         name = "chatml"
     draft.put("data.template", name, "")
     masks = {
@@ -181,23 +181,23 @@ def _form(draft: _Draft, purpose: Purpose) -> None:
         "text": ("all", "every token is trained on"),
     }
     value, why = masks[purpose]
-    if purpose == "task" and found.single_turn:
+    if purpose == "task" and looked.single_turn:
         value, why = masks["chat"]
     draft.put("data.train_on", value, f"for {USES[purpose]}: {why}")
 
 
 def _length(draft: _Draft, purpose: Purpose) -> None:
     """Tokens of a pack, and what becomes of documents that are longer."""
-    found = draft.found
-    most, usual = longest(found.account), typical(found.account)
-    if found.is_chat:
-        wanted = most if most <= max(USUAL_LENGTH, 2 * usual) else usual
+    looked = draft.found
+    most, usual = longest(looked.account), typical(looked.account)
+    if looked.is_chat:
+        tokens = most if most <= max(USUAL_LENGTH, 2 * usual) else usual
     else:
-        wanted = min(most, USUAL_LENGTH)  # longer texts are split, and lose nothing
-    length = min(max(SHORT_LENGTH, 1 << max(0, wanted - 1).bit_length()), found.positions or math.inf)
+        tokens = min(most, USUAL_LENGTH)  # longer texts are split, and lose nothing
+    length = min(max(SHORT_LENGTH, 1 << max(0, tokens - 1).bit_length()), looked.positions or math.inf)
     draft.put("data.max_length", int(length), "")
     if most > draft.config.data.max_length:
-        split = not found.is_chat or purpose == "text"
+        split = not looked.is_chat or purpose == "text"
         draft.put("data.over_length", "split" if split else "drop", "")
 
 
@@ -230,8 +230,8 @@ def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
         described = None  # the config itself describes it
     number = counted(draft.config, described).launch.num_workers
     place = where(draft.config, described, progress)
-    what = "GPU" if place.machine.kind == "cuda" else "machine"
-    draft.put("launch.workers", "auto", f"{number}, one for each {what}" if number > 1 else f"1: one {what}")
+    device = "GPU" if place.machine.kind == "cuda" else "machine"
+    draft.put("launch.workers", "auto", f"{number}, one for each {device}" if number > 1 else f"1: one {device}")
     if not place.machine.has_bf16:
         draft.put("precision", "fp16", f"{place.machine.name} has no fast bf16")
     return place
@@ -245,14 +245,14 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         if not whole or config.train:
             prepared = _with_known_tokens(draft, prepared, _of_known_tokens(draft, prepared, progress))
         plan = _batched(draft, prepared, place)
-        said = "as given" if draft.says("adapter") or draft.says("train") else "the model is an adapter, and goes on"
-        draft.comments["train" if draft.says("train") else "adapter"] = said
+        comment = "as given" if draft.says("adapter") or draft.says("train") else "the model is an adapter, and goes on"
+        draft.comments["train" if draft.says("train") else "adapter"] = comment
         draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(whole))
         return prepared, plan
-    model, known = draft.found.model, _of_known_tokens(draft, prepared, progress)
+    model, of_known_tokens = draft.found.model, _of_known_tokens(draft, prepared, progress)
 
     def planned(config: Config, anyway: bool) -> list[Plan]:
-        rows = prepared if config.adapter == "none" else known
+        rows = prepared if config.adapter == "none" else of_known_tokens
         return [plan_run(config, model, rows, place, None, force=anyway)]
 
     # Forced, as what takes least may still fit with moments of 8 bits or on disk; if not, its plan is refused.
@@ -260,7 +260,7 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
     adapter = config.adapter
     if not isinstance(adapter, str):
         draft.put("adapter", {"rank": adapter.rank} | adapter.model_dump(exclude_unset=True), "")
-        prepared = _with_known_tokens(draft, prepared, known)
+        prepared = _with_known_tokens(draft, prepared, of_known_tokens)
     else:
         draft.put("adapter", adapter, "")
     draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(adapter == "none"))
@@ -353,9 +353,9 @@ def _tell(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
     draft.comments["data.train"] = (
         f"{total.rows_read:,} rows{of_form}: {total.tokens.read:,} tokens, {total.supervised.read:,} of them supervised"
     )
-    found, length = draft.found.account, config.data.max_length
+    first, length = draft.found.account, config.data.max_length
     over = total.rows_dropped + total.rows_truncated + total.rows_split
-    lengths = f"99% of the rows have at most {typical(found):,} tokens, the longest has {longest(found):,}"
+    lengths = f"99% of the rows have at most {typical(first):,} tokens, the longest has {longest(first):,}"
     add("data.max_length", f"{lengths}; {over:,} of {total.rows_read:,} rows are over {length:,}")
     lost = f"{account.supervised_loss:.2%} of the supervised tokens are lost"
     add("data.over_length", f"{over:,} rows are longer than {length:,} tokens: {lost}")

@@ -36,11 +36,11 @@ def main(path: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(19)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    run, pause, said = RunDirectory(path), FIRST_PAUSE, set[str]()
+    run, pause, logged = RunDirectory(path), FIRST_PAUSE, set[str]()
 
     def tell(message: str) -> None:
-        if message not in said:
-            said.add(message)
+        if message not in logged:
+            logged.add(message)
             _add_to_log(run, message)
 
     while True:
@@ -48,8 +48,8 @@ def main(path: str) -> None:
             config = read_config(run.config, [], check_files=False)
             pause, sleep = FIRST_PAUSE, 0.0 if push_next(run, config, tell) else LOOK_SECONDS
         except Exception as error:  # of whatever kind: training has nothing to do with it
-            told = error.problems[0].found if isinstance(error, UserError) else type(error).__name__
-            tell(f"push: {told}; trying again, and training goes on")
+            reason = error.problems[0].found if isinstance(error, UserError) else type(error).__name__
+            tell(f"push: {reason}; trying again, and training goes on")
             sleep, pause = pause, min(2 * pause, LONGEST_PAUSE)
         time.sleep(sleep)
 

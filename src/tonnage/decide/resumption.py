@@ -105,8 +105,8 @@ def decide_resumption(
     if not allow_changes:
         _refuse([change for change in changes if not change.is_free])
     layout = Plan.read(run.plan).layout
-    said = config.parallel.model_dump(include={"tensor", "pipeline"})
-    same_axes = all(size in ("auto", getattr(layout, axis)) for axis, size in said.items())
+    sizes = config.parallel.model_dump(include={"tensor", "pipeline"})
+    same_axes = all(size in ("auto", getattr(layout, axis)) for axis, size in sizes.items())
     decision = decide_on(config, progress, force=force, before=layout if same_axes else None)
     base = state.get("base", "")
     if base and base != decision.plan.weights.base_digest:
@@ -155,7 +155,7 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
     choose(run.checkpoints, step)
 
 
-def check_loss(run: RunDirectory, given: LossNote | None) -> None:
+def check_loss(run: RunDirectory, now_given: LossNote | None) -> None:
     """Refuse to go on with another loss than the run's, or where a program took the steps. Raises ``UserError``."""
     if run.by_hand.exists():
         raise UserError(
@@ -166,19 +166,19 @@ def check_loss(run: RunDirectory, given: LossNote | None) -> None:
                 str(run.path),
             )
         )
-    kept = run.own_loss()
-    if kept is None and given is None:
+    at_start = run.own_loss()
+    if at_start is None and now_given is None:
         return
-    if kept is None or given is None:
-        now = f"{given.module}.{given.name}" if given else "none is given (here it would be cross-entropy)"
-        was = f"{kept.module}.{kept.name}" if kept else "cross-entropy"
-        change = f"tonnage.open_run({str(run.path)!r}).resume(loss=...), from Python" if kept else "leave loss out"
+    if at_start is None or now_given is None:
+        now = f"{now_given.module}.{now_given.name}" if now_given else "none is given (here it would be cross-entropy)"
+        was = f"{at_start.module}.{at_start.name}" if at_start else "cross-entropy"
+        change = f"tonnage.open_run({str(run.path)!r}).resume(loss=...), from Python" if at_start else "leave loss out"
         raise UserError(Problem(f"the loss of the run is {was}, and {now}", "the same loss", change, str(run.loss)))
-    if (given.module, given.name) != (kept.module, kept.name):
-        found = f"{given.module}.{given.name}, and the run began with {kept.module}.{kept.name}"
-        raise UserError(Problem(found, "the same loss", f"give {kept.name}", str(run.loss)))
-    if given.source != kept.source:
-        found = f"another source of {given.module}.{given.name} than when the run began"
+    if (now_given.module, now_given.name) != (at_start.module, at_start.name):
+        found = f"{now_given.module}.{now_given.name}, and the run began with {at_start.module}.{at_start.name}"
+        raise UserError(Problem(found, "the same loss", f"give {at_start.name}", str(run.loss)))
+    if now_given.source != at_start.source:
+        found = f"another source of {now_given.module}.{now_given.name} than when the run began"
         raise UserError(Problem(found, "the same function", "put its source back as it was", str(run.loss)))
 
 

@@ -39,10 +39,10 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     prepared = prepare(options, model.tokenizer, cache=cache, progress=progress, cluster=cluster)
     if (general := config.evaluate.general) is None:
         return prepared
-    kept: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
-    others = replace(options, train=_sources(general), validation=0.0, **kept)
-    found = prepare(others, prepared.tokenizer, cache=cache, progress=progress, cluster=cluster)
-    return replace(prepared, general=found.train)
+    as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
+    others = replace(options, train=_sources(general), validation=0.0, **as_text)
+    of_general = prepare(others, prepared.tokenizer, cache=cache, progress=progress, cluster=cluster)
+    return replace(prepared, general=of_general.train)
 
 
 def data_options(config: Config) -> DataOptions:

@@ -28,8 +28,8 @@ def progress_bar(console: Console) -> Iterator[Progress]:
     )
     task = bar.add_task("", total=None)
 
-    def show(what: str, done: int, total: int) -> None:
-        bar.update(task, description=what, completed=done, total=total)
+    def show(doing: str, done: int, total: int) -> None:
+        bar.update(task, description=doing, completed=done, total=total)
         if done < total:
             bar.start()
         elif bar.live.is_started:

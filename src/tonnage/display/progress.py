@@ -301,8 +301,8 @@ class RunDisplay:
         if position.num_micro_batches > 1 and in_step:
             doing += f", micro-batch {max(position.micro_batch, 1)}/{position.num_micro_batches}"
         elif position.num_micro_batches > 1 and position.phase in ("evaluate", "answer"):
-            what = "packs" if position.phase == "evaluate" else "prompts"
-            doing += f", {position.micro_batch} of {position.num_micro_batches} {what}"
+            unit = "packs" if position.phase == "evaluate" else "prompts"
+            doing += f", {position.micro_batch} of {position.num_micro_batches} {unit}"
         since = f" {_clock(time.time() - position.seconds)}" if position.seconds and not in_step else ""
         return f"{stopping}{doing}{since}{again}"
 
@@ -351,12 +351,12 @@ def show_memory(run: RunDirectory, console: Console) -> None:
         lines = run.metrics.read_bytes().split(b"\n")
     except OSError:
         return
-    told = [record["memory_phases"] for record in _records(lines) if "memory_phases" in record]
-    if not told:
+    tables = [record["memory_phases"] for record in _records(lines) if "memory_phases" in record]
+    if not tables:
         return
-    on_device = any(any(phase["device"]) for phase in told[-1])
+    on_device = any(any(phase["device"]) for phase in tables[-1])
     table = Table("peak memory", "host", *(["device"] if on_device else []), box=None, padding=(0, 2, 0, 0))
-    for phase in told[-1]:
+    for phase in tables[-1]:
         kinds = ("host", "device") if on_device else ("host",)
         table.add_row(f"  {phase['phase']}", *(_range(phase[kind]) for kind in kinds))
     console.print(table)
@@ -386,10 +386,10 @@ def draw_sparkline(values: Sequence[float | None], width: int, bars: str = BARS)
         share = values[column * len(values) // width : max((column + 1) * len(values) // width, 1)]
         finite = [value for value in share if value is not None and math.isfinite(value)]
         means.append(sum(value / len(finite) / 2 for value in finite) if finite else None)
-    known = [mean for mean in means if mean is not None]
-    if not known:
+    present = [mean for mean in means if mean is not None]
+    if not present:
         return " " * width
-    low, span = min(known), max(known) - min(known)  # finite, as the means are halves
+    low, span = min(present), max(present) - min(present)  # finite, as the means are halves
     top = len(bars) - 1
     return "".join(
         " " if mean is None else bars[round((mean - low) / span * top) if span > 0 else top // 2] for mean in means

@@ -200,9 +200,9 @@ def _assumed(hardware: Hardware, disk: Disk) -> Machine:
         name = hardware.processor
     else:
         number, name = len(hardware.devices), hardware.devices[0]
-        known = device_named(name, hardware.device_bytes)
-        if known is not None:
-            machine, name = of_device(known, nodes=1, devices_per_node=number), known.name
+        listed = device_named(name, hardware.device_bytes)
+        if listed is not None:
+            machine, name = of_device(listed, nodes=1, devices_per_node=number), listed.name
         else:
             all_known = [of_device(device, nodes=1, devices_per_node=number) for device in DEVICES]
             machine = _slowest(all_known)

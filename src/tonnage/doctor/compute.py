@@ -169,18 +169,18 @@ def made_rate(cores: int, budget_seconds: float, *, in_haste: bool = False) -> f
     takes back: by how much longer that takes than in memory that is there."""
     rows, inner = MADE_SHAPE
     inputs, weight = torch.randn(rows, inner), torch.randn(inner, 2 * inner)
-    there = torch.empty(rows, 2 * inner)
+    result = torch.empty(rows, 2 * inner)
 
     def into_new() -> None:
-        with mmap.mmap(-1, there.nbytes, **OWN) as pages:
-            made = torch.frombuffer(pages, dtype=there.dtype).view(there.shape)
+        with mmap.mmap(-1, result.nbytes, **OWN) as pages:
+            made = torch.frombuffer(pages, dtype=result.dtype).view(result.shape)
             torch.mm(inputs, weight, out=made)
             del made  # or the pages cannot be given back
 
-    ways = {"new": into_new, "there": lambda: torch.mm(inputs, weight, out=there)}
+    ways = {"new": into_new, "there": lambda: torch.mm(inputs, weight, out=result)}
     seconds = seconds_of(ways, torch.device("cpu"), budget_seconds, in_haste=in_haste)
     longer = max(seconds["new"] - seconds["there"], seconds["new"] / LONGEST_PART)
-    return there.nbytes / longer / cores
+    return result.nbytes / longer / cores
 
 
 def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:
@@ -215,11 +215,11 @@ def host_copy_rate(device: torch.device, budget_seconds: float, memory: Tensor |
     if memory is None:
         memory = torch.zeros(2 * PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
     hosts = memory.split(PINNED_BYTES)
-    there = [torch.zeros(PINNED_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
+    buffers = [torch.zeros(PINNED_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
     inward, outward = Stream(device), Stream(device)
 
     def both() -> None:
-        for stream, to, come_from in ((inward, there[0], hosts[0]), (outward, hosts[1], there[1])):
+        for stream, to, come_from in ((inward, buffers[0], hosts[0]), (outward, hosts[1], buffers[1])):
             stream.follow()
             with stream:
                 to.copy_(come_from, non_blocking=True)

@@ -147,7 +147,8 @@ def _rate(jobs: list[Move], num_threads: int, requests: int, seconds: float, wri
     arguments = [(move, thread) for move in jobs for thread in range(num_threads)]
     began = time.perf_counter()
     threads = [
-        threading.Thread(target=work, args=(*one, buffer)) for one, buffer in zip(arguments, buffers, strict=True)
+        threading.Thread(target=work, args=(*argument, buffer))
+        for argument, buffer in zip(arguments, buffers, strict=True)
     ]
     for thread in threads:
         thread.start()

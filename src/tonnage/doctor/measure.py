@@ -145,10 +145,10 @@ def glance(
     record = recall(hardware, cache)
     if record.compute is not None:
         return None
-    found = (_glanced_elsewhere if hardware.devices else partial(_glanced, hardware))(_Steps(progress, 5))
-    if found is None:
+    glanced = (_glanced_elsewhere if hardware.devices else partial(_glanced, hardware))(_Steps(progress, 5))
+    if glanced is None:
         return None
-    compute, seconds = found
+    compute, seconds = glanced
     record = replace(record, compute=compute)
     if compute.busy <= BUSY:
         with suppress(UserError):
@@ -237,7 +237,9 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
     memory = compute.memory_rate(device, array_bytes, effort.memory_seconds, in_haste=in_haste)
     traffic = {} if hardware.devices else compute.traffic_rates(device, effort.memory_seconds, in_haste=in_haste)
     fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
-    made = None if hardware.devices else compute.made_rate(hardware.cores, effort.memory_seconds, in_haste=in_haste)
+    given_anew = (
+        None if hardware.devices else compute.made_rate(hardware.cores, effort.memory_seconds, in_haste=in_haste)
+    )
     counts_locked = compute.counts_locked() if hardware.devices else None
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     if effort.parameters:
@@ -269,7 +271,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         traffic_bytes_per_second=traffic,
         host_parameters_per_second=by_host,
         counts_locked=counts_locked,
-        made_bytes_per_second=made,
+        made_bytes_per_second=given_anew,
     )
 
 

@@ -205,17 +205,17 @@ def _no_number(name: str) -> Any:
 
 
 def _mistyped(error: ValidationError, where: str) -> list[Problem]:
-    found = error.errors(include_url=False)
+    errors = error.errors(include_url=False)
     problems = []
-    for one in found[:SHOWN_PROBLEMS]:
-        key = ".".join(map(str, one["loc"]))
-        if one["type"] == "missing":
+    for wrong in errors[:SHOWN_PROBLEMS]:
+        key = ".".join(map(str, wrong["loc"]))
+        if wrong["type"] == "missing":
             problems.append(_unreadable(where, f"{_short(key)} is missing"))
         else:
-            shown = f"{_short(key)} is {_short(json.dumps(one['input'], default=str))}" if key else "no such record"
-            problems.append(_unreadable(where, shown, needed=str(one["msg"]).removeprefix("Input should be ")))
-    if len(found) > SHOWN_PROBLEMS:
-        problems.append(_unreadable(where, f"{len(found) - SHOWN_PROBLEMS} more values like that"))
+            shown = f"{_short(key)} is {_short(json.dumps(wrong['input'], default=str))}" if key else "no such record"
+            problems.append(_unreadable(where, shown, needed=str(wrong["msg"]).removeprefix("Input should be ")))
+    if len(errors) > SHOWN_PROBLEMS:
+        problems.append(_unreadable(where, f"{len(errors) - SHOWN_PROBLEMS} more values like that"))
     return problems
 
 

@@ -68,14 +68,14 @@ def why_untrusted(path: Path, *, shared: bool = False, owner_of: Path | None = N
     of this file is trusted as well.
     """
     try:
-        found = path.stat()
+        status = path.stat()
         others = {os.geteuid(), 0} | ({owner_of.stat().st_uid} if owner_of is not None else set())
     except OSError:
         return ""
-    if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write (mode {stat.S_IMODE(found.st_mode):o})"
-    if found.st_uid not in others and not shared:
-        return f"belongs to somebody else ({_name(found.st_uid)})"
+    if status.st_mode & stat.S_IWOTH:
+        return f"everybody may write (mode {stat.S_IMODE(status.st_mode):o})"
+    if status.st_uid not in others and not shared:
+        return f"belongs to somebody else ({_name(status.st_uid)})"
     return ""
 
 

@@ -68,21 +68,21 @@ def disagreements(nodes: Sequence[Node], unseen: Mapping[str, Sequence[int]]) ->
     ``unseen`` are ranks by what is wrong with the run's directory between them and worker 0.
     """
     problems = []
-    for what, ranks in unseen.items():
+    for subject, ranks in unseen.items():
         problems.append(
             Problem(
-                found=f"{what}: {_hosts(nodes, ranks)}",
+                found=f"{subject}: {_hosts(nodes, ranks)}",
                 needed="a run directory on a file system that all machines share, and may write to",
                 change="write output=... on one, or mount it there",
                 where="output",
             )
         )
-    for what in dict.fromkeys(what for node in nodes for what in node.missing):
-        ranks = [rank for rank, node in enumerate(nodes) if what in node.missing]
+    for subject in dict.fromkeys(subject for node in nodes for subject in node.missing):
+        ranks = [rank for rank, node in enumerate(nodes) if subject in node.missing]
         problems.append(
             Problem(
-                found=f"no {what} at {nodes[ranks[0]].missing[what]}: {_hosts(nodes, ranks)}",
-                needed=f"the {what} at the same place on every machine",
+                found=f"no {subject} at {nodes[ranks[0]].missing[subject]}: {_hosts(nodes, ranks)}",
+                needed=f"the {subject} at the same place on every machine",
                 change="put it on a file system that is shared, or copy it to each",
             )
         )
@@ -91,12 +91,12 @@ def disagreements(nodes: Sequence[Node], unseen: Mapping[str, Sequence[int]]) ->
         for rank, node in enumerate(nodes):
             ranks_of.setdefault(node.versions.get(name, NONE), []).append(rank)
         if len(ranks_of) > 1:
-            what = "tonnage's code" if name == "code" else name
+            subject = "tonnage's code" if name == "code" else name
             listed = "; ".join(f"{value}: {_hosts(nodes, ranks)}" for value, ranks in ranks_of.items())
             problems.append(
                 Problem(
-                    found=f"{what} differs between machines: {listed}",
-                    needed=f"the same {what} everywhere",
+                    found=f"{subject} differs between machines: {listed}",
+                    needed=f"the same {subject} everywhere",
                     change="use one Python environment for all, or install the same versions",
                 )
             )

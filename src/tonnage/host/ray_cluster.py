@@ -76,11 +76,12 @@ def _code_of_nodes() -> list[str]:
         return code_digest()
 
     probe = ray.remote(num_cpus=0, max_retries=1)(digest)
-    there = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    asked = [
-        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in there
+    node_ids = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    digests = [
+        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in node_ids
     ]
     try:
-        return list(ray.get(asked, timeout=PROBE_SECONDS))
+        return list(ray.get(digests, timeout=PROBE_SECONDS))
     except (ray.exceptions.RayError, ImportError):
         return [""]

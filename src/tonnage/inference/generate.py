@@ -308,13 +308,13 @@ def write(
 
     from tonnage.model.attention import as_in_transformers
 
-    known: dict[str, list[int]] = {}  # prompts are repeated, for several answers to each
+    places_of: dict[str, list[int]] = {}  # prompts are repeated, for several answers to each
     for conversation in conversations:
-        if (key := repr(conversation)) not in known:
-            known[key] = encode_prompt(conversation, loaded.tokenizer)
-    prompts = [known[repr(conversation)] for conversation in conversations]
+        if (key := repr(conversation)) not in places_of:
+            places_of[key] = encode_prompt(conversation, loaded.tokenizer)
+    prompts = [places_of[repr(conversation)] for conversation in conversations]
     _check_room(loaded, prompts)
-    found: list[Written | None] = [None] * len(prompts)
+    answers: list[Written | None] = [None] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     device = loaded.model.device
     with (
@@ -330,10 +330,10 @@ def write(
             whole = call_generate(loaded, ids, mask, decoding)
             for index, tokens in zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True):
                 end = next((at for at, token in enumerate(tokens) if token in loaded.stop_tokens), None)
-                kept = tokens if end is None else tokens[: end + 1]
+                answer_tokens = tokens if end is None else tokens[: end + 1]
                 text = _decode(loaded, tokens)
-                found[index] = Written(tuple(prompts[index]), tuple(kept), text, end is not None)
-    return [one for one in found if one is not None]
+                answers[index] = Written(tuple(prompts[index]), tuple(answer_tokens), text, end is not None)
+    return [one for one in answers if one is not None]
 
 
 def stream(

@@ -78,12 +78,12 @@ def _questions(row: Mapping[str, Any], source: Source) -> list[Question]:
     filled, answered = _filled(rename(row, form.columns) if form.columns else row)
     fitting = candidates(filled) if source.format == "auto" else (form.format,)
     if len(fitting) != 1:
-        known = "; ".join(f"{name} ({', '.join(one.must)})" for name, one in FORMATS.items() if one.is_chat)
+        formats = "; ".join(f"{name} ({', '.join(one.must)})" for name, one in FORMATS.items() if one.is_chat)
         columns = ", ".join(map(str, list(row)[:12]))
-        fits = f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {known}"
+        fits = f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {formats}"
         raise RowError("unknown_form", f"a row with the fields {columns} {fits}")
-    found = Reader(Form(fitting[0], roles=form.roles)).read(filled)
-    return [_question(row, fitting[0], conversation, answered) for conversation in found]
+    conversations = Reader(Form(fitting[0], roles=form.roles)).read(filled)
+    return [_question(row, fitting[0], conversation, answered) for conversation in conversations]
 
 
 def _question(row: Mapping[str, Any], format: str, conversation: Conversation, answered: bool) -> Question:

@@ -269,13 +269,13 @@ class Crew:
         It may be that of a worker that left its account and was ended, on the way out, because a peer had failed.
         """
         accounts = {account.rank: account for account in self._run.read_errors()}
-        known = [*failed, *(worker for worker in self.workers if worker.rank in accounts)]
+        candidates = [*failed, *(worker for worker in self.workers if worker.rank in accounts)]
 
         def seconds(worker: Worker) -> float:
             account = accounts.get(worker.rank)
             return worker.last_seen_alive if account is None else account.seconds
 
-        first = min(known, key=seconds)
+        first = min(candidates, key=seconds)
         account, log = accounts.get(first.rank), self._run.worker_log(first.rank)
         if account is not None:
             return as_error(account, self._num_workers, log)

@@ -139,23 +139,23 @@ class Nursery:
             WorkerFailed: somebody has killed the nursery.
             OSError: the system has no room for another process.
         """
-        asked = {
+        request = {
             "module": module,
             "arguments": list(arguments),
             "environment": dict(environment),
             "directory": None if directory is None else str(directory),
         }
-        content = json.dumps(asked).encode()
+        content = json.dumps(request).encode()
         try:
             socket.send_fds(self._socket, [LENGTH.pack(len(content))], [output, *keep_open])
             self._socket.sendall(content)
-            while "ended" in (said := self._hear()):
-                self._ended[said["ended"]] = said["status"]
+            while "ended" in (heard := self._hear()):
+                self._ended[heard["ended"]] = heard["status"]
         except ConnectionError as error:
             raise WorkerFailed("the process that forks workers is gone: something killed it") from error
-        if "refused" in said:
-            raise OSError(said["refused"], os.strerror(said["refused"]))
-        return Forked(self, said["pid"])
+        if "refused" in heard:
+            raise OSError(heard["refused"], os.strerror(heard["refused"]))
+        return Forked(self, heard["pid"])
 
     def status_of(self, pid: int, *, wait: bool) -> int | None:
         """How a process has ended; None while it runs and nobody waits for its end."""
@@ -182,7 +182,7 @@ class Nursery:
         return found
 
 
-def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]) -> NoReturn:
+def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, int]) -> NoReturn:
     """What the nursery does: fork whom it is asked for, until nobody can ask any more."""
     try:
         os.setsid()
@@ -201,32 +201,32 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
         signal.signal(signal.SIGCHLD, lambda *_: None)
         children: set[int] = set()
         while True:
-            ready = select.select([asked.fileno(), heard], [], [])[0]
+            ready = select.select([requests.fileno(), heard], [], [])[0]
             if heard in ready:
                 os.read(heard, 1 << 12)
                 for child in list(children):
                     if (ended := _end_of(child)) is not None:
-                        _tell(asked, ended)
+                        _tell(requests, ended)
                         os.waitpid(child, 0)
                         children.discard(child)
-            if asked.fileno() in ready:
-                head, descriptors, _, _ = socket.recv_fds(asked, LENGTH.size, MOST_DESCRIPTORS)
+            if requests.fileno() in ready:
+                head, descriptors, _, _ = socket.recv_fds(requests, LENGTH.size, MOST_DESCRIPTORS)
                 if not head:
                     break
                 (length,) = LENGTH.unpack(head)
-                request = json.loads(_exactly(asked, length))
+                request = json.loads(_exactly(requests, length))
                 try:
                     child = os.fork()
                 except OSError as error:  # no room for another process
-                    _tell(asked, {"refused": error.errno or 0})
+                    _tell(requests, {"refused": error.errno or 0})
                 else:
                     if child == 0:
                         end_with(nursery)
-                        _begin(request, descriptors, ignored, [asked.fileno(), heard, rang], thresholds)
+                        _begin(request, descriptors, ignored, [requests.fileno(), heard, rang], thresholds)
                     with contextlib.suppress(OSError):  # the child has done so
                         os.setpgid(child, child)
                     children.add(child)
-                    _tell(asked, {"pid": child})
+                    _tell(requests, {"pid": child})
                 for descriptor in descriptors:
                     os.close(descriptor)
         for child in children:

@@ -128,7 +128,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
         crew.start(
             command, rank, _environment(rank, size, context), directory=directory if directory.is_dir() else None
         )
-        told, looked, lookout = False, 0.0, Lookout(run, size, settings["timeout"])
+        asked_to_stop, looked, lookout = False, 0.0, Lookout(run, size, settings["timeout"])
         end: int | None = None
         while end is None:
             is_running = crew.update()
@@ -140,12 +140,12 @@ def train_worker(settings: Mapping[str, Any]) -> int:
             if is_running and rank == 0 and (message := lookout.stalled([*crew.processes(), *[None] * (size - 1)])):
                 run.write_error(rank, Stalled(message), Stalled.exit_status)
                 crew.end_processes(GRACE_SECONDS)
-            if not told and run.stop_asked.exists():
+            if not asked_to_stop and run.stop_asked.exists():
                 crew.signal(signal.SIGTERM)
-                told = True
+                asked_to_stop = True
             if time.monotonic() - looked > ROUND_SECONDS or (not is_running and rank == 0):
-                found = (reported.new(), _end_of(run, crew)) if rank == 0 else None
-                new, end = broadcast_from_rank_zero(found)
+                state = (reported.new(), _end_of(run, crew)) if rank == 0 else None
+                new, end = broadcast_from_rank_zero(state)
                 reported.report(new, rank)
                 looked = time.monotonic()
             time.sleep(LOOK_SECONDS)

@@ -219,10 +219,10 @@ def submit(launch: SlurmLaunch, run: RunDirectory) -> str:
     result = _ask("sbatch", "--parsable", str(run.job_script))
     job = result.stdout.strip().partition(";")[0]
     if result.returncode or not job.isdecimal():
-        said = re.sub(r"^sbatch: (error: )?", "", result.stderr.strip() or result.stdout.strip(), flags=re.MULTILINE)
+        message = re.sub(r"^sbatch: (error: )?", "", result.stderr.strip() or result.stdout.strip(), flags=re.MULTILINE)
         raise UserError(
             Problem(
-                found=f"Slurm refuses the job: {said}",
+                found=f"Slurm refuses the job: {message}",
                 needed="a job that this cluster takes",
                 change="change launch.partition, launch.account, launch.time or what else it speaks of",
                 where="launch",
@@ -248,11 +248,11 @@ def look(job: str) -> JobState | None:
     result = _ask("scontrol", "--oneliner", "show", "job", job)
     if result.returncode:
         return JobState("GONE") if "Invalid job id" in result.stderr + result.stdout else None
-    found = dict(re.findall(r"(?:^|\s)(JobState|Reason|ExitCode)=(\S+)", result.stdout))
-    status, _, number = found.get("ExitCode", "0:0").partition(":")
-    reason = found.get("Reason", "None").strip("()")
+    fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|ExitCode)=(\S+)", result.stdout))
+    status, _, number = fields.get("ExitCode", "0:0").partition(":")
+    reason = fields.get("Reason", "None").strip("()")
     return JobState(
-        name=found.get("JobState", "GONE"),
+        name=fields.get("JobState", "GONE"),
         reason="" if reason == "None" else reason,
         exit_status=int(status) or (-int(number) if number.isdecimal() else 0),
     )

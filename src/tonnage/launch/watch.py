@@ -59,16 +59,16 @@ def watch(
     ``KeyboardInterrupt``. ``still_works`` and ``poll`` are called about ten times a second, ``tell`` when there is
     something else that they wait for.
     """
-    told = ""
+    waited_for = ""
     while (works := still_works()) and (requests or not until()):
         if len(requests) > 1:
             at_work.kill()
             raise KeyboardInterrupt
         if requests:
             at_work.ask_to_stop(signal_name(requests[0]))
-        if told != at_work.waits_for:
-            told = at_work.waits_for
-            tell(told)
+        if waited_for != at_work.waits_for:
+            waited_for = at_work.waits_for
+            tell(waited_for)
         if poll is not None:
             try:
                 poll()

@@ -112,26 +112,26 @@ def read_adapter(directory: Path) -> AdapterFiles:
         UserError: it is none of LoRA as it is computed here, or its files are missing or damaged.
     """
     path = directory / CONFIG
-    said, problems = read_json_object(path), list[Problem]()
+    fields, problems = read_json_object(path), list[Problem]()
 
     def wrong(key: str, needed: str) -> None:
-        found = f"{key} is {str(said.get(key))[:100]}"
+        found = f"{key} is {str(fields.get(key))[:100]}"
         problems.append(Problem(found, needed, "merge it with peft (merge_and_unload), and train on that", str(path)))
 
-    for key, value in said.items():
+    for key, value in fields.items():
         if key in KNOWN and value not in KNOWN[key]:
             wrong(key, f"{' or '.join(str(one) for one in KNOWN[key])}: plain low-rank additions")
         elif key not in KNOWN and key not in NO_MATTER and value not in (None, False, {}, []):
             wrong(key, "a field that is known here")
-    rank, alpha = said.get("r"), said.get("lora_alpha")
+    rank, alpha = fields.get("r"), fields.get("lora_alpha")
     if type(rank) is not int or rank < 1:
         wrong("r", "the rank, a number of at least 1")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
         wrong("lora_alpha", "a number above 0")
-    dropout = said.get("lora_dropout", 0.0)
+    dropout = fields.get("lora_dropout", 0.0)
     if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
         wrong("lora_dropout", "a number from 0 to below 1")
-    base = said.get("base_model_name_or_path")
+    base = fields.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         wrong("base_model_name_or_path", "the directory or hub id of the model that the adapter belongs to")
     if not (directory / WEIGHTS).is_file():
@@ -144,14 +144,14 @@ def read_adapter(directory: Path) -> AdapterFiles:
     assert isinstance(dropout, int | float)
     assert isinstance(base, str)
     beside = directory / base
-    revision, experts = said.get("revision"), said.get("target_parameters") or ()
+    revision, experts = fields.get("revision"), fields.get("target_parameters") or ()
     return AdapterFiles(
         directory,
         str(beside) if not Path(base).is_dir() and beside.is_dir() else base,
         revision if isinstance(revision, str) else None,
         rank,
         float(alpha),
-        bool(said.get("use_rslora")),
+        bool(fields.get("use_rslora")),
         read_headers([directory / WEIGHTS]),
         tuple(str(one) for one in experts),
         float(dropout),

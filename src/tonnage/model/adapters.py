@@ -190,14 +190,14 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
     if trains.adapter is None:
         paths = {id(module): path for path, module in model.named_modules()}
         blocks = [paths[id(block)] for block in anatomy.blocks]
-        found = {pattern: {name for name in names if _is_named(name, pattern, blocks)} for pattern in trains.patterns}
-        if nothing := [pattern for pattern, those in found.items() if not those]:
+        matched = {pattern: {name for name in names if _is_named(name, pattern, blocks)} for pattern in trains.patterns}
+        if nothing := [pattern for pattern, those in matched.items() if not those]:
             raise _matches_nothing("train", nothing, names, "parameters")
-        return set().union(*found.values())
-    kept: set[int] = set()
-    for what in trains.adapter.also:
-        kept |= {id(parameter) for parameter in _whole(model, anatomy, what)}
-    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in kept}
+        return set().union(*matched.values())
+    added: set[int] = set()
+    for also in trains.adapter.also:
+        added |= {id(parameter) for parameter in _whole(model, anatomy, also)}
+    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in added}
 
 
 _BLOCKS = re.compile(r"blocks\[(-?\d+)?:(-?\d+)?\](.*)")
@@ -258,24 +258,25 @@ def find_targets(
     """
     everything, hidden = list(adaptable(model, anatomy)), unreadable(model)
     readable = [one for one in everything if one.experts or one.path.rpartition(".")[2] not in hidden]
-    there = readable if strict else everything
+    eligible = readable if strict else everything
     linear = [one for one in readable if not one.embeds]
-    wanted = (targets,) if isinstance(targets, str) else targets
-    if ALL_LINEAR in wanted and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
+    patterns = (targets,) if isinstance(targets, str) else targets
+    if ALL_LINEAR in patterns and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
         raise _cannot(ALL_LINEAR, left_out, linear)
-    found = {
-        name: linear if name == ALL_LINEAR else [one for one in there if _matches(one.path, name)] for name in wanted
+    matched = {
+        name: linear if name == ALL_LINEAR else [one for one in eligible if _matches(one.path, name)]
+        for name in patterns
     }
-    nothing = [name for name, those in found.items() if not those]
+    nothing = [name for name, those in matched.items() if not those]
     for name in nothing:
         others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
         if others:
             not_loaded = hidden.intersection(path.rpartition(".")[2] for path in others)
             raise _cannot(name, others, linear, " (peft could not load the addition)" if not_loaded else "")
     if nothing:
-        raise _matches_nothing("adapter.targets", nothing, [one.path for one in there], "layers")
-    chosen = {id(one) for those in found.values() for one in those}
-    targets_there = [one for one in there if id(one) in chosen]
+        raise _matches_nothing("adapter.targets", nothing, [one.path for one in eligible], "layers")
+    chosen = {id(one) for those in matched.values() for one in those}
+    targets_there = [one for one in eligible if id(one) in chosen]
     if anatomy.tied and (tied := [one.path for one in targets_there if one.owner is anatomy.embedding]):
         raise _is_the_head(tied[0])
     return targets_there

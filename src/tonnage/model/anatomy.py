@@ -84,12 +84,14 @@ def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     list that holds most parameters."""
     names = set(model._no_split_modules or ())
     lists = [
-        one for one in _backbone(model).modules() if isinstance(one, nn.ModuleList) and len(one) > 0 and _has_any(one)
+        module
+        for module in _backbone(model).modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 0 and _has_any(module)
     ]
-    named = [one for one in lists if all(type(child).__name__ in names for child in one)]
-    inside = {id(part) for one in named for child in one for part in child.modules()}
-    if outermost := [one for one in named if id(one) not in inside]:
-        return tuple(child for one in outermost for child in one)
+    named = [module for module in lists if all(type(child).__name__ in names for child in module)]
+    inside = {id(part) for module in named for child in module for part in child.modules()}
+    if outermost := [module for module in named if id(module) not in inside]:
+        return tuple(child for module in outermost for child in module)
     if not lists:
         raise UserError(
             Problem(

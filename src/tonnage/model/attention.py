@@ -111,11 +111,11 @@ class PackedRow:
         ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
-        for one in sorted(shared, key=lambda one: one.part):  # from the outside in
-            going_on[one.part] = ends[one.part + 1 + one.parts] - ends[one.part + 1]
-            for part in range(one.part + 1, one.part + 1 + one.parts):
-                self.before[part] += lengths[one.part]
-                parents[part] = one.part
+        for span in sorted(shared, key=lambda span: span.part):  # from the outside in
+            going_on[span.part] = ends[span.part + 1 + span.parts] - ends[span.part + 1]
+            for part in range(span.part + 1, span.part + 1 + span.parts):
+                self.before[part] += lengths[span.part]
+                parents[part] = span.part
         self.parts = torch.tensor(list(zip(ends[:-1], lengths, going_on, parents, strict=True)))
         """int64 (parts, 4): first token and length of each part, tokens that go on from it, and the part that it goes
         on from itself, -1 for none."""
@@ -291,13 +291,15 @@ def _going_on(
     memory, going = cached.put(number, key, value, row.lengths), len(cached.before)
     outputs = []
     if going:
-        kept = [one[:going, :, : max(cached.before) + 1] for one in memory]
-        asked = query[:, :, :going]
+        memory_used = [one[:going, :, : max(cached.before) + 1] for one in memory]
+        queries = query[:, :, :going]
         if query.device.type == "cpu" and (query.dtype == torch.float16 or goes_through_fp32(query)):
-            asked, kept = asked.float(), [one.float() for one in kept]
-        seen = cached.mask(scores.window, query.device)
+            queries, memory_used = queries.float(), [one.float() for one in memory_used]
+        mask = cached.mask(scores.window, query.device)
         outputs.append(
-            attend(asked, kept[0], kept[1], seen, scores.scaling, scores.softcap, scores.sinks).to(query.dtype)
+            attend(queries, memory_used[0], memory_used[1], mask, scores.scaling, scores.softcap, scores.sinks).to(
+                query.dtype
+            )
         )
     if len(row.lengths) > going:
         lengths, borders = row.lengths[going:], None
@@ -372,13 +374,13 @@ def _attend_backward(
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
-    found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    given = (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))
-    loops = [[part for one in some for part in _flat(one)] for some in (given, found)]
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    operands = (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))
+    loops = [[part for one in some for part in _flat(one)] for some in (operands, gradients)]
     attention_loops.backward(
         parts.numpy(), *loops[0], normalisers.numpy(), *loops[1], key.shape[1], query.shape[3], np.float32(scaling)
     )
-    return found
+    return gradients
 
 
 @_attend_backward.register_fake
@@ -480,14 +482,14 @@ def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
     for each head ("sinks"), as in gpt-oss: no fused kernel here knows either. ``mask``: bool (queries, keys)."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    found = query @ key.transpose(2, 3) * scores.scaling
+    scored = query @ key.transpose(2, 3) * scores.scaling
     if scores.softcap is not None:
-        found = torch.tanh(found / scores.softcap) * scores.softcap
-    found = found.masked_fill(~mask, float("-inf"))
+        scored = torch.tanh(scored / scores.softcap) * scores.softcap
+    scored = scored.masked_fill(~mask, float("-inf"))
     if scores.sinks is not None:
         nothing = scores.sinks.view(1, -1, 1, 1).expand(-1, -1, query.shape[2], 1)
-        found = torch.cat([found, nothing.to(found.dtype)], dim=-1)
-    weights = F.softmax(found, dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
+        scored = torch.cat([scored, nothing.to(scored.dtype)], dim=-1)
+    weights = F.softmax(scored, dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
     return F.dropout(weights, scores.dropout) @ value
 
 
@@ -510,19 +512,19 @@ class _SomeQueriesAtATime(torch.autograd.Function):
         query, key, value, sinks = ctx.saved_tensors
         of_query, of_key, of_value = torch.empty_like(query), _zeros_for_sums(key), _zeros_for_sums(value)
         of_sinks = None if sinks is None else _zeros_for_sums(sinks)
-        for here, seen, mask in _some_queries(query, ctx.scores.window):
-            parts = (query[:, :, here], key[:, :, seen], value[:, :, seen])
+        for rows, columns, mask in _some_queries(query, ctx.scores.window):
+            parts = (query[:, :, rows], key[:, :, columns], value[:, :, columns])
             some = [one.detach().requires_grad_() for one in parts]
             beside = None if sinks is None else sinks.detach().requires_grad_()
             with torch.enable_grad():
                 output = _scored_attention(some[0], some[1], some[2], mask, replace(ctx.scores, sinks=beside))
-            wanted = some if beside is None else [*some, beside]
-            found = torch.autograd.grad(output, wanted, gradient[:, :, here])
-            of_query[:, :, here] = found[0]
-            of_key[:, :, seen] += found[1]
-            of_value[:, :, seen] += found[2]
+            leaves = some if beside is None else [*some, beside]
+            derivatives = torch.autograd.grad(output, leaves, gradient[:, :, rows])
+            of_query[:, :, rows] = derivatives[0]
+            of_key[:, :, columns] += derivatives[1]
+            of_value[:, :, columns] += derivatives[2]
             if of_sinks is not None:
-                of_sinks += found[3]
+                of_sinks += derivatives[3]
         rounded = None if of_sinks is None else of_sinks.to(sinks.dtype)
         return of_query, of_key.to(key.dtype), of_value.to(value.dtype), rounded, None
 
@@ -606,6 +608,6 @@ def _varlen_attention(
     # one[0] would be copied into zeros in the backward pass
     query, key, value = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
     if flash.is_newer():
-        seen = "" if sliding_window is None else ", with a window"
-        flash.check(f"rows of documents, {_kind_of(query, key, value)}{seen}", attempt)
+        windowed = "" if sliding_window is None else ", with a window"
+        flash.check(f"rows of documents, {_kind_of(query, key, value)}{windowed}", attempt)
     return computed(query, key, value, borders, max(lengths)).unsqueeze(0)

@@ -95,7 +95,7 @@ def build_on_meta(
     return model
 
 
-def allocate(model: PreTrainedModel, device: torch.device, there: Iterable[nn.Parameter] = ()) -> None:
+def allocate(model: PreTrainedModel, device: torch.device, in_place: Iterable[nn.Parameter] = ()) -> None:
     """Give every parameter (or shard of one) and buffer memory on ``device``; compute the buffers.
 
     Parameters are left uninitialised; those that are ``there`` have memory elsewhere, and keep it. Buffers that
@@ -104,8 +104,8 @@ def allocate(model: PreTrainedModel, device: torch.device, there: Iterable[nn.Pa
     Raises:
         UserError: a buffer is left without a value, so the family cannot be built this way.
     """
-    kept = set(map(id, there))
-    model._apply(lambda one: one if id(one) in kept else torch.empty_like(one, device=device))
+    kept_ids = set(map(id, in_place))
+    model._apply(lambda tensor: tensor if id(tensor) in kept_ids else torch.empty_like(tensor, device=device))
     if next(model.get_output_embeddings().parameters(), None) is not None:  # a stage without a head has none to tie
         model.tie_weights()
     buffers = dict(model.named_buffers())
@@ -115,10 +115,10 @@ def allocate(model: PreTrainedModel, device: torch.device, there: Iterable[nn.Pa
     _compute_buffers(model, model.modules())
     unset = [name for name, buffer in buffers.items() if buffer.is_floating_point() and buffer.isnan().any()]
     if unset:  # by the family's initialisation: then by its constructors
-        made = dict(_with_buffers(model.config).named_buffers())
+        filled = dict(_with_buffers(model.config).named_buffers())
         for name in unset:
-            if name in made:
-                buffers[name].copy_(made[name])
+            if name in filled:
+                buffers[name].copy_(filled[name])
         unset = [name for name in unset if buffers[name].isnan().any()]
     if unset:
         raise UserError(
@@ -271,11 +271,11 @@ def _fill_where_they_lie(
 
 def load_weights(
     model: PreTrainedModel,
-    found: Match,
+    match: Match,
     seed: int,
     progress: Callable[[], None] = lambda: None,
     packed: Sequence[PackedLayer] = (),
-    there: Collection[str] = (),
+    in_place: Collection[str] = (),
 ) -> None:
     """Read this rank's part of every parameter from where ``found``, for the whole model, says that it is stored.
 
@@ -291,49 +291,51 @@ def load_weights(
     """
     targets = dict(model.named_parameters())
     narrow = {layer.path: layer for layer in packed}
-    places = dict(found.places)
+    places = dict(match.places)
     problems = []
-    for one, view in read([one for one, name in found.places if name in targets]):
-        if places[one] in there:
-            num_lost = _num_not_finite(targets[places[one]].data)
+    for stored, view in read([stored for stored, name in match.places if name in targets]):
+        if places[stored] in in_place:
+            num_lost = _num_not_finite(targets[places[stored]].data)
         else:
-            num_lost = _read_shard(targets[places[one]], view, one.shape)
-            if places[one] in found.zeroed:
-                zero_rows(targets[places[one]], found.zeroed[places[one]])
+            num_lost = _read_shard(targets[places[stored]], view, stored.shape)
+            if places[stored] in match.zeroed:
+                zero_rows(targets[places[stored]], match.zeroed[places[stored]])
         if num_lost > 0:
-            problems.append(_not_finite(one, num_lost, targets[places[one]].dtype))
+            problems.append(_not_finite(stored, num_lost, targets[places[stored]].dtype))
         progress()
-    groups = [group for group in found.groups if not targets.keys().isdisjoint(group.parameters.values())]
-    twin = found.whole.model if found.whole is not None else None
+    groups = [group for group in match.groups if not targets.keys().isdisjoint(group.parameters.values())]
+    twin = match.whole.model if match.whole is not None else None
     for group in groups:
         twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
         held = {name: targets[name] for name in group.parameters.values() if name in targets}
         problems += [_not_finite(group.sources[0][0], *lost) for lost in _read_group(held, group, twin)]
         progress()
-    for name, value in values_of(found, narrow, model, twin):
+    for name, value in values_of(match, narrow, model, twin):
         narrow[name].fill(value)
         progress()
     if problems:
         raise UserError(*problems[:MOST_SHOWN])
-    if found.missing:
-        initialise_randomly(model, seed, progress, found.missing)
+    if match.missing:
+        initialise_randomly(model, seed, progress, match.missing)
 
 
 def values_of(
-    found: Match, names: Collection[str], model: PreTrainedModel, twin: PreTrainedModel | None = None
+    match: Match, names: Collection[str], model: PreTrainedModel, twin: PreTrainedModel | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """Whole parameters as they are stored, of some ``names``; ``twin`` is the model of the files on the meta device, if
     there is one."""
-    if twin is None and found.whole is not None:
-        twin = found.whole.model
-    places = {one: name for one, name in found.places if name in names}
-    for one, view in read(list(places)):
-        yield places[one], view[...]
-    for group in found.groups:
+    if twin is None and match.whole is not None:
+        twin = match.whole.model
+    places = {stored: name for stored, name in match.places if name in names}
+    for stored, view in read(list(places)):
+        yield places[stored], view[...]
+    for group in match.groups:
         if not names_in(group, names):
             continue
         twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
-        values = group.converted({one: view[...] for one, view in read([one for one, _ in group.sources])}, twin)
+        values = group.converted(
+            {stored: view[...] for stored, view in read([stored for stored, _ in group.sources])}, twin
+        )
         for name in names_in(group, names):
             yield name, values.pop(name)
 

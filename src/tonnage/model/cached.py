@@ -70,9 +70,9 @@ class Cached:
 
     def put(self, number: int, key: Tensor, value: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Keep the keys and values of a row, (1, heads, tokens, size); returns the memory of the layer."""
-        kept = self.store.layer(number, key, value)
+        layer = self.store.layer(number, key, value)
         going = len(self.before)
-        for memory, new in zip(kept, (key, value), strict=True):
+        for memory, new in zip(layer, (key, value), strict=True):
             if going:
                 places = torch.tensor(self.before, device=new.device)
                 memory[torch.arange(going, device=new.device), :, places] = new[0, :, :going].transpose(0, 1)
@@ -80,7 +80,7 @@ class Cached:
             for slot, length in enumerate(lengths[going : going + self.beginning], start=going):
                 memory[slot, :, :length] = new[0, :, at : at + length]
                 at += length
-        return kept
+        return layer
 
     def mask(self, window: int | None, device: torch.device) -> Tensor:
         """Which kept tokens each document that goes on sees, its own new one among them: bool (going, tokens)."""
@@ -94,7 +94,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    seen: Tensor,
+    visible: Tensor,
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -107,12 +107,12 @@ def attend(
     documents, heads_kept, _, size = key.shape
     groups = query.shape[1] // heads_kept
     # Heads that share keys and values are queries of one head: nothing is repeated.
-    asked = query[0].transpose(0, 1).reshape(documents, heads_kept, groups, size)
-    mask = seen[:, None, None, :]
+    queries = query[0].transpose(0, 1).reshape(documents, heads_kept, groups, size)
+    mask = visible[:, None, None, :]
     if softcap is None and sinks is None:
-        output = F.scaled_dot_product_attention(asked, key, value, attn_mask=mask, scale=scaling)
+        output = F.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
     else:
-        scores = asked @ key.transpose(2, 3) * scaling
+        scores = queries @ key.transpose(2, 3) * scaling
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores = scores.masked_fill(~mask, float("-inf"))

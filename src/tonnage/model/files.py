@@ -337,9 +337,9 @@ def read_whole_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
             )
         ) from error
     assert isinstance(config, PreTrainedConfig)
-    for one in (config, *filter(None, (getattr(config, name, None) for name in config.sub_configs))):
-        one._attn_implementation = None  # a file may name kernels of a hub repository, which are code
-        one._experts_implementation = None
+    for section in (config, *filter(None, (getattr(config, name, None) for name in config.sub_configs))):
+        section._attn_implementation = None  # a file may name kernels of a hub repository, which are code
+        section._experts_implementation = None
     return config if trust_remote_code else without_code(config, path)
 
 

@@ -81,14 +81,14 @@ def choose(device: torch.device, log: Callable[[str], None], *, newer: bool) -> 
     if not newer:
         use_own()
         return None
-    for one in installed_for(torch.cuda.get_device_capability(device)):
+    for candidate in installed_for(torch.cuda.get_device_capability(device)):
         try:
-            activate_flash_attention_impl(one.key)
+            activate_flash_attention_impl(candidate.key)
         except Exception as error:  # whatever its import raises
-            log(f"{one} is installed, and attention does without: {_in_a_line(error)}")
+            log(f"{candidate} is installed, and attention does without: {_in_a_line(error)}")
             continue
-        log(f"attention: {one}, which is installed; kernels.attention=off keeps torch's own")
-        return one
+        log(f"attention: {candidate}, which is installed; kernels.attention=off keeps torch's own")
+        return candidate
     return None
 
 

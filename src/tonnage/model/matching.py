@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.errors import Problem, UserError
 from tonnage.model.build import on_meta
 from tonnage.model.files import ModelFiles, read_whole_config
-from tonnage.model.merging import Group, Match, faults, gather
+from tonnage.model.merging import Group, Match, faults, gather, some
 from tonnage.model.names import Names, Whole
 from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
@@ -92,12 +92,12 @@ def check_weights(
     whole = find_whole(model, described_whole)
     grows = files.adapter is not None  # which may bring a larger embedding along
     try:
-        found = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
+        matched = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
     except _Quantised:
         if unpacks and method is not None:
             return Weights()
         raise
-    untied = bool(Names(model).tied) and _head_differs(found)
+    untied = bool(Names(model).tied) and _head_differs(matched)
     if untied:
         config.tie_word_embeddings = False
         model = on_meta(copy.deepcopy(config), torch.float32)
@@ -111,17 +111,17 @@ def check_weights(
                 )
             )
         whole = find_whole(model, described_whole)
-        found = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
+        matched = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
     return Weights(
-        missing=found.missing,
-        left_out=found.left_out,
-        unwrapped=found.unwrapped,
+        missing=matched.missing,
+        left_out=matched.left_out,
+        unwrapped=matched.unwrapped,
         untied=untied,
-        once_quantised=method if found.unpacked is None else None,
-        unpacked=found.unpacked,
-        carried=described(found.carried, Names(model, whole)),
-        carried_digest=digest(found.carried) if found.carried else "",
-        base_digest=base_digest(found) if identifies else "",
+        once_quantised=method if matched.unpacked is None else None,
+        unpacked=matched.unpacked,
+        carried=described(matched.carried, Names(model, whole)),
+        carried_digest=digest(matched.carried) if matched.carried else "",
+        base_digest=base_digest(matched) if identifies else "",
         base_stamp=_stamp(files.weights) if identifies else "",
     )
 
@@ -284,7 +284,7 @@ def missing_from_files(
     if lost:
         yield Problem(
             where=where,
-            found=f"{len(lost):,} of the model's {number:,} parameters are not in the weight files: {_some(lost)}",
+            found=f"{len(lost):,} of the model's {number:,} parameters are not in the weight files: {some(lost)}",
             needed="every parameter",
             change=change,
         )
@@ -292,7 +292,7 @@ def missing_from_files(
 
 def _patterns(lost: Sequence[str], names: Names) -> list[str]:
     """Patterns that match the lost parameters and no others: of whole blocks, of one in every block, or a name."""
-    gone, found = set(lost), []
+    gone, patterns = set(lost), []
     for name in lost:
         parts = name.split(".")
         number = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
@@ -301,8 +301,8 @@ def _patterns(lost: Sequence[str], names: Names) -> list[str]:
             heads = (parts[:number], parts[: number + 1])
             wider = [*(".".join([*head, "*"]) for head in heads), ".".join([*heads[0], "*", *parts[number + 1 :]])]
         fitting = (one for one in wider if all(of in gone for of in names.shapes if fnmatchcase(of, one)))
-        found.append(next(fitting, name))
-    return list(dict.fromkeys(found))
+        patterns.append(next(fitting, name))
+    return list(dict.fromkeys(patterns))
 
 
 def unexpected(keys: Sequence[str], where: str) -> Iterator[Problem]:
@@ -311,7 +311,7 @@ def unexpected(keys: Sequence[str], where: str) -> Iterator[Problem]:
         patterns = dict.fromkeys(_beginning(key) for key in keys)
         yield Problem(
             where=where,
-            found=f"{len(keys):,} tensors that the model has no place for: {_some(keys)}",
+            found=f"{len(keys):,} tensors that the model has no place for: {some(keys)}",
             needed="the weights of the model that config.json describes, and nothing else",
             change=f"put the right config.json beside them, or, to go on without them, "
             f"allow_unexpected: [{', '.join(map(_written, patterns))}]",
@@ -336,15 +336,15 @@ def _other_shapes(
     places: Mapping[Stored, str], shapes: Mapping[str, tuple[int, ...]], growing: Collection[str] = ()
 ) -> Iterator[Problem]:
     wrong = []
-    for one, name in places.items():
-        wanted = shapes[name]
-        has_grown = name in growing and one.shape[1:] == wanted[1:] and one.shape[:1] < wanted[:1]
-        if one.shape != wanted and not (has_grown and len(one.shape) == len(wanted)):
+    for stored, name in places.items():
+        expected = shapes[name]
+        has_grown = name in growing and stored.shape[1:] == expected[1:] and stored.shape[:1] < expected[:1]
+        if stored.shape != expected and not (has_grown and len(stored.shape) == len(expected)):
             wrong.append(
                 Problem(
-                    where=f"{one.file.name}: {one.key}",
-                    found=f"shape {one.shape}",
-                    needed=f"{wanted}, as config.json says",
+                    where=f"{stored.file.name}: {stored.key}",
+                    found=f"shape {stored.shape}",
+                    needed=f"{expected}, as config.json says",
                     change="use the config.json that belongs to these weights",
                 )
             )
@@ -353,8 +353,8 @@ def _other_shapes(
 
 def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) -> Iterator[Problem]:
     by_name: dict[str, list[Stored]] = {}
-    for one in places:
-        by_name.setdefault(str(names.name(one.key)), []).append(one)
+    for stored in places:
+        by_name.setdefault(str(names.name(stored.key)), []).append(stored)
     for group in groups:
         for name in group.parameters.values():
             by_name.setdefault(name, []).append(group.sources[0][0])
@@ -362,15 +362,10 @@ def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) 
         if len(several) > 1:
             yield Problem(
                 where=several[0].file.name,
-                found=f"{len(several)} tensors for {name}: {_some([one.key for one in several])}",
+                found=f"{len(several)} tensors for {name}: {some([stored.key for stored in several])}",
                 needed="one",
                 change="save the model again with transformers",
             )
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _head_differs(found: Match) -> bool:

@@ -67,10 +67,10 @@ class Group:
         if not is_stack or not all(map(_keeps_rows, others)):
             return None
         rows: dict[int, list[Stored]] = {}
-        for one, slot in self.sources:
+        for stored, slot in self.sources:
             if slot.number is None:
                 return None
-            rows.setdefault(slot.number, []).append(one)
+            rows.setdefault(slot.number, []).append(stored)
         return [rows[number] for number in sorted(rows)]
 
     def converted(self, tensors: dict[Stored, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
@@ -79,13 +79,13 @@ class Group:
         ``model`` is the model of the files, on the meta device; its shapes and its configuration are asked for.
         """
         converter = copy.deepcopy(self.converter)
-        for one, slot in self.sources:
-            if one in tensors:
-                converter.add_tensor(self.target, one.key, slot.pattern, tensors.pop(one))  # type: ignore[arg-type]
-        found = converter.convert(self.target, model=model, config=model.config)
+        for stored, slot in self.sources:
+            if stored in tensors:
+                converter.add_tensor(self.target, stored.key, slot.pattern, tensors.pop(stored))  # type: ignore[arg-type]
+        converted = converter.convert(self.target, model=model, config=model.config)
         return {
             self.parameters[name]: value[0] if isinstance(value, list) else value
-            for name, value in found.items()
+            for name, value in converted.items()
             if name in self.parameters
         }
 
@@ -127,13 +127,13 @@ def _keeps_rows(operation: Any) -> bool:
 
 def gather(names: Names, stored: Sequence[Stored]) -> list[Group]:
     """The groups among ``stored`` tensors, whole or not."""
-    found: dict[str, list[tuple[Stored, Slot]]] = {}
-    for one in stored:
-        if (part := names.merged(one.key)) is not None:
+    by_target: dict[str, list[tuple[Stored, Slot]]] = {}
+    for tensor in stored:
+        if (part := names.merged(tensor.key)) is not None:
             target, slot = part
-            found.setdefault(target, []).append((one, slot))
+            by_target.setdefault(target, []).append((tensor, slot))
     groups = []
-    for target, sources in found.items():
+    for target, sources in by_target.items():
         sources.sort(key=lambda source: (source[1].pattern, source[1].number or 0))
         converter = names.converter(sources[0][1].pattern)
         others = (target.replace(converter.target_patterns[0], other, 1) for other in converter.target_patterns)
@@ -161,10 +161,10 @@ def _fits(group: Group, names: Names, model: PreTrainedModel) -> bool:
     if len(set(slots)) < len(slots) or any(numbers != list(range(len(lists[0]))) for numbers in lists):
         return False
     try:
-        found = group.converted({one: _on_meta(one) for one, _ in group.sources}, model)
+        converted = group.converted({one: _on_meta(one) for one, _ in group.sources}, model)
     except Exception:  # whatever operations make of shapes that do not fit together
         return False
-    return {name: tuple(value.shape) for name, value in found.items()} == {
+    return {name: tuple(value.shape) for name, value in converted.items()} == {
         name: names.shapes[name] for name in group.parameters.values()
     }
 
@@ -175,38 +175,38 @@ def _on_meta(one: Stored) -> Tensor:
 
 def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -> Iterator[Problem]:
     by_slot: dict[Slot, list[Stored]] = {}
-    for one, slot in group.sources:
-        by_slot.setdefault(slot, []).append(one)
+    for stored, slot in group.sources:
+        by_slot.setdefault(slot, []).append(stored)
     parameter = next(iter(group.parameters.values()))
-    wanted = _wanted(group, names, model)
-    lost = [key for slot, (key, _) in wanted.items() if slot not in by_slot]
+    expected = _wanted(group, names, model)
+    lost = [key for slot, (key, _) in expected.items() if slot not in by_slot]
     problems = []
     if lost:
         problems.append(
             Problem(
                 where=where,
-                found=f"{len(lost):,} of the {len(wanted):,} tensors that make up {parameter} are not in the weight "
-                f"files: {_some(lost)}",
+                found=f"{len(lost):,} of the {len(expected):,} tensors that make up {parameter} are not in the weight "
+                f"files: {some(lost)}",
                 needed="all of them",
                 change="download the model again, or give complete weights",
             )
         )
     for slot, several in by_slot.items():
         if len(several) > 1:
-            keys = [one.key for one in several]
-            found = f"{len(several)} tensors for one part of {parameter}: {_some(keys)}"
+            keys = [stored.key for stored in several]
+            found = f"{len(several)} tensors for one part of {parameter}: {some(keys)}"
             problems.append(Problem(found, "one", "save the model again with transformers", several[0].file.name))
-        if slot in wanted and several[0].shape != wanted[slot][1]:
-            found, needed = f"shape {several[0].shape}", f"{wanted[slot][1]}, as config.json says"
+        if slot in expected and several[0].shape != expected[slot][1]:
+            found, needed = f"shape {several[0].shape}", f"{expected[slot][1]}, as config.json says"
             change = "use the config.json that belongs to these weights"
             problems.append(Problem(found, needed, change, f"{several[0].file.name}: {several[0].key}"))
-    if wanted and (more := [several[0].key for slot, several in by_slot.items() if slot not in wanted]):
-        found = f"{len(more):,} tensors more than the {len(wanted):,} that make up {parameter}: {_some(more)}"
+    if expected and (more := [several[0].key for slot, several in by_slot.items() if slot not in expected]):
+        found = f"{len(more):,} tensors more than the {len(expected):,} that make up {parameter}: {some(more)}"
         change = "use the config.json that belongs to these weights"
         problems.append(Problem(found, "as many as config.json says", change, where))
     if not problems:
-        keys = [one.key for one, _ in group.sources]
-        found = f"{len(keys):,} tensors that cannot be merged into {parameter}: {_some(keys)}"
+        keys = [stored.key for stored, _ in group.sources]
+        found = f"{len(keys):,} tensors that cannot be merged into {parameter}: {some(keys)}"
         needed = f"tensors that make up {names.shapes[parameter]}, as config.json says"
         problems.append(
             Problem(found, needed, "give complete weights, and the config.json that belongs to them", where)
@@ -225,6 +225,7 @@ def _wanted(group: Group, names: Names, model: PreTrainedModel) -> dict[Slot, tu
     return {part[1]: (key, shape) for key, (part, shape) in parts.items() if part is not None}
 
 
-def _some(keys: Sequence[str]) -> str:
+def some(keys: Sequence[str]) -> str:
+    """The first of some keys, and how many more there are."""
     rest = len(keys) - SHOWN
     return ", ".join(keys[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -154,14 +154,14 @@ class Names:
     def _place(self, key: str) -> tuple[str | None, str | None]:
         """The name of a parameter in the model of the files, and the pattern by which it is converted, if it is."""
         if key not in self._found:
-            found: tuple[str | None, str | None] = (None, None)
+            place: tuple[str | None, str | None] = (None, None)
             for candidate in dict.fromkeys((key, unwrapped(key))):
                 name, pattern = self._renamed(candidate)
                 own = self.own.get(name)
                 if own in self.shapes or own in self.tied:
-                    found = (name, pattern)
+                    place = (name, pattern)
                     break
-            self._found[key] = found
+            self._found[key] = place
         return self._found[key]
 
     def _number(self, key: str, pattern: str) -> int | None:

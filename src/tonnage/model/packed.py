@@ -76,7 +76,7 @@ class PackedView:
             scales = _part(self.packed.scales, ()).reshape(1, 1)
         # transformers divides a matrix into equal blocks, so one whose last blocks are cut short is filled up
         lacking = [
-            there * size - side for there, size, side in zip(scales.shape[-2:], block, values.shape[-2:], strict=True)
+            blocks * size - side for blocks, size, side in zip(scales.shape[-2:], block, values.shape[-2:], strict=True)
         ]
         filled = pad(values, (0, lacking[1], 0, lacking[0]))
         (whole,) = Fp8Dequantize(None).convert({"weight": filled, "weight_scale_inv": scales}).values()
@@ -124,9 +124,9 @@ def _told(config: Any) -> Mapping[str, Any]:
     return entry if isinstance(entry, Mapping) else entry.to_dict()
 
 
-def _pairs_of_8_bits(by_key: Mapping[str, Stored], told: Mapping[str, Any]) -> dict[str, Packed]:
-    size = told.get("weight_block_size")
-    found = {}
+def _pairs_of_8_bits(by_key: Mapping[str, Stored], described: Mapping[str, Any]) -> dict[str, Packed]:
+    size = described.get("weight_block_size")
+    pairs = {}
     for key, scales in by_key.items():
         values = by_key.get(key.removesuffix(SCALE))
         if not key.endswith(SCALE) or values is None or len(values.shape) < 2 or not values.dtype.startswith("F8_E"):
@@ -135,12 +135,12 @@ def _pairs_of_8_bits(by_key: Mapping[str, Stored], told: Mapping[str, Any]) -> d
         grid = tuple(-(-side // part) for side, part in zip(values.shape[-2:], block, strict=False) if part)
         if scales.dtype in ("F32", "BF16") and scales.shape in ((), (1,), (*values.shape[:-2], *grid)):
             named = (values.key, values.file, "BF16", values.shape)
-            found[values.key] = Packed(*named, values, scales, (block[0], block[1]))
-    return found
+            pairs[values.key] = Packed(*named, values, scales, (block[0], block[1]))
+    return pairs
 
 
 def _pairs_of_4_bits(by_key: Mapping[str, Stored]) -> dict[str, Packed]:
-    found = {}
+    pairs = {}
     for key, blocks in by_key.items():
         name = key.removesuffix(BLOCKS)
         scales = by_key.get(name + SCALES)
@@ -149,5 +149,5 @@ def _pairs_of_4_bits(by_key: Mapping[str, Stored]) -> dict[str, Packed]:
         if blocks.dtype == scales.dtype == "U8":
             experts, rows, groups, width = blocks.shape
             shape = (experts, groups * width * 2, rows)
-            found[name] = Packed(name, blocks.file, "BF16", shape, blocks, scales, None)
-    return found
+            pairs[name] = Packed(name, blocks.file, "BF16", shape, blocks, scales, None)
+    return pairs

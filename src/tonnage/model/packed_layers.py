@@ -77,7 +77,7 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
         UserError: there is nothing to pack, or a part of a weight along the tensor axis cuts a block.
     """
     names = {id(module): path for path, module in root.named_modules()}
-    found: list[PackedLayer] = []
+    layers: list[PackedLayer] = []
     for module in (one for block in blocks for one in block.modules()):
         for name in _packable(module):
             weight = module._parameters[name]
@@ -95,8 +95,8 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
             owner: Any = module
             owner.packed_form = form
             owner.packed_shapes = {**getattr(owner, "packed_shapes", {}), name: shape}
-            found.append(PackedLayer(module, name, path, form, shape, region))
-    if not found:
+            layers.append(PackedLayer(module, name, path, form, shape, region))
+    if not layers:
         raise UserError(
             Problem(
                 where="adapter.quantize",
@@ -105,7 +105,7 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
                 change="adapter.quantize=none",
             )
         )
-    return found
+    return layers
 
 
 def _packable(module: nn.Module) -> Sequence[str]:
@@ -131,11 +131,11 @@ def is_linear(module: nn.Module) -> bool:
     small.in_features, small.out_features = 2, 3
     try:
         with torch.no_grad():
-            found = type(module).forward(small, inputs)
+            output = type(module).forward(small, inputs)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return False
-    return isinstance(found, Tensor) and torch.equal(
-        found, F.linear(inputs, weight, None if module.bias is None else bias)
+    return isinstance(output, Tensor) and torch.equal(
+        output, F.linear(inputs, weight, None if module.bias is None else bias)
     )
 
 

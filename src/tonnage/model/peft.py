@@ -32,7 +32,7 @@ PREFIX = "base_model.model."
 def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str]:
     """Our names of what is trained -> the names in peft's file. ``whole`` are names of parameters that are trained
     whole."""
-    found = {name: f"{PREFIX}{name}" for name in whole}
+    names = {name: f"{PREFIX}{name}" for name in whole}
     wrapped = {target.path.rpartition(".")[0] for target in targets if target.experts}
     outer = {path: [one for one in targets if one.path.rpartition(".")[0] == path][-1] for path in wrapped}
     for target in targets:
@@ -42,8 +42,8 @@ def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str
             place = owner if outer[owner] is target else f"{owner}.base_layer"
         for name in target.names():
             last = name.rpartition(".")[2]
-            found[name] = f"{PREFIX}{place}.{last}" if target.embeds else f"{PREFIX}{place}.{name[-6:]}.weight"
-    return found
+            names[name] = f"{PREFIX}{place}.{last}" if target.embeds else f"{PREFIX}{place}.{name[-6:]}.weight"
+    return names
 
 
 def to_peft(name: str, value: Tensor) -> Tensor:
@@ -73,12 +73,12 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     Raises:
         UserError: the file has tensors that the model has no place for, or of another shape: another model's.
     """
-    keys = {one.key: one for one in files.stored}
-    there = list(adaptable(model, anatomy))
-    adapted = [one for one in there if not one.experts or one.path.endswith(files.experts)]
-    for one in adapted:
-        if one.embeds and (stored := keys.pop(_kept_beside(one), None)) is not None:
-            size = (one.shape[1], one.shape[0])
+    keys = {target.key: target for target in files.stored}
+    eligible = list(adaptable(model, anatomy))
+    adapted = [target for target in eligible if not target.experts or target.path.endswith(files.experts)]
+    for target in adapted:
+        if target.embeds and (stored := keys.pop(_kept_beside(target), None)) is not None:
+            size = (target.shape[1], target.shape[0])
             if stored.shape != size:
                 raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {size}")
     names = peft_names(adapted, [name for name, _ in model.named_parameters(remove_duplicate=False)])
@@ -86,20 +86,20 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     unknown = [key for key in keys if key not in ours]
     if unknown:
         raise _another_model(files, f"{len(unknown):,} tensors that the model has no place for, such as {unknown[0]}")
-    found = {ours[key] for key in keys}
-    targets = [one for one in adapted if found.issuperset(one.names())]
-    half = found - {name for one in targets for name in one.names()}
-    shapes = {name: shape for one in targets for name, shape in one.named_shapes(files.rank).items()}
+    own = {ours[key] for key in keys}
+    targets = [target for target in adapted if own.issuperset(target.names())]
+    half = own - {name for target in targets for name in target.names()}
+    shapes = {name: shape for target in targets for name, shape in target.named_shapes(files.rank).items()}
     for name, shape in shapes.items():
         stored = keys[names[name]]
-        wanted = _flat(name, shape)
-        if stored.shape != wanted:
-            raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {wanted}")
+        expected = _flat(name, shape)
+        if stored.shape != expected:
+            raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {expected}")
     also = whole_of(model, anatomy, half)
     if also is None or not targets:
         raise _another_model(files, f"weights trained whole beside it: {', '.join(sorted(half)[:3])}")
     hidden = unreadable(model)
-    readable = [one for one in there if one.experts or one.path.rpartition(".")[2] not in hidden]
+    readable = [target for target in eligible if target.experts or target.path.rpartition(".")[2] not in hidden]
     chosen = short_names(targets, readable)
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
     return Adapter(files.rank, files.factor, chosen, tuple(also))
@@ -117,18 +117,18 @@ def _flat(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     return (experts * first, second) if name.endswith("lora_A") else (first, second * experts)
 
 
-def short_names(targets: Sequence[Target], there: Sequence[Target]) -> str | tuple[str, ...]:
+def short_names(targets: Sequence[Target], eligible: Sequence[Target]) -> str | tuple[str, ...]:
     """How a config names ``targets`` out of all that are ``there``: shortest way first; embeddings last."""
     if embeddings := [one for one in targets if one.embeds]:
         plain = [one for one in targets if not one.embeds]
-        others = short_names(plain, [one for one in there if not one.embeds]) if plain else ()
+        others = short_names(plain, [one for one in eligible if not one.embeds]) if plain else ()
         ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in embeddings))
         return (*((others,) if isinstance(others, str) else others), *ends)
-    there = [one for one in there if not one.embeds]
-    if {one.path for one in targets} == {one.path for one in there}:
+    eligible = [one for one in eligible if not one.embeds]
+    if {one.path for one in targets} == {one.path for one in eligible}:
         return "all-linear"
     ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets))
-    same = [one for one in there if one.path.rpartition(".")[2] in ends]
+    same = [one for one in eligible if one.path.rpartition(".")[2] in ends]
     return ends if len(same) == len(targets) else tuple(one.path for one in targets)
 
 
@@ -142,12 +142,12 @@ def fill(
     """
     whole = [name for name in trained if name in parameters and not is_addition(name)]
     names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
-    beside = {_kept_beside(one): one.weight for one in targets if one.embeds}
+    beside = {_kept_beside(stored): stored.weight for stored in targets if stored.embeds}
     with torch.no_grad():
-        for one, view in read(files.stored):
-            if beside.get(one.key) in parameters:
-                _check_same(files, one.key, view[...], parameters[beside[one.key]])
-            name = names.get(one.key, "")
+        for stored, view in read(files.stored):
+            if beside.get(stored.key) in parameters:
+                _check_same(files, stored.key, view[...], parameters[beside[stored.key]])
+            name = names.get(stored.key, "")
             if name not in parameters:
                 continue  # in another stage, or a head that is the embedding
             local, region = region_of(parameters[name].data)
@@ -191,8 +191,8 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
             shapes = target.named_shapes(files.rank)
             down, up = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
             weight = parameters[target.weight]
-            if target.embeds and (kept := views.get(_kept_beside(target))) is not None:
-                _check_same(files, _kept_beside(target), kept[...], weight)
+            if target.embeds and (beside := views.get(_kept_beside(target))) is not None:
+                _check_same(files, _kept_beside(target), beside[...], weight)
             weight.copy_(target.merged(weight, down, up, files.factor))
         for name, parameter in parameters.items():
             if (view := views.get(f"{PREFIX}{name}")) is not None:

@@ -41,10 +41,10 @@ def method_of(config: Any) -> str | None:
             entry = getattr(place, name, None)
             if not entry:
                 continue
-            told = entry if isinstance(entry, Mapping) else vars(entry) if hasattr(entry, "__dict__") else {}
-            named = told.get("quant_method") or told.get("quant_algo") or told.get("format")
+            described = entry if isinstance(entry, Mapping) else vars(entry) if hasattr(entry, "__dict__") else {}
+            named = described.get("quant_method") or described.get("quant_algo") or described.get("format")
             if named == "bitsandbytes":
-                return f"bitsandbytes, {'4-bit' if told.get('load_in_4bit') else '8-bit'}"
+                return f"bitsandbytes, {'4-bit' if described.get('load_in_4bit') else '8-bit'}"
             return named[:80] if isinstance(named, str) else "a method that it does not name"
     return None
 

@@ -85,23 +85,23 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
     """
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     problems = []
     for file in files:
         try:
             with safe_open(file, framework="pt") as source:
                 for key in source.keys():  # noqa: SIM118
                     view = source.get_slice(key)
-                    if key not in found or (index or {}).get(key) in (None, file.name):
-                        found[key] = Stored(key, file, view.get_dtype(), tuple(view.get_shape()))
+                    if key not in tensors or (index or {}).get(key) in (None, file.name):
+                        tensors[key] = Stored(key, file, view.get_dtype(), tuple(view.get_shape()))
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             problems.append(_no_safetensors(file, error))
-        if len(found) > MOST_TENSORS:
+        if len(tensors) > MOST_TENSORS:
             needed = f"at most {MOST_TENSORS:,}"
             raise UserError(Problem(f"more than {MOST_TENSORS:,} tensors", needed, "give a model", str(file)))
     if problems:
         raise UserError(*problems)
-    return tuple(found.values())
+    return tuple(tensors.values())
 
 
 def place_of(one: Stored) -> tuple[int, int]:
@@ -136,19 +136,19 @@ def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
     from safetensors import safe_open
 
     by_file: dict[Path, list[Stored]] = {}
-    for one in stored:
-        by_file.setdefault(one.file, []).append(one)
+    for tensor in stored:
+        by_file.setdefault(tensor.file, []).append(tensor)
     for file, waiting in by_file.items():
         waiting.reverse()
         while waiting:
             mapped = 0
             with safe_open(file, framework="pt") as source:
                 while waiting and mapped < MAPPED_BYTES:
-                    one = waiting.pop()
-                    large = 4 * math.prod(one.shape) > MAPPED_BYTES
-                    view = one.view() or (_Reopened(one) if large else source.get_slice(one.key))
-                    mapped += 0 if large else 4 * math.prod(one.shape)
-                    yield one, view
+                    tensor = waiting.pop()
+                    large = 4 * math.prod(tensor.shape) > MAPPED_BYTES
+                    view = tensor.view() or (_Reopened(tensor) if large else source.get_slice(tensor.key))
+                    mapped += 0 if large else 4 * math.prod(tensor.shape)
+                    yield tensor, view
                     del view
 
 
@@ -158,14 +158,14 @@ def _no_safetensors(file: Path, error: Exception) -> Problem:
             beginning = source.read(32)
     except OSError:
         beginning = b""
-    known = next((what for start, what in BEGINNINGS if beginning.startswith(start)), None)
+    kind = next((what for start, what in BEGINNINGS if beginning.startswith(start)), None)
     reason = str(error).removeprefix("Error while deserializing header: ").split("\n")[0][:200]
     if "not fully covered" in reason:
         reason = "it is cut short, or longer than its header says"
-    change = "git lfs pull" if known and "git-lfs" in known else "download it again, or save the model as safetensors"
+    change = "git lfs pull" if kind and "git-lfs" in kind else "download it again, or save the model as safetensors"
     return Problem(
         where=str(file),
-        found=f"{known} that is named as safetensors" if known else f"no whole safetensors file: {reason}",
+        found=f"{kind} that is named as safetensors" if kind else f"no whole safetensors file: {reason}",
         needed="a safetensors file",
         change=change,
     )

@@ -101,12 +101,12 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
     counts = {name: number for name, number in heads.items() if isinstance(number, int)}
     largest = math.gcd(*counts.values()) if counts else 1
     if largest % degree or (degree - 1) * -(-config.vocab_size // degree) >= config.vocab_size:
-        said = " and ".join(f"{number} {name}" for name, number in counts.items())
+        listed = " and ".join(f"{number} {name}" for name, number in counts.items())
         fitting = [str(number) for number in range(1, largest + 1) if largest % number == 0]
         raise UserError(
             Problem(
                 where="parallel.tensor",
-                found=f"parallel.tensor is {degree}, and the model has {said or 'no number of heads'}",
+                found=f"parallel.tensor is {degree}, and the model has {listed or 'no number of heads'}",
                 needed=f"a number that divides them: {', '.join(fitting)}",
                 change="set parallel.tensor to one of them",
             )

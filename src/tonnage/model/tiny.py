@@ -176,32 +176,32 @@ def shrink(config: PreTrainedConfig, *, long_documents: bool = True) -> PreTrain
     Raises:
         Exception: of any kind, where the family's class does not take what comes out.
     """
-    given = config.to_dict()
+    whole = config.to_dict()
     for key in NO_PART:
-        given.pop(key, None)
-    _, layers = count_layers(given)
-    kept = _layers_kept(given, layers)
-    small = {key: _smaller(key, value, kept, layers) for key, value in given.items()}
-    _mend(small, given)
+        whole.pop(key, None)
+    _, layers = count_layers(whole)
+    numbers = _layers_kept(whole, layers)
+    small = {key: _smaller(key, value, numbers, layers) for key, value in whole.items()}
+    _mend(small, whole)
     if isinstance(small.get("original_max_position_embeddings"), int):
         small["original_max_position_embeddings"] = _first_positions(long_documents)
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(small.get(key), Mapping):
-            small[key] = _rope(small[key], small, given, long_documents)
+            small[key] = _rope(small[key], small, whole, long_documents)
     return type(config).from_dict(small)
 
 
 def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same with its own widths: fewer layers and tokens, shorter windows. For families whose sizes hang together
     in ways that ``shrink`` does not know."""
-    given = config.to_dict()
+    whole = config.to_dict()
     for key in NO_PART:
-        given.pop(key, None)
-    _, layers = count_layers(given)
-    kept = _layers_kept(given, layers)
+        whole.pop(key, None)
+    _, layers = count_layers(whole)
+    numbers = _layers_kept(whole, layers)
     lengths = {key for key, value in SMALL.items() if value == WINDOW or "window" in key}
     small: dict[str, Any] = {
-        key: _smaller(key, value, kept, layers)
+        key: _smaller(key, value, numbers, layers)
         if key in lengths
         or key in LAYER_COUNTS
         or key in POSITION_COUNTS
@@ -209,10 +209,10 @@ def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
         or TOKENS.search(key)
         or isinstance(value, list)
         else value
-        for key, value in given.items()
+        for key, value in whole.items()
     }
-    if overrides := given.get("per_layer_config"):
-        small["per_layer_config"] = overrides_of(overrides, kept)
+    if overrides := whole.get("per_layer_config"):
+        small["per_layer_config"] = overrides_of(overrides, numbers)
     return type(config).from_dict(small)
 
 
@@ -237,47 +237,47 @@ def overrides_of(overrides: Mapping[Any, Any], layers: Sequence[int]) -> dict[in
     return {place: dict(by_layer[layer]) for place, layer in enumerate(layers) if layer in by_layer}
 
 
-def _layers_kept(given: Mapping[str, Any], layers: int) -> list[int]:
+def _layers_kept(whole: Mapping[str, Any], layers: int) -> list[int]:
     """Numbers of the layers that stay: of every kind the first two, in order."""
-    lists = [value for key, value in given.items() if is_by_layer(key, value, layers)]
-    numbers = [set(given[key]) for key in LAYER_NUMBERS if isinstance(given.get(key), list)]
-    if sharing := given.get(SHARING_LAYERS):
+    lists = [value for key, value in whole.items() if is_by_layer(key, value, layers)]
+    numbers = [set(whole[key]) for key in LAYER_NUMBERS if isinstance(whole.get(key), list)]
+    if sharing := whole.get(SHARING_LAYERS):
         numbers.append(set(range(layers - sharing, layers)))
-    seen: dict[str, int] = {}
-    kept: list[int] = []
+    of_kind: dict[str, int] = {}
+    chosen: list[int] = []
     for layer in range(layers):
         kind = repr([value[layer] for value in lists] + [layer in those for those in numbers])
-        seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] <= 2 and len(kept) < MOST_LAYERS:
-            kept.append(layer)
-    more = [layer for layer in range(layers) if layer not in kept]
-    return sorted(kept + more[: max(0, LAYERS - len(kept))])
+        of_kind[kind] = of_kind.get(kind, 0) + 1
+        if of_kind[kind] <= 2 and len(chosen) < MOST_LAYERS:
+            chosen.append(layer)
+    more = [layer for layer in range(layers) if layer not in chosen]
+    return sorted(chosen + more[: max(0, LAYERS - len(chosen))])
 
 
-def _smaller(key: str, value: Any, kept: list[int], layers: int) -> Any:
+def _smaller(key: str, value: Any, numbers: list[int], layers: int) -> Any:
     if key == "per_layer_config" and isinstance(value, Mapping):
         return {
-            place: {name: _smaller(name, one, kept, 0) for name, one in overrides.items()}
-            for place, overrides in overrides_of(value, kept).items()
+            place: {name: _smaller(name, one, numbers, 0) for name, one in overrides.items()}
+            for place, overrides in overrides_of(value, numbers).items()
         }
     if isinstance(value, list) and key in LAYER_NUMBERS:
-        return [place for place, layer in enumerate(kept) if layer in value]
+        return [place for place, layer in enumerate(numbers) if layer in value]
     if layers and is_by_layer(key, value, layers):
-        return [_smaller(key, value[layer], kept, 0) for layer in kept]
+        return [_smaller(key, value[layer], numbers, 0) for layer in numbers]
     if key == "compress_rates" and isinstance(value, Mapping):
         return {name: min(rate, WINDOW // 2) for name, rate in value.items()}
     if isinstance(value, Mapping):
         if key in ("rope_parameters", "rope_scaling"):
             return dict(value)
-        return {name: _smaller(str(name), one, kept, layers) for name, one in value.items()}
+        return {name: _smaller(str(name), one, numbers, layers) for name, one in value.items()}
     if TOKENS.search(key):
         return None if not isinstance(value, int) else min(value, VOCABULARY - 1)
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if key in LAYER_COUNTS:
-        return len(kept)
+        return len(numbers)
     if key == SHARING_LAYERS:
-        return sum(layer >= layers - value for layer in kept)
+        return sum(layer >= layers - value for layer in numbers)
     if key in POSITION_COUNTS:
         return min(value, POSITIONS)
     return min(value, _size(key, value))
@@ -298,25 +298,25 @@ def _size(key: str, value: int) -> int:
     return next((size for pattern, size in rules if pattern.search(key)), value)
 
 
-def _mend(small: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _mend(small: dict[str, Any], whole: Mapping[str, Any]) -> None:
     """What hangs together with what was shrunk."""
-    heads = next((key for key in given if HEAD_COUNTS.search(key) and isinstance(given[key], int)), None)
-    groups = next((key for key in given if GROUP_COUNTS.search(key) and isinstance(given[key], int)), None)
-    if heads and groups and given[heads] == given[groups]:
+    heads = next((key for key in whole if HEAD_COUNTS.search(key) and isinstance(whole[key], int)), None)
+    groups = next((key for key in whole if GROUP_COUNTS.search(key) and isinstance(whole[key], int)), None)
+    if heads and groups and whole[heads] == whole[groups]:
         small[groups] = small[heads]
     for key, least in (("num_experts", "n_group"), ("n_routed_experts", "n_group")):
-        if isinstance(small.get(key), int) and isinstance(small.get(least), int) and given[least] == 1:
+        if isinstance(small.get(key), int) and isinstance(small.get(least), int) and whole[least] == 1:
             small[least], small["topk_group"] = 1, 1
     if isinstance(small.get("qk_head_dim"), int) and isinstance(small.get("qk_rope_head_dim"), int):
         small["qk_head_dim"] = small["qk_rope_head_dim"] + small["qk_nope_head_dim"]
     if isinstance(small.get("moe_layer_end_index"), int):
         small["moe_layer_end_index"] = LAYERS - 1
-    if given.get("mamba_expand") == 1 or given.get("expand") == 1:
+    if whole.get("mamba_expand") == 1 or whole.get("expand") == 1:
         for key in ("mamba_n_heads", "mamba_num_heads", "num_heads"):
             if key in small:
                 small[key] = HEADS
-    if "expand" in given and "num_heads" in given:  # Mamba 2
-        small["num_heads"], small["head_dim"] = given["expand"] * WIDTH // HEAD_SIZE, HEAD_SIZE
+    if "expand" in whole and "num_heads" in whole:  # Mamba 2
+        small["num_heads"], small["head_dim"] = whole["expand"] * WIDTH // HEAD_SIZE, HEAD_SIZE
     if isinstance(small.get("mamba_d_ssm"), int):
         small["mamba_n_heads"] = small["mamba_d_ssm"] // small["mamba_d_head"]
     if isinstance(small.get("n_groups"), int):
@@ -328,26 +328,26 @@ def _first_positions(long_documents: bool) -> int:
 
 
 def _rope(
-    rope: Mapping[str, Any], small: Mapping[str, Any], given: Mapping[str, Any], long_documents: bool
+    rope: Mapping[str, Any], small: Mapping[str, Any], whole: Mapping[str, Any], long_documents: bool
 ) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in rope.values()):  # a set for every kind of layer
         return {
-            key: _rope(value, small, given, long_documents) if isinstance(value, Mapping) else value
+            key: _rope(value, small, whole, long_documents) if isinstance(value, Mapping) else value
             for key, value in rope.items()
         }
-    found = dict(rope)
-    share = float(rope.get("partial_rotary_factor", given.get("partial_rotary_factor") or 1.0))
+    changed = dict(rope)
+    share = float(rope.get("partial_rotary_factor", whole.get("partial_rotary_factor") or 1.0))
     size = small.get("qk_rope_head_dim") or small.get("head_dim") or HEAD_SIZE
     rotated = int(int(size) * share) // 2
     for key in ("short_factor", "long_factor"):
         if isinstance(rope.get(key), list):
-            found[key] = (rope[key] * rotated)[:rotated]
+            changed[key] = (rope[key] * rotated)[:rotated]
     if isinstance(rope.get("mrope_section"), list):
         parts = len(rope["mrope_section"])
-        found["mrope_section"] = [rotated - (parts - 1) * (rotated // parts), *[rotated // parts] * (parts - 1)]
+        changed["mrope_section"] = [rotated - (parts - 1) * (rotated // parts), *[rotated // parts] * (parts - 1)]
     if isinstance(rope.get("original_max_position_embeddings"), int):
-        found["original_max_position_embeddings"] = _first_positions(long_documents)
-    return found
+        changed["original_max_position_embeddings"] = _first_positions(long_documents)
+    return changed
 
 
 @torch.no_grad()

@@ -50,8 +50,8 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = getattr(config, "text_config", None)
-    known = isinstance(text, PreTrainedConfig) and MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None
-    if not known or whole_class(config) is None:
+    is_known = isinstance(text, PreTrainedConfig) and MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None
+    if not is_known or whole_class(config) is None:
         return config
     assert isinstance(text, PreTrainedConfig)
     text = copy.deepcopy(text)
@@ -110,9 +110,9 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
         ) from error
     own: dict[str, str] = {}
     for outer, inner in parts:
-        there = inner.state_dict() | dict(inner.named_buffers())
-        prefix, here = _path(whole, outer), _path(model, inner)
-        own |= {f"{prefix}{name}": f"{here}{name}" for name in there}
+        inner_tensors = inner.state_dict() | dict(inner.named_buffers())
+        prefix, own_prefix = _path(whole, outer), _path(model, inner)
+        own |= {f"{prefix}{name}": f"{own_prefix}{name}" for name in inner_tensors}
     return Whole(whole, own)
 
 

@@ -31,18 +31,18 @@ def zeroed_rows(model: PreTrainedModel) -> dict[str, range]:
         UserError: transformers draws a part of a loaded parameter anew.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    before = [(one, one.__dict__.pop(_MARK, None)) for one in (*tensors, *model.modules())]
-    writes = _Writes({one.untyped_storage()._cdata: name for name, one in model.named_parameters()})
+    before = [(holder, holder.__dict__.pop(_MARK, None)) for holder in (*tensors, *model.modules())]
+    writes = _Writes({holder.untyped_storage()._cdata: name for name, holder in model.named_parameters()})
     for tensor in tensors:
         setattr(tensor, _MARK, True)
     try:
         with writes, torch.random.fork_rng(devices=[]):
             model.initialize_weights()
     finally:
-        for one, mark in before:
-            one.__dict__.pop(_MARK, None)
+        for holder, mark in before:
+            holder.__dict__.pop(_MARK, None)
             if mark is not None:
-                setattr(one, _MARK, mark)
+                setattr(holder, _MARK, mark)
     return {name: _rows(name, model, operation, part) for name, operation, part in writes.seen}
 
 

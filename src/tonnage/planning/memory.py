@@ -324,9 +324,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         leaving, head_leaving = added * model.trained_block, each * vocabulary
         last_leaving = leaving
         if layout.gradient_tier == "host" and (largest := model.largest_matrix):
-            sent = GRADIENTS["host"].slots
-            last_leaving = min(leaving, sent * each * largest)
-            leaving = leaving if sums else min(leaving, (sent + 1) * each * largest)  # and the one that is made
+            last_leaving = min(leaving, GRADIENTS["host"].slots * each * largest)
+            leaving = leaving if sums else min(leaving, last_leaving + each * largest)  # and the one that is made
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         by_us

@@ -16,29 +16,29 @@ def main(words: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="once more what was proven before")
     parser.add_argument("--quick", action="store_true", help="a slice of every piece")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="after which a piece is ended")
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     from tonnage.prove.machine import missing
     from tonnage.prove.pieces import PIECES
 
     if absent := missing():
         print(f"error: not installed: {', '.join(absent)}", file=sys.stderr)
         return 2
-    if unknown := set(given.only) - {piece.name for piece in PIECES}:
+    if unknown := set(arguments.only) - {piece.name for piece in PIECES}:
         parser.error(f"no piece is called {', '.join(unknown)}: {', '.join(piece.name for piece in PIECES)}")
     from tonnage.prove.conduct import conduct
     from tonnage.prove.page import lines, verdict
 
     record = conduct(
-        given.directory / "tonnage-prove",
-        gpus=given.gpus,
-        only=given.only,
-        again=given.again,
-        brief=given.quick,
-        limit_seconds=given.limit,
-        tell=lambda what, done, total: print(f"{done + 1}/{total} {what}", flush=True) if what else None,
+        arguments.directory / "tonnage-prove",
+        gpus=arguments.gpus,
+        only=arguments.only,
+        again=arguments.again,
+        brief=arguments.quick,
+        limit_seconds=arguments.limit,
+        tell=lambda doing, done, total: print(f"{done + 1}/{total} {doing}", flush=True) if doing else None,
     )
-    for name, status, told in lines(record):
-        print(f"{name:18} {status:8} {told}")
+    for name, status, line in lines(record):
+        print(f"{name:18} {status:8} {line}")
     print(verdict(record))
     return 1 if record.failed else 0
 

@@ -40,9 +40,9 @@ def _one(proof: Proof, kind: str, size: int, groups: int, window: int | None, le
     def drawn(heads: int) -> Tensor:
         return torch.randn(1, heads, tokens, size, generator=generator).to(torch.bfloat16)
 
-    given = [drawn(HEADS), drawn(groups), drawn(groups)]
+    tensors = [drawn(HEADS), drawn(groups), drawn(groups)]
     upstream = torch.randn(1, tokens, HEADS, size, generator=generator).to(torch.bfloat16)
-    given, upstream = [one.to(proof.device) for one in given], upstream.to(proof.device)
+    tensors, upstream = [one.to(proof.device) for one in tensors], upstream.to(proof.device)
     row = packing_arguments(lengths, proof.device)["row"]
 
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -52,10 +52,10 @@ def _one(proof: Proof, kind: str, size: int, groups: int, window: int | None, le
     def theirs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _by_document(query, key, value, lengths, window)
 
-    exact = _numbers(theirs, [one.float() for one in given], upstream.float())
-    found, usual = _numbers(ours, given, upstream), _numbers(theirs, given, upstream)
+    exact = _numbers(theirs, [one.float() for one in tensors], upstream.float())
+    mine_all, usual = _numbers(ours, tensors, upstream), _numbers(theirs, tensors, upstream)
     for name, right, mine, other in zip(
-        ("output", "gradient of queries", "gradient of keys", "gradient of values"), exact, found, usual, strict=True
+        ("output", "gradient of queries", "gradient of keys", "gradient of values"), exact, mine_all, usual, strict=True
     ):
         error, usually = float((mine.float() - right).norm()), float((other.float() - right).norm())
         proof.found("attention", f"{kind}, {name}", error / max(usually, 1e-12))

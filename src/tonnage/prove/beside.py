@@ -44,8 +44,8 @@ def _trl(proof: Proof, name: str) -> list[float]:
 
     shape, length = SHAPES[name], LENGTH if proof.on_gpu else SMALL_LENGTH
     folder = bare_shape(proof.folder / name, **shape)
-    given = Path(full_rows(proof.folder, PACKS * STEPS, length, shape["vocab_size"]))
-    rows = [{"input_ids": json.loads(line)["input_ids"]} for line in given.read_text().splitlines()]
+    file = Path(full_rows(proof.folder, PACKS * STEPS, length, shape["vocab_size"]))
+    rows = [{"input_ids": json.loads(line)["input_ids"]} for line in file.read_text().splitlines()]
     torch.set_default_device(proof.device)
     try:
         model = AutoModelForCausalLM.from_config(

@@ -21,12 +21,12 @@ def prove(proof: Proof) -> None:
             proof.skip(check, f"{BLOCKS} blocks", why)
         return
     blocks, steps = (4, 3) if proof.brief else (BLOCKS, STEPS)
-    model, given = tiny_model(proof.folder / "llama", "llama", num_hidden_layers=blocks), rows(proof.folder)
+    model, data = tiny_model(proof.folder / "llama", "llama", num_hidden_layers=blocks), rows(proof.folder)
     for precision in ("bf16",) if proof.brief else ("fp32", "bf16"):
         ran: dict[str, Ran] = {}
         for how in ("off", "on"):
             config = {"precision": precision, "compile": how, "optimizer": {"lr": 1e-3}}
-            spec, graphs = Spec(f"{precision}-{how}", model, given, steps, config), _Graphs()
+            spec, graphs = Spec(f"{precision}-{how}", model, data, steps, config), _Graphs()
             ran[how] = take(spec, proof.folder / "runs", graphs.look)
             if how == "on":
                 proof.found("graphs", f"{blocks} blocks, {precision}", graphs.most or float("nan"), graphs.broken)

@@ -51,7 +51,7 @@ def conduct(
     again: bool = False,
     brief: bool = False,
     limit_seconds: float | None = None,
-    tell: Tell = lambda what, done, total: None,
+    tell: Tell = lambda piece_name, done, total: None,
 ) -> Record:
     """Carry out what is missing of the proof, and write ``prove.json`` and ``prove.html`` into ``folder`` as it goes.
 
@@ -70,11 +70,13 @@ def conduct(
 
     machine = described()
     of = of_which({**machine, "brief": brief, "gpus asked": gpus}) + ("-brief" if brief else "")
-    pieces, asked = named(()), {piece.name for piece in named(tuple(only))}
-    before = {one.name: None if (again or only) and one.name in asked else kept(folder, one.name, of) for one in pieces}
+    pieces, chosen = named(()), {piece.name for piece in named(tuple(only))}
+    before = {
+        one.name: None if (again or only) and one.name in chosen else kept(folder, one.name, of) for one in pieces
+    }
     on_gpu, results = bool(machine["gpus"]), {name: result for name, result in before.items() if result is not None}
     at_work = set[subprocess.Popen[bytes]]()
-    todo = [piece for piece in pieces if piece.name in asked and piece.name not in results]
+    todo = [piece for piece in pieces if piece.name in chosen and piece.name not in results]
     limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
 
     def found(piece: Piece) -> PieceResult:
@@ -83,8 +85,8 @@ def conduct(
 
     def recorded() -> Record:
         date = time.strftime("%Y-%m-%d %H:%M %z")
-        there = tuple(results[piece.name] for piece in pieces if piece.name in results)
-        record = Record(date, machine, there, tuple(missing(USEFUL)))
+        finished = tuple(results[piece.name] for piece in pieces if piece.name in results)
+        record = Record(date, machine, finished, tuple(missing(USEFUL)))
         write(folder / "prove.json", record.to_json())
         return record
 
@@ -143,15 +145,15 @@ def _carried_out(
             at_work.discard(process)
             _end(process)
             process.wait()
-    found = kept(folder, piece.name, of)
+    result_kept = kept(folder, piece.name, of)
     seconds = round(time.perf_counter() - began, 2)
-    if status == 0 and found is not None:
-        return found
-    part = found or kept(folder, piece.name, of + PART)
+    if status == 0 and result_kept is not None:
+        return result_kept
+    part = result_kept or kept(folder, piece.name, of + PART)
     findings, more = (part.findings, part.more) if part is not None else ((), {})
     why = f"took longer than {limit:g} s" if status is None else f"the process ended with status {status}"
-    said = log.read_text(encoding="utf-8", errors="replace")[-MOST_TEXT:]
-    result = PieceResult(piece.name, "failed", seconds, device, error=f"{said}\n{why}", findings=findings, more=more)
+    tail = log.read_text(encoding="utf-8", errors="replace")[-MOST_TEXT:]
+    result = PieceResult(piece.name, "failed", seconds, device, error=f"{tail}\n{why}", findings=findings, more=more)
     keep(folder, result, of)
     return result
 

@@ -66,14 +66,14 @@ def beside_reference(proof: Proof, specs: Sequence[Spec]) -> dict[str, Ran]:
     """Take runs here and as the reference does, and hold their losses together; what came of those here."""
     plain = [replace(spec, config={**spec.config, "kernels": "plain"}) for spec in specs]
     elsewhere = Elsewhere(plain, proof.folder / "reference") if proof.on_gpu else None
-    here = {spec.name: take(spec, proof.folder / "here") for spec in specs}
+    ours = {spec.name: take(spec, proof.folder / "here") for spec in specs}
     if elsewhere is not None:
         reference = elsewhere.ran()
     else:
         reference = {spec.name: take(spec, proof.folder / "reference") for spec in plain}
     for spec in specs:
-        hold(proof, f"losses, {spec.config['precision']}", spec.name, here[spec.name], reference[spec.name])
-    return here
+        hold(proof, f"losses, {spec.config['precision']}", spec.name, ours[spec.name], reference[spec.name])
+    return ours
 
 
 def _packed_beside_alone(proof: Proof, packed: Spec) -> None:

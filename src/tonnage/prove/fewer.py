@@ -12,13 +12,13 @@ STOP = 3
 
 def prove(proof: Proof) -> None:
     """Losses beside those of one worker to the end."""
-    model, given, workers = (
+    model, data_file, workers = (
         tiny_model(proof.folder / "llama", "llama", num_hidden_layers=4),
         rows(proof.folder),
         proof.gpus,
     )
-    one = train(proof, "one", model, given, 1)
-    data = {"train": given, "max_length": 128, "template": "plain"}
+    alone = train(proof, "one", model, data_file, 1)
+    data = {"train": data_file, "max_length": 128, "template": "plain"}
     output = str(proof.folder / "fewer")
     config = {**settings(), "checkpoint": {"every": STOP}}
     with tonnage.start(model, data, output=output, launch={"workers": workers}, **config) as running:
@@ -28,4 +28,4 @@ def prove(proof: Proof) -> None:
     run, few = running.run, max(1, workers // 2)
     run.resume(launch={"workers": few}, from_step=STOP)  # on fast devices it was not stopped before its end
     case = f"{workers} to {few} workers after step {STOP} of {STEPS}"
-    proof.found("fewer", case, apart([step.loss for step in run.steps], one))
+    proof.found("fewer", case, apart([step.loss for step in run.steps], alone))

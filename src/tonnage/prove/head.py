@@ -23,16 +23,16 @@ def prove(proof: Proof) -> None:
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         for how, scale, cap in (("plain", 1.0, None), ("scaled and capped", 0.5, 30.0)):
             for chunk in (CHUNK, TOKENS):
-                given = [one.to(proof.device, dtype) for one in (hidden, weight)]
-                found = _ours(given, targets, weights, scale, cap, chunk)
-                right = _theirs(given, targets, weights, scale, cap)
+                operands = [one.to(proof.device, dtype) for one in (hidden, weight)]
+                ours = _ours(operands, targets, weights, scale, cap, chunk)
+                right = _theirs(operands, targets, weights, scale, cap)
                 case = f"{how}, {'one chunk' if chunk == TOKENS else f'chunks of {chunk}'}"
-                loss = float((found[0] - right[0]).abs() / right[0].abs())
+                loss = float((ours[0] - right[0]).abs() / right[0].abs())
                 proof.found(f"head, {name}", f"{case}, loss", loss)
                 if name == "fp32":
-                    for which, mine, other in zip(("hidden states", "weight"), found[1:], right[1:], strict=True):
+                    for name_of, mine, other in zip(("hidden states", "weight"), ours[1:], right[1:], strict=True):
                         error = float((mine - other).norm() / other.norm().clamp_min(1e-30))
-                        proof.found("head, fp32", f"{case}, gradient of {which}", error)
+                        proof.found("head, fp32", f"{case}, gradient of {name_of}", error)
 
 
 def _ours(

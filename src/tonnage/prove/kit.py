@@ -88,15 +88,15 @@ def write_kit(folder: Path, python: str = "3.12") -> Kit:
         str(folder),
         *BROUGHT,
     )
-    kept, left_out = choose({path.name: path.stat().st_size for path in folder.glob("*.whl")}, own)
+    brought, left_out = choose({path.name: path.stat().st_size for path in folder.glob("*.whl")}, own)
     for path in folder.glob("*.whl"):
-        if path.name not in kept:
+        if path.name not in brought:
             path.unlink()
     names = [name for name in left_out if not _is_there(name)]
     words = f", and, as the kit has no room for them: {', '.join(names)}" if names else ""
     (folder / "HOW.txt").write_text(HOW.format(python=python, left_out=words), encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
-    return Kit(folder, tuple(sorted(kept)), tuple(names), size)
+    return Kit(folder, tuple(sorted(brought)), tuple(names), size)
 
 
 def choose(sizes: dict[str, int], own: set[str]) -> tuple[set[str], list[str]]:

@@ -69,7 +69,7 @@ def describe() -> dict[str, Any]:
 
     from tonnage import __version__
 
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "tonnage": __version__,
         "code": code(),
         "python": platform.python_version(),
@@ -87,9 +87,9 @@ def describe() -> dict[str, Any]:
         for number in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(number)
             capability = f"{card.major}.{card.minor}"
-            found["gpus"].append({"name": card.name, "memory_bytes": card.total_memory, "capability": capability})
-        found |= {"driver": _driver(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-    return found
+            description["gpus"].append({"name": card.name, "memory_bytes": card.total_memory, "capability": capability})
+        description |= {"driver": _driver(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return description
 
 
 def code() -> str:

@@ -143,9 +143,9 @@ def rows(folder: Path, number: int = 320, seed: int = 0) -> str:
         drawn = random.Random(seed)
         lines = []
         for _ in range(number):
-            asked = " ".join(drawn.choices(WORDS, k=drawn.randint(1, 9)))
-            answer = " ".join(reversed(asked.split())) if drawn.random() < 0.7 else asked.upper()
-            lines.append(json.dumps({"prompt": f"{asked} =", "completion": f" {answer}"}))
+            question = " ".join(drawn.choices(WORDS, k=drawn.randint(1, 9)))
+            answer = " ".join(reversed(question.split())) if drawn.random() < 0.7 else question.upper()
+            lines.append(json.dumps({"prompt": f"{question} =", "completion": f" {answer}"}))
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path)

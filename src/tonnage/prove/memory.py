@@ -84,9 +84,9 @@ def prove(proof: Proof) -> None:
     model = bare_shape(proof.folder / "shape", **shape)
     proof.more["shape"] = {"name": name, **shape}
     for number, way in enumerate(WAYS[proof.piece][: 2 if proof.brief else None]):
-        given = full_rows(proof.folder, way.packs * way.steps, LENGTH, shape["vocab_size"])
+        data = full_rows(proof.folder, way.packs * way.steps, LENGTH, shape["vocab_size"])
         settings = {"batch": {"sequences": way.packs}, "compile": "off", **way.config}
-        spec = Spec(f"way-{number}", model, given, way.steps, settings, {"max_length": LENGTH}, drawn=True)
+        spec = Spec(f"way-{number}", model, data, way.steps, settings, {"max_length": LENGTH}, drawn=True)
         ran = take(spec, proof.folder / "runs")
         if ran.refused:
             proof.not_run("peak", way.case, ran.refused, broke=ran.broke)

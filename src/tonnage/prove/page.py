@@ -79,17 +79,17 @@ def machine_lines(record: Record) -> list[tuple[str, str]]:
     return [(name, words) for name, words in lines if words]
 
 
-def line_of(one: Finding) -> dict[str, Any]:
+def line_of(finding: Finding) -> dict[str, Any]:
     """A finding as the page and the terminal show it."""
     return {
-        "status": one.status,
-        "shows": CHECKS[one.check].shows if one.check in CHECKS else one.check,
-        "check": one.check,
-        "case": one.case,
-        "figure": "" if one.figure is None else f"{number(one.figure)} {one.unit}".strip(),
-        "tolerance": one.tolerance,
-        "why": one.why,
-        "red": one.red,
+        "status": finding.status,
+        "shows": CHECKS[finding.check].shows if finding.check in CHECKS else finding.check,
+        "check": finding.check,
+        "case": finding.case,
+        "figure": "" if finding.figure is None else f"{number(finding.figure)} {finding.unit}".strip(),
+        "tolerance": finding.tolerance,
+        "why": finding.why,
+        "red": finding.red,
     }
 
 
@@ -104,17 +104,17 @@ def _told(piece: PieceResult) -> str:
         return piece.error.strip().splitlines()[-1]
     if not piece.findings:
         return piece.why
-    failed = [one for one in piece.findings if one.status == "failed"]
+    failed = [finding for finding in piece.findings if finding.status == "failed"]
     if failed:
-        one = failed[0]
-        figure = "no figure" if one.figure is None else f"{number(one.figure)} {one.unit}"
+        finding = failed[0]
+        figure = "no figure" if finding.figure is None else f"{number(finding.figure)} {finding.unit}"
         more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
-        return f"{one.check}, {one.case}: {figure}, {one.tolerance} is needed{more}. {one.why}".strip()
+        return f"{finding.check}, {finding.case}: {figure}, {finding.tolerance} is needed{more}. {finding.why}".strip()
     counts: dict[str, int] = {}
-    for one in piece.findings:
-        counts[one.status] = counts.get(one.status, 0) + 1
-    said = ", ".join(f"{count} {status}" for status, count in counts.items())
-    first = next((one for one in piece.findings if one.status in ("passed", "told")), None)
+    for finding in piece.findings:
+        counts[finding.status] = counts.get(finding.status, 0) + 1
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items())
+    first = next((finding for finding in piece.findings if finding.status in ("passed", "told")), None)
     if first is None or first.figure is None:
-        return f"{said}: {piece.findings[0].why}"
-    return f"{said}; {first.check}, {first.case}: {number(first.figure)} {first.unit}"
+        return f"{totals}: {piece.findings[0].why}"
+    return f"{totals}; {first.check}, {first.case}: {number(first.figure)} {first.unit}"

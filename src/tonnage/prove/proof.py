@@ -46,20 +46,20 @@ class Proof:
 
     def found(self, check: str, case: str, figure: float, why: str = "") -> None:
         """Hold a figure against a check's bounds, as far as these are for this card."""
-        known = CHECKS[check]
-        bounded = known.least is not None or known.most is not None
-        for_us = (known.card in self.card) if known.card else (self.on_gpu or not known.gpu_only)
-        if known.numeric and not self.computes:
+        limits = CHECKS[check]
+        bounded = limits.least is not None or limits.most is not None
+        for_us = (limits.card in self.card) if limits.card else (self.on_gpu or not limits.gpu_only)
+        if limits.numeric and not self.computes:
             self.skip(check, case, NOTHING)
             return
         if not math.isfinite(figure):
             self._add(check, case, None, "failed" if bounded and for_us else "told", why or f"it is {figure}")
             return
         if not bounded or not for_us:
-            why = why or (f"the bounds are for {known.card or 'GPUs'}" if bounded else "")
+            why = why or (f"the bounds are for {limits.card or 'GPUs'}" if bounded else "")
             self._add(check, case, figure, "told", why)
             return
-        self._add(check, case, figure, "passed" if known.holds(figure) else "failed", why, red=known.red)
+        self._add(check, case, figure, "passed" if limits.holds(figure) else "failed", why, red=limits.red)
 
     def not_run(self, check: str, case: str, why: str, *, broke: bool) -> None:
         """Say that there was no run: the plan's refusal skips the check, what broke off fails it."""

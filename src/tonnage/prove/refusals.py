@@ -14,8 +14,8 @@ from tonnage.prove.proof import NEEDS_GPU, Proof
 
 def prove(proof: Proof) -> None:
     """Mistakes that a plan can know, and memory that is not there."""
-    model, given = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder, 40)
-    data = {"train": given, "max_length": 128, "template": "plain"}
+    model, file = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder, 40)
+    data = {"train": file, "max_length": 128, "template": "plain"}
     devices = torch.cuda.device_count() if proof.on_gpu else 0
     mistakes: dict[str, dict[str, Any]] = {
         "a key that is none": {"optimizer": {"learning_rate": 1e-3}},

@@ -19,10 +19,10 @@ QUESTIONS = ("the quick brown fox =", "seven wizards brew strong tea =", "old co
 
 def prove(proof: Proof) -> None:
     """A run, the same run stopped after some steps and gone on with, and by hand."""
-    model, given = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
+    model, file = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
     config = _config(steps=STEPS, checkpoint={"every": STOP})
-    whole = tonnage.train(model, _data(given), output=str(proof.folder / "whole"), **config)
-    with tonnage.start(model, _data(given), output=str(proof.folder / "stopped"), **config) as running:
+    whole = tonnage.train(model, _data(file), output=str(proof.folder / "whole"), **config)
+    with tonnage.start(model, _data(file), output=str(proof.folder / "stopped"), **config) as running:
         for step in running:
             if step.step == STOP:
                 break
@@ -33,7 +33,7 @@ def prove(proof: Proof) -> None:
     proof.found("resumed", case, unequal(_steps(stopped), _steps(whole)))
     proof.found("resumed, export", "weights", _differing(stopped.export, whole.export))
     if not proof.brief:
-        _by_hand(proof, model, given, config, whole)
+        _by_hand(proof, model, file, config, whole)
         _answers(proof, whole)
 
 
@@ -107,6 +107,6 @@ def _on_the_cpu(run: Path, questions: Sequence[str]) -> list[str]:
     )
     command = [sys.executable, "-c", program, str(run), *questions]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=100).stdout
-    answers: list[str] = json.loads(said.strip().splitlines()[-1])
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=100).stdout
+    answers: list[str] = json.loads(output.strip().splitlines()[-1])
     return answers

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.host.variables import variables_of_torch
 from tonnage.prove.proof import Proof, apart
 from tonnage.prove.record import write
 
@@ -45,7 +46,7 @@ class Spec:
         """The config as overrides, for a run under ``folder``."""
         from tonnage.config import as_overrides
 
-        said = {
+        keys = {
             "model": self.model,
             "data": {"train": self.rows, "max_length": 128, "template": "plain", **self.data},
             "steps": self.steps,
@@ -53,9 +54,9 @@ class Spec:
             **({"init": "random"} if self.drawn else {}),
             **self.config,
         }
-        said.setdefault("batch", {"sequences": 4})
-        said.setdefault("launch", {"workers": 1} if self.drawn else {"workers": 1, "threads": 1})
-        return as_overrides(said)
+        keys.setdefault("batch", {"sequences": 4})
+        keys.setdefault("launch", {"workers": 1} if self.drawn else {"workers": 1, "threads": 1})
+        return as_overrides(keys)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def take(spec: Spec, folder: Path, observe: Callable[[int], None] = lambda taken
     from tonnage.errors import UserError
 
     try:
-        with _VariablesOfTorch():
+        with variables_of_torch(hidden=True):
             decision = decide_on(read_config(None, spec.words(folder)), fresh_output=True)
             return _taken(decision, spec, observe)
     except UserError as error:
@@ -183,7 +184,6 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     from tonnage.rundir.directory import RunDirectory
     from tonnage.rundir.positions import PositionFile
     from tonnage.training.assemble import assemble
-    from tonnage.training.job import Job
     from tonnage.training.loop import BetweenSteps, train
     from tonnage.training.metrics import Recorder
 
@@ -194,8 +194,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         use_threads(plan.threads_per_worker)
         compile_loops(Precision.of(config.precision, 1).compute)
     recorder, phases = Recorder(run, rank=0), _until_saved(PositionFile(run.worker_position(0)))
-    finish: list[Callable[[], None]] = []
-    taken = -1
+    finish, taken = list[Callable[[], None]](), -1
 
     def enough() -> bool:
         nonlocal taken
@@ -209,17 +208,12 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         phases.device = world.device
         if spec.drawn:
             stack.enter_context(filling_where_they_lie())
-        job: Job = assemble(config, plan, world, recorder.log, phases)
+        job = assemble(config, plan, world, recorder.log, phases)
         finish.append(job.optimizer.finish)
         parameters = sum(one.numel() for one in job.parameters.values())
         with suppress(_Enough):  # of a step more than the run has, or the loop would not ask for its last one
-            train(
-                replace(job, num_packs=job.num_packs + 1),
-                BetweenSteps(0, 0, run.checkpoints, 1),
-                recorder,
-                phases,
-                enough,
-            )
+            job, between_steps = replace(job, num_packs=job.num_packs + 1), BetweenSteps(0, 0, run.checkpoints, 1)
+            train(job, between_steps, recorder, phases, enough)
         phases.end()
         recorder.close()
         peak = phases.peak.device if world.device.type == "cuda" else phases.peak.host
@@ -240,20 +234,6 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     )
 
 
-class _VariablesOfTorch:
-    """Leave the variables by which torch's processes meet as they were."""
-
-    NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.pop(name) for name in self.NAMES if name in os.environ}
-
-    def __exit__(self, *error: object) -> None:
-        for name in self.NAMES:
-            os.environ.pop(name, None)
-        os.environ.update(self._before)
-
-
 def _let_go() -> None:
     import torch
 
@@ -270,9 +250,9 @@ class Elsewhere:
     def __init__(self, specs: Sequence[Spec], folder: Path, seconds: float = 110.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._out, self._end = folder / "ran.json", time.monotonic() + seconds
-        asked = folder / "specs.json"
-        write(asked, {"folder": str(folder), "specs": [asdict(one) for one in specs]})
-        command = [sys.executable, "-m", "tonnage.prove.runs", str(asked), str(self._out)]
+        file = folder / "specs.json"
+        write(file, {"folder": str(folder), "specs": [asdict(one) for one in specs]})
+        command = [sys.executable, "-m", "tonnage.prove.runs", str(file), str(self._out)]
         self._process = subprocess.Popen(
             command,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
@@ -284,15 +264,15 @@ class Elsewhere:
     def ran(self) -> dict[str, Ran]:
         """What came of them, by their names. Raises ``RuntimeError`` with what was said where they broke off."""
         try:
-            said, _ = self._process.communicate(timeout=max(1.0, self._end - time.monotonic()))
+            output, _ = self._process.communicate(timeout=max(1.0, self._end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
             raise RuntimeError("the runs on the CPU, which are the reference, took too long") from None
         if self._process.returncode:
-            raise RuntimeError(f"the runs on the CPU, which are the reference, broke off:\n{said[-3000:]}")
-        found = json.loads(self._out.read_text(encoding="utf-8"))
-        return {name: Ran(**{**one, **_tuples(one)}) for name, one in found.items()}
+            raise RuntimeError(f"the runs on the CPU, which are the reference, broke off:\n{output[-3000:]}")
+        by_name = json.loads(self._out.read_text(encoding="utf-8"))
+        return {name: Ran(**{**one, **_tuples(one)}) for name, one in by_name.items()}
 
 
 def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,12 +19,12 @@ STEPS = 6
 
 def prove(proof: Proof) -> None:
     """Each way to divide a model, its losses beside those of one worker."""
-    model, given, workers = (
+    model, file, workers = (
         tiny_model(proof.folder / "llama", "llama", num_hidden_layers=4),
         rows(proof.folder),
         proof.gpus,
     )
-    one = train(proof, "one", model, given, 1)
+    alone = train(proof, "one", model, file, 1)
     ways: dict[str, dict[str, Any]] = {f"ZeRO {stage}": {"memory": {"zero": stage}} for stage in (3, 2, 1, 0)}
     for tier in ("host", "disk"):
         states = {"optimizer_tier": tier, "gradient_tier": tier}
@@ -42,19 +42,19 @@ def prove(proof: Proof) -> None:
     for name, config in list(ways.items())[: 2 if proof.brief else None]:
         case = f"{name}, {workers} workers"
         try:
-            losses = train(proof, name.replace(" ", "-").replace(",", ""), model, given, workers, **config)
+            losses = train(proof, name.replace(" ", "-").replace(",", ""), model, file, workers, **config)
         except TonnageError as error:
             proof.found("several, fp32", case, float("inf"), str(error)[-400:])
             continue
-        proof.found("several, fp32", case, apart(losses, one))
+        proof.found("several, fp32", case, apart(losses, alone))
 
 
-def train(proof: Proof, name: str, model: str, given: str, workers: int, **config: Any) -> list[float]:
+def train(proof: Proof, name: str, model: str, file: str, workers: int, **config: Any) -> list[float]:
     """The losses of a run."""
     memory = {"micro_batch": 1, **config.pop("memory", {})}
     run = tonnage.train(
         model,
-        {"train": given, "max_length": 128, "template": "plain"},
+        {"train": file, "max_length": 128, "template": "plain"},
         output=str(proof.folder / name),
         memory=memory,
         launch={"workers": workers},

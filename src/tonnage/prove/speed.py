@@ -88,10 +88,10 @@ def measure(proof: Proof, way: Way) -> Ran:
     name, length, steps = (way.shape, LENGTH, way.steps) if proof.on_gpu else ("small", SMALL_LENGTH, FEW)
     shape, label = SHAPES[name], f"{name}, {way.case}"
     model = bare_shape(proof.folder / name, **shape)
-    given = full_rows(proof.folder, way.packs * steps, length, shape["vocab_size"])
+    data = full_rows(proof.folder, way.packs * steps, length, shape["vocab_size"])
     settings = {"batch": {"sequences": way.packs}, "precision": "bf16", **way.config}
     directory = label.replace(" ", "-").replace(",", "")
-    spec = Spec(directory, model, given, steps, settings, {"max_length": length}, drawn=True)
+    spec = Spec(directory, model, data, steps, settings, {"max_length": length}, drawn=True)
     ran = take(spec, proof.folder / "runs")
     if ran.refused:
         for check in ("tokens", *way.lines.values()):

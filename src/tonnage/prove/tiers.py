@@ -60,7 +60,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 def prove(proof: Proof) -> None:
     """Each way beside the run whose states all stay on the device."""
-    model, given = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
+    model, file = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
     steps = FEW if proof.brief else STEPS
 
     def ran(name: str, precision: str = "bf16", **memory: Any) -> Ran:
@@ -70,23 +70,23 @@ def prove(proof: Proof) -> None:
             "memory": {**RESIDENT, **memory},
             **same_every_time(),
         }
-        return take(Spec(name, model, given, steps, config), proof.folder / "runs")
+        return take(Spec(name, model, file, steps, config), proof.folder / "runs")
 
     resident = ran("resident")
     again = ran("again")
     _same(proof, "the same once more", again, resident)
     on_disk: Ran | None = None
     for name, memory in list(WAYS.items())[: 3 if proof.brief else None]:
-        one = ran(name.replace(" ", "-"), **memory)
-        if memory.get("gradient_tier") != "disk" or not proof.on_gpu or one.refused:
-            _same(proof, name, one, resident)
+        run = ran(name.replace(" ", "-"), **memory)
+        if memory.get("gradient_tier") != "disk" or not proof.on_gpu or run.refused:
+            _same(proof, name, run, resident)
         elif on_disk is None:  # the host adds up their norm, in another order
-            on_disk = one
-            proof.found("losses, bf16", name, apart(one.losses, resident.losses))
-            proof.found("norms, bf16", name, apart(one.norms, resident.norms))
+            on_disk = run
+            proof.found("losses, bf16", name, apart(run.losses, resident.losses))
+            proof.found("norms, bf16", name, apart(run.norms, resident.norms))
         else:
-            _same(proof, f"{name}, as with gradients on disk", one, on_disk)
-        proof.more[name] = {"losses": [*map(repr, one.losses)], "norms": [*map(repr, one.norms)]}
+            _same(proof, f"{name}, as with gradients on disk", run, on_disk)
+        proof.more[name] = {"losses": [*map(repr, run.losses)], "norms": [*map(repr, run.norms)]}
     if proof.brief:
         return
     whole = ran("fp32", "fp32", micro_batch=4)

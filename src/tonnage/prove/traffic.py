@@ -16,12 +16,12 @@ def prove(proof: Proof) -> None:
     name, length = ("1B", 4096) if proof.on_gpu else ("small", 256)
     shape = {**SHAPES[name], "num_hidden_layers": BLOCKS}
     model, packs = bare_shape(proof.folder / "shape", **shape), 4 if proof.on_gpu else 2
-    given = full_rows(proof.folder, packs * STEPS * proof.gpus, length, shape["vocab_size"])
+    file = full_rows(proof.folder, packs * STEPS * proof.gpus, length, shape["vocab_size"])
 
     def rate(case: str, workers: int, **memory: Any) -> float:
         run = tonnage.train(
             model,
-            {"train": given, "max_length": length, "template": "plain"},
+            {"train": file, "max_length": length, "template": "plain"},
             init="random",
             steps=STEPS,
             batch={"sequences": packs * workers},
@@ -34,8 +34,8 @@ def prove(proof: Proof) -> None:
         proof.more[case] = rates
         return rates[len(rates) // 2]
 
-    one = rate("one", 1)
+    alone = rate("one", 1)
     for stage in (3, 1):
         several = rate(f"zero-{stage}", proof.gpus, zero=stage)
         proof.found("tokens", f"{name}, {BLOCKS} blocks, ZeRO {stage}, {proof.gpus} workers", several)
-        proof.found("scaling", f"ZeRO {stage}, {proof.gpus} workers", several / (proof.gpus * one))
+        proof.found("scaling", f"ZeRO {stage}, {proof.gpus} workers", several / (proof.gpus * alone))

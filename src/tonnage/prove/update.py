@@ -37,17 +37,17 @@ def _one(proof: Proof, codec: Codec, dtype: torch.dtype, case: str) -> None:
     for step in range(1, (3 if proof.brief else STEPS) + 1):
         gradient = torch.randn(SHAPE, generator=generator)
         now = replace(hyper, step=step, key=hyper.key + step)
-        there = _there(weight, low, moments, proof.device)
-        eager, before = deepcopy(there), _master(weight, low).clone()
+        copies = _there(weight, low, moments, proof.device)
+        eager, before = deepcopy(copies), _master(weight, low).clone()
         kernels.update(weight, low, moments, gradient, now)
         on_device = gradient.to(proof.device)
         if proof.on_gpu:
-            kernels.update(*there, on_device, now)
+            kernels.update(*copies, on_device, now)
         else:  # torch's operations stand in for the device
-            kernels.update_torch(*there, on_device, now)
+            kernels.update_torch(*copies, on_device, now)
         kernels.update_torch(*eager, on_device, now)
-        ulps = max(ulps, _ulps(before, _master(weight, low), _master(*there[:2])))
-        differing = max(differing, _differing(moments, there[2]) / math.prod(SHAPE))
+        ulps = max(ulps, _ulps(before, _master(weight, low), _master(*copies[:2])))
+        differing = max(differing, _differing(moments, copies[2]) / math.prod(SHAPE))
         unlike = int((_master(weight, low) != _master(*eager[:2])).sum())
         other_bits += unlike + _differing(moments, eager[2])
     proof.found("update" if proof.on_gpu else "update, torch", case, ulps)

@@ -17,7 +17,7 @@ BLOCKS, STEPS = 16, 8
 
 def prove(proof: Proof) -> None:
     """Of steps in the middle of a run, one micro-batch each and four."""
-    model, given = tiny_model(proof.folder / "llama", "llama", num_hidden_layers=BLOCKS), rows(proof.folder)
+    model, file = tiny_model(proof.folder / "llama", "llama", num_hidden_layers=BLOCKS), rows(proof.folder)
     for micro_batch, case in ((4, "one micro-batch"), (1, "four micro-batches")):
         memory = {
             "optimizer_tier": "device",
@@ -25,7 +25,7 @@ def prove(proof: Proof) -> None:
             "recompute": "none",
             "micro_batch": micro_batch,
         }
-        spec = Spec(case.replace(" ", "-"), model, given, STEPS, {"memory": memory, "compile": "off"})
+        spec = Spec(case.replace(" ", "-"), model, file, STEPS, {"memory": memory, "compile": "off"})
         counted = _Counted()
         ran = take(spec, proof.folder / "runs", counted)
         if ran.refused:
@@ -52,11 +52,11 @@ class _Counted:
             torch.cuda.set_sync_debug_mode("warn")
         elif taken == STEPS - 1:
             torch.cuda.set_sync_debug_mode("default")
-            for one in self._seen:
-                if "synchroniz" in str(one.message):
+            for warning in self._seen:
+                if "synchroniz" in str(warning.message):
                     self.waits += 1
-                    name = one.filename.rpartition("/tonnage/")[2].rpartition("site-packages/")[2]
-                    place = f"{name}:{one.lineno}"
+                    name = warning.filename.rpartition("/tonnage/")[2].rpartition("site-packages/")[2]
+                    place = f"{name}:{warning.lineno}"
                     self.places[place] = self.places.get(place, 0) + 1
             self._stack.close()
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
@@ -64,7 +64,7 @@ class _Counted:
         elif taken == STEPS:
             torch.cuda.synchronize()
             self._profiler.__exit__(None, None, None)
-            self.launches = sum(one.device_type.name == "CUDA" for one in self._profiler.events())
+            self.launches = sum(warning.device_type.name == "CUDA" for warning in self._profiler.events())
 
     def where(self) -> str:
         """The places of most waits."""

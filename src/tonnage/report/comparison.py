@@ -77,17 +77,17 @@ class Comparison:
         if self.after is None:
             return []
         before = self.before or Evaluated()
-        found = list(_told("validation", before.rows, self.after.rows))
-        for name, one in self.after.sources.items():
-            found += _told(name, before.sources.get(name), one)
-        found += [
+        lines = list(_told("validation", before.rows, self.after.rows))
+        for name, figures in self.after.sources.items():
+            lines += _told(name, before.sources.get(name), figures)
+        lines += [
             Line(f"{self.after.answers:,} answers", name, before.scores.get(name), figure)
             for name, figure in self.after.scores.items()
         ]
-        found += _told("general", before.general, self.after.general)
+        lines += _told("general", before.general, self.after.general)
         if (forgets := self.figures().get("forgets")) is not None:
-            found.append(Line("general", "forgets", None, forgets))
-        return found
+            lines.append(Line("general", "forgets", None, forgets))
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -111,13 +111,13 @@ def compare(run: RunDirectory, step: int | None = None) -> Comparison:
     """
     config = read_config(run.config, check_files=False)
     records = [record for record in run.read_metrics() if "evaluation" in record or "eval_loss" in record]
-    found = {int(record["step"]): _evaluated(record, run) for record in records}
-    after = {number: one for number, one in found.items() if number and (step is None or number <= step)}
+    by_step = {int(record["step"]): _evaluated(record, run) for record in records}
+    after = {number: one for number, one in by_step.items() if number and (step is None or number <= step)}
     if not after:
-        return Comparison(step or 0, found.get(0), None, _asked(config, {}))
+        return Comparison(step or 0, by_step.get(0), None, _asked(config, {}))
     last = _best(config, records) if step is None else None
     chosen = last if last in after else max(after)
-    comparison = Comparison(chosen, found.get(0), after[chosen])
+    comparison = Comparison(chosen, by_step.get(0), after[chosen])
     return Comparison(chosen, comparison.before, comparison.after, _asked(config, comparison.figures()))
 
 
@@ -140,16 +140,16 @@ def _best(config: Config, records: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _evaluated(record: Mapping[str, Any], run: RunDirectory) -> Evaluated:
     try:
-        found = Evaluated.of_json(record.get("evaluation") or {})
+        evaluated = Evaluated.of_json(record.get("evaluation") or {})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         found_there = f"evaluation of step {record['step']}: {error!r}"
         raise UserError(Problem(found_there, "what a run writes", where=str(run.metrics))) from error
     loss = record.get("eval_loss")
-    if found.rows is None and isinstance(loss, int | float):  # a loss of the user's own, or an older run
+    if evaluated.rows is None and isinstance(loss, int | float):  # a loss of the user's own, or an older run
         none = Figure(math.nan, math.nan, math.nan)
-        told = Told(0, 0, Figure(float(loss), math.nan, math.nan), none)
-        return Evaluated(told, general=found.general, scores=found.scores, answers=found.answers)
-    return found
+        figures = Told(0, 0, Figure(float(loss), math.nan, math.nan), none)
+        return Evaluated(figures, general=evaluated.general, scores=evaluated.scores, answers=evaluated.answers)
+    return evaluated
 
 
 def _asked(config: Config, figures: Mapping[str, Figure]) -> tuple[Asked, ...]:

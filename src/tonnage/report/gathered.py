@@ -136,7 +136,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     outcome = read_record(run.outcome, Outcome) if run.outcome.exists() else None
     skipped = [record for record in steps if record.get("skipped")]
     sources, lines = _account_lines(account)
-    asked, num_evaluations = _asked(read_samples(run))
+    questions, num_evaluations = _asked(read_samples(run))
     log = read_bytes(run.log, RECORD_BYTES, WRITTEN).decode(errors="replace") if run.log.is_file() else ""
     return Gathered(
         name=run.path.resolve().name,
@@ -155,7 +155,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         account_lines=lines,
         remarks=[one if isinstance(one, str) else one[0] for one in remarks(account)] if account else [],
         pictures=read_record(run.rows, Pictures) if run.rows.exists() else Pictures([]),
-        asked=asked,
+        asked=questions,
         comparison=compare(run),
         num_evaluations=num_evaluations,
         beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log)],
@@ -220,16 +220,16 @@ def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> 
     """What was planned beside what was measured."""
     if outcome is None:
         return []
-    found = []
+    lines = []
     for key, name, words in (("memory_bytes", "memory of a worker", size), ("step_seconds", "a step", step_time)):
         if key in outcome.planned and key in outcome.measured:
             planned, measured = outcome.planned[key], outcome.measured[key]
             change = f"{measured / planned - 1:+.0%}" if planned else ""
-            found.append(Line(name, [words(planned), words(measured), change]))
+            lines.append(Line(name, [words(planned), words(measured), change]))
     waits = [record["disk"]["waited_seconds"] for record in steps if record.get("disk")]
     if waits:
-        found.append(Line("waited for disks, a step", ["", step_time(median(waits)), ""]))
-    return found
+        lines.append(Line("waited for disks, a step", ["", step_time(median(waits)), ""]))
+    return lines
 
 
 def _account_lines(account: Account | None) -> tuple[list[str], list[Line]]:

@@ -36,7 +36,7 @@ def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str
     """Of a section at ``prefix``, as it is called, whose keys are described under ``kind``."""
     for name, value in tree.items():
         shown, key = prefix + name, kind + name
-        known = described.get(key)
+        description = described.get(key)
         if isinstance(value, Mapping) and any(other.startswith(f"{key}.") for other in described):
             yield from _settings(value, described, f"{shown}.", f"{key}.")
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
@@ -45,8 +45,8 @@ def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str
                 yield from _settings(item, described, place, "data.train.")
         else:
             written = "(not shown)" if key in LEFT_OUT and value else as_written(value)
-            default = known.default if known is not None else ""
+            default = description.default if description is not None else ""
             if value is None and default == "":
                 continue
             is_default = written == default or (value in ([], {}) and default in ("", "[]", "{}"))
-            yield Setting(shown, written, is_default, known.sentence if known is not None else "")
+            yield Setting(shown, written, is_default, description.sentence if description is not None else "")

@@ -297,18 +297,18 @@ class RunDirectory:
         """
         if not self.metrics.exists():
             return 0
-        kept: list[bytes] = []
+        earlier: list[bytes] = []
         cut: list[bytes] = []
         for line in self._metrics_bytes().splitlines(keepends=True):
             try:
                 is_kept = line.endswith(b"\n") and parse_object(line, MetricsRecord, "")["step"] <= step
             except UserError:
                 is_kept = False
-            (kept if is_kept else cut).append(line)
+            (earlier if is_kept else cut).append(line)
         if cut:
             with self.cut_metrics.open("ab") as file:
                 file.writelines(line.rstrip(b"\n") + b"\n" for line in cut)
-            write_whole(self.metrics, b"".join(kept))
+            write_whole(self.metrics, b"".join(earlier))
         return len(cut)
 
     def _metrics_bytes(self) -> bytes:

@@ -156,17 +156,17 @@ class Evaluated:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without what is not there."""
-        found: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         if self.rows is not None:
-            found["rows"] = self.rows.to_json()
+            plain["rows"] = self.rows.to_json()
         if len(self.sources) > 1:
-            found["sources"] = {name: one.to_json() for name, one in self.sources.items()}
+            plain["sources"] = {name: one.to_json() for name, one in self.sources.items()}
         if self.general is not None:
-            found["general"] = self.general.to_json()
+            plain["general"] = self.general.to_json()
         if self.scores:
-            found["scores"] = {name: one.to_json() for name, one in self.scores.items()}
-            found["answers"] = self.answers
-        return found
+            plain["scores"] = {name: one.to_json() for name, one in self.scores.items()}
+            plain["answers"] = self.answers
+        return plain
 
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Evaluated:

@@ -68,11 +68,11 @@ def rewind_samples(run: RunDirectory, step: int) -> None:
 
     if not run.samples.is_file():
         return
-    kept = []
+    earlier = []
     for line in run.samples.read_bytes().splitlines(keepends=True):
         try:
             if line.endswith(b"\n") and parse_record(line, Sample, "").step <= step:
-                kept.append(line)
+                earlier.append(line)
         except UserError:
             continue
-    write_whole(run.samples, b"".join(kept))
+    write_whole(run.samples, b"".join(earlier))

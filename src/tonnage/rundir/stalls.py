@@ -81,8 +81,8 @@ class Lookout:
         was_away, self._looked = now - self._looked > max(self._timeout / 2, 2 * self._pause), now
         positions = [self._run.read_position(rank) for rank in range(self._num_workers)]
         still = [
-            self._stands_still(*one, now=now, again=was_away)
-            for one in zip(range(self._num_workers), positions, processes, strict=True)
+            self._stands_still(*worker, now=now, again=was_away)
+            for worker in zip(range(self._num_workers), positions, processes, strict=True)
         ]
         running = [rank for rank, position in enumerate(positions) if position.phase not in ENDED]
         if running and all(still[rank] for rank in running):

@@ -29,19 +29,19 @@ def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
     began = int(time.time())
 
     async def complete(request: Request) -> Response:
-        asked, given = await _read(request, CompletionRequest), _Texts(engine, name)
-        return await _answered(request, engine, asked, given)
+        wish, form_of_answer = await _read(request, CompletionRequest), _Texts(engine, name)
+        return await _answered(request, engine, wish, form_of_answer)
 
     async def chat(request: Request) -> Response:
-        asked, given = await _read(request, ChatRequest), _Chats(engine, name)
-        return await _answered(request, engine, asked, given)
+        wish, form_of_answer = await _read(request, ChatRequest), _Chats(engine, name)
+        return await _answered(request, engine, wish, form_of_answer)
 
     async def _read(request: Request, form: Any) -> Any:
         check_host(request)
-        asked = read_request(form, await _body(request))
-        if asked.model != name:
-            raise Refused(f"no model {asked.model[:200]!r}: this is {name!r}", status=404, param="model", code=MISSING)
-        return asked
+        wish = read_request(form, await _body(request))
+        if wish.model != name:
+            raise Refused(f"no model {wish.model[:200]!r}: this is {name!r}", status=404, param="model", code=MISSING)
+        return wish
 
     def check_host(request: Request) -> None:
         if only_local and (request.url.hostname or "").strip("[]") not in LOCAL:
@@ -104,45 +104,47 @@ async def _body(request: Request) -> bytes:
 
 
 async def _answered(
-    request: Request, engine: Engine, asked: ChatRequest | CompletionRequest, given: _Answers
+    request: Request, engine: Engine, wish: ChatRequest | CompletionRequest, answers: _Answers
 ) -> Response:
-    written = engine.answer(asked, request.is_disconnected)
+    written = engine.answer(wish, request.is_disconnected)
     try:
         first = await anext(written)
     except StopAsyncIteration:
         return Response(status_code=499)  # whoever asked has left
     assert isinstance(first, Begun)
-    given.prompt_tokens = first.prompt_tokens
-    if asked.stream:
-        return StreamingResponse(_streamed(written, given, asked), media_type="text/event-stream")
+    answers.prompt_tokens = first.prompt_tokens
+    if wish.stream:
+        return StreamingResponse(_streamed(written, answers, wish), media_type="text/event-stream")
     texts, tokens = list[str](), list[Token]()
     async with aclosing(written):  # type: ignore[type-var]
-        async for one in written:
-            if isinstance(one, Piece):
-                texts.append(one.text)
-                tokens += one.tokens
-            elif isinstance(one, Ended):
-                probable = tokens if asked.likeliest is not None else None
-                return JSONResponse(given.whole("".join(texts), probable, one))
+        async for event in written:
+            if isinstance(event, Piece):
+                texts.append(event.text)
+                tokens += event.tokens
+            elif isinstance(event, Ended):
+                probable = tokens if wish.likeliest is not None else None
+                return JSONResponse(answers.whole("".join(texts), probable, event))
     return Response(status_code=499)
 
 
 async def _streamed(
-    written: AsyncIterator[Begun | Piece | Ended], given: _Answers, asked: ChatRequest | CompletionRequest
+    written: AsyncIterator[Begun | Piece | Ended], answers: _Answers, wish: ChatRequest | CompletionRequest
 ) -> AsyncIterator[str]:
     """Server-sent events."""
-    with_tokens = asked.likeliest is not None
+    with_tokens = wish.likeliest is not None
     try:
         async with aclosing(written):  # type: ignore[type-var]
-            for event in given.opening():
-                yield _event(event, asked)
-            async for one in written:
-                if isinstance(one, Piece):
-                    yield _event(given.piece(one.text, one.tokens if with_tokens else None), asked)
-                elif isinstance(one, Ended):
-                    yield _event(given.ending(one), asked)
-                    if asked.tells_usage:
-                        yield _event({**given.piece("", None), "choices": [], "usage": given.usage(one)}, asked)
+            for event in answers.opening():
+                yield _event(event, wish)
+            async for written_part in written:
+                if isinstance(written_part, Piece):
+                    yield _event(answers.piece(written_part.text, written_part.tokens if with_tokens else None), wish)
+                elif isinstance(written_part, Ended):
+                    yield _event(answers.ending(written_part), wish)
+                    if wish.tells_usage:
+                        yield _event(
+                            {**answers.piece("", None), "choices": [], "usage": answers.usage(written_part)}, wish
+                        )
                     yield "data: [DONE]\n\n"
     except Refused as error:
         yield f"data: {json.dumps(error.body())}\n\n"

@@ -69,7 +69,7 @@ class Engine:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def answer(
-        self, asked: ChatRequest | CompletionRequest, left: Callable[[], Awaitable[bool]]
+        self, request: ChatRequest | CompletionRequest, left: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[Begun | Piece | Ended]:
         """An answer as it is written: ``Begun``, pieces, ``Ended``. Ends early, and stops the model, when ``left`` says
         that nobody waits any more, or when the iterator is closed.
@@ -79,26 +79,26 @@ class Engine:
         """
         if self._waiting >= self._most_waiting:
             raise Refused(f"{self._waiting} requests wait already", status=429, code="rate_limit_exceeded")
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[Begun | Piece | Ended | BaseException]()
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Begun | Piece | Ended | BaseException]()
         enough = Event()
 
-        def tell(one: Begun | Piece | Ended | BaseException) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, one)
+        def tell(event: Begun | Piece | Ended | BaseException) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
 
         self._waiting += 1
-        work = self._thread.submit(self._work, asked, tell, enough)
+        work = self._thread.submit(self._work, request, tell, enough)
         try:
             while True:
                 try:
-                    one = await asyncio.wait_for(told.get(), LOOK_SECONDS)
+                    event = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
                 except TimeoutError:
                     if await left() or self._closing.is_set():
                         return
                     continue
-                if isinstance(one, BaseException):
-                    raise one
-                yield one
-                if isinstance(one, Ended):
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
+                if isinstance(event, Ended):
                     return
         finally:
             self._waiting -= 1
@@ -107,7 +107,7 @@ class Engine:
 
     def _work(
         self,
-        asked: ChatRequest | CompletionRequest,
+        request: ChatRequest | CompletionRequest,
         tell: Callable[[Begun | Piece | Ended | BaseException], None],
         enough: Event,
     ) -> None:
@@ -115,23 +115,23 @@ class Engine:
         if enough.is_set():
             return
         try:
-            prompt = self._prompt(asked)
-            decoding = self._decoding(asked, len(prompt))
+            prompt = self._prompt(request)
+            decoding = self._decoding(request, len(prompt))
             tell(Begun(len(prompt)))
-            self._write(asked, prompt, decoding, tell, enough)
+            self._write(request, prompt, decoding, tell, enough)
         except BaseException as error:
             tell(error)
 
     def _write(
         self,
-        asked: ChatRequest | CompletionRequest,
+        request: ChatRequest | CompletionRequest,
         prompt: Sequence[int],
         decoding: Decoding,
         tell: Callable[[Piece | Ended], None],
         enough: Event,
     ) -> None:
         tokenizer, stops = self.loaded.tokenizer, self.loaded.stop_tokens
-        pieces = Pieces(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)), asked.stops)
+        pieces = Pieces(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)), request.stops)
         reached_end = False
 
         def take(token: Token) -> bool:
@@ -144,44 +144,44 @@ class Engine:
                 tell(Piece(text, tuple(sent)))
             return pieces.stopped or enough.is_set() or self._closing.is_set()
 
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        write_tokens(self.loaded, prompt, decoding, take, seed=seed, num_likeliest=asked.likeliest)
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        write_tokens(self.loaded, prompt, decoding, take, seed=seed, num_likeliest=request.likeliest)
         text, sent = pieces.end()
         if text or sent:
             tell(Piece(text, tuple(sent)))
         tell(Ended("stop" if reached_end or pieces.stopped else "length", len(pieces.tokens)))
 
-    def _prompt(self, asked: ChatRequest | CompletionRequest) -> list[int]:
+    def _prompt(self, request: ChatRequest | CompletionRequest) -> list[int]:
         tokenizer = self.loaded.tokenizer
-        if isinstance(asked, ChatRequest):
+        if isinstance(request, ChatRequest):
             try:
-                return encode_prompt([message.as_ours() for message in asked.messages], tokenizer)
+                return encode_prompt([message.as_ours() for message in request.messages], tokenizer)
             except UserError as error:
                 raise Refused(error.problems[0].found, param="messages") from error
-        if isinstance(asked.prompt, str):
-            ids: list[int] = tokenizer(asked.prompt)["input_ids"]
+        if isinstance(request.prompt, str):
+            ids: list[int] = tokenizer(request.prompt)["input_ids"]
             if not ids:
                 raise Refused("prompt is empty", param="prompt")
             return ids
-        known = int(self.loaded.model.get_input_embeddings().weight.shape[0])
-        if unknown := [token for token in asked.prompt if token >= known]:
-            raise Refused(f"the model has no token {unknown[0]}: it knows {known:,}", param="prompt")
-        return asked.prompt
+        num_tokens = int(self.loaded.model.get_input_embeddings().weight.shape[0])
+        if unknown := [token for token in request.prompt if token >= num_tokens]:
+            raise Refused(f"the model has no token {unknown[0]}: it knows {num_tokens:,}", param="prompt")
+        return request.prompt
 
-    def _decoding(self, asked: ChatRequest | CompletionRequest, prompt_tokens: int) -> Decoding:
-        longest = asked.max_tokens
-        if isinstance(asked, ChatRequest) and longest is None:
-            longest = asked.max_completion_tokens
+    def _decoding(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> Decoding:
+        longest = request.max_tokens
+        if isinstance(request, ChatRequest) and longest is None:
+            longest = request.max_completion_tokens
         positions = positions_of(self.loaded)
         if positions is not None and prompt_tokens + (longest or 1) > positions:
-            wanted = f" and {longest:,} for the answer" if longest else ""
+            and_answer = f" and {longest:,} for the answer" if longest else ""
             raise Refused(
-                f"the model has {positions:,} positions; the prompt has {prompt_tokens:,} tokens{wanted}",
-                param="messages" if isinstance(asked, ChatRequest) else "prompt",
+                f"the model has {positions:,} positions; the prompt has {prompt_tokens:,} tokens{and_answer}",
+                param="messages" if isinstance(request, ChatRequest) else "prompt",
                 code="context_length_exceeded",
             )
-        temperature = 1.0 if asked.temperature is None else asked.temperature
-        return Decoding(longest or self._max_tokens, temperature, 1.0 if asked.top_p is None else asked.top_p)
+        temperature = 1.0 if request.temperature is None else request.temperature
+        return Decoding(longest or self._max_tokens, temperature, 1.0 if request.top_p is None else request.top_p)
 
 
 def token_text(loaded: Loaded, token: int) -> str:

@@ -24,16 +24,16 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UserError(
             Problem(f"--host {host[:100]} ({error.strerror})", "an address of this machine", "--host 127.0.0.1")
         ) from error
-    with found:
+    with listener:
         try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
-            found.listen(128)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(128)
         except OSError as error:
             raise UserError(
                 Problem(
@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
                     "--port 0 takes a free one",
                 )
             ) from error
-        yield found
+        yield listener
 
 
 def run(app: Starlette, listening: socket.socket) -> None:

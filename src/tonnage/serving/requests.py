@@ -151,19 +151,19 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
     if not isinstance(value, dict):
         raise Refused("the request is not a JSON object")
     try:
-        found = form.model_validate(value)
+        wish = form.model_validate(value)
     except (ValidationError, RecursionError) as error:
         raise _refused(form, value, error) from error
-    if isinstance(found, ChatRequest):
-        if found.messages[-1].role != "user":
+    if isinstance(wish, ChatRequest):
+        if wish.messages[-1].role != "user":
             raise Refused("the last message is not the user's", param="messages")
-        if found.top_logprobs is not None and not found.logprobs:
+        if wish.top_logprobs is not None and not wish.logprobs:
             raise Refused("top_logprobs without logprobs: true", param="top_logprobs")
-        if found.max_tokens is not None and found.max_completion_tokens is not None:
+        if wish.max_tokens is not None and wish.max_completion_tokens is not None:
             raise Refused("both max_tokens and max_completion_tokens", param="max_tokens")
-    if found.stream_options is not None and not found.stream:
+    if wish.stream_options is not None and not wish.stream:
         raise Refused("stream_options without stream: true", param="stream_options")
-    return found
+    return wish
 
 
 def _place(value: Any, steps: tuple[int | str, ...]) -> str:

@@ -35,9 +35,9 @@ def _found(parsed: nodes.Template) -> Iterator[tuple[int, int, str]]:
             yield rank, call.lineno, f"`{call.node.name}`, {_TELLING[call.node.name]},"
         elif isinstance(call.node, nodes.Getattr) and call.node.attr not in _PLAIN_METHODS:
             yield 1, call.lineno, f"`.{call.node.attr}()` of a text"
-    for one in parsed.find_all(nodes.Getattr):
-        if isinstance(one.node, nodes.Name) and one.node.name == "loop" and one.attr in _OF_LOOP:
-            yield 2, one.lineno, f"`loop.{one.attr}`"
+    for attribute in parsed.find_all(nodes.Getattr):
+        if isinstance(attribute.node, nodes.Name) and attribute.node.name == "loop" and attribute.attr in _OF_LOOP:
+            yield 2, attribute.lineno, f"`loop.{attribute.attr}`"
     for applied in parsed.find_all(nodes.Filter):
         if applied.name not in _PLAIN_FILTERS:
             yield 1, applied.lineno, f"the filter `{applied.name}`"

@@ -21,15 +21,15 @@ INSTALL = (
 )
 
 
-def find_converter(given: str | None, *, run: str, directory: str, target: str) -> list[str]:
+def find_converter(converter: str | None, *, run: str, directory: str, target: str) -> list[str]:
     """The command that converts: of a script or a clone of llama.cpp that was ``given``, or of the PATH.
 
     Raises:
         UserError: there is none; says what to install and what to run then.
     """
     change = INSTALL.format(run=run, directory=directory, target=target)
-    if given is not None:
-        path = Path(given).expanduser()
+    if converter is not None:
+        path = Path(converter).expanduser()
         path = path / SCRIPT if path.is_dir() else path
         if path.is_file():
             return [sys.executable, str(path.absolute())]
@@ -39,8 +39,10 @@ def find_converter(given: str | None, *, run: str, directory: str, target: str) 
             )
         )
     for name in COMMANDS:
-        if (found := shutil.which(name)) is not None:
-            return [sys.executable, found] if found.endswith(".py") and not os.access(found, os.X_OK) else [found]
+        if (program := shutil.which(name)) is not None:
+            return (
+                [sys.executable, program] if program.endswith(".py") and not os.access(program, os.X_OK) else [program]
+            )
     raise UserError(
         Problem(
             where=f"--for {target}",
@@ -69,11 +71,11 @@ def convert(converter: list[str], directory: Path, name: str, dtype: str, shard_
     for path in written:
         path.unlink()
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
+    reason = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
     raise UserError(
         Problem(
             where=" ".join(converter),
-            found=f"llama.cpp's converter ended with status {done.returncode} ({said[:300] or 'it said nothing'})",
+            found=f"llama.cpp's converter ended with status {done.returncode} ({reason[:300] or 'it said nothing'})",
             needed="a model and a tokenizer that llama.cpp knows",
             change="bring llama.cpp up to date, or export --for vllm or transformers, which read any model",
         )

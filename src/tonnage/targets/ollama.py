@@ -71,8 +71,8 @@ def go_text(turns: Turns) -> str:
     lines = [_DEFINED[name] for name in needed]
     lines.append('{{- $before := "" }}')
     lines.append("{{- range $i, $m := .Messages }}" if turns.folded else "{{- range .Messages }}")
-    said = [role for role in ROLES if not (turns.folded and role == "system")]
-    for number, role in enumerate(said):
+    roles = [role for role in ROLES if not (turns.folded and role == "system")]
+    for number, role in enumerate(roles):
         gaps = {before: gap for (before, now), gap in turns.gaps.items() if now == role}
         lines.append(f"{{{{- {'else if' if number else 'if'} eq .Role {_quoted(role)} }}}}")
         silent = [before for before, now in turns.silent if now == role]

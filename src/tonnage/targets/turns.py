@@ -103,15 +103,15 @@ class Turns:
         """
         from tonnage.targets.constructs import construct
 
-        found, differs = _learned(template)
+        table, differs = _learned(template)
         if not differs and _is_dated(template):
             differs = "another day, another text"
         for messages, text in cases(template) if not differs else ():
-            if (written := found.render(messages)) != text:
+            if (written := table.render(messages)) != text:
                 differs = _parted(written, text)
                 break
         if not differs:
-            return found
+            return table
         raise UserError(
             Problem(
                 where=where,
@@ -170,14 +170,14 @@ def _with(table: Turns, template: ChatTemplate, shape: str) -> tuple[Turns, str]
     text = text_of(template, _messages(roles, words))
     if text is None:
         return table, "" if "s" in shape else "a plain question is refused"
-    kept = [at for at in range(len(shape)) if words[at] in text]
-    left_out = {at: (roles[at - 1] if at else START, roles[at]) for at in range(len(shape)) if at not in kept}
+    shown = [at for at in range(len(shape)) if words[at] in text]
+    left_out = {at: (roles[at - 1] if at else START, roles[at]) for at in range(len(shape)) if at not in shown}
     if any(pair[1] != "system" or pair in gaps for pair in left_out.values()):
         return table, "a message that is left out"
-    if any(text.count(words[at]) > 1 for at in kept):
+    if any(text.count(words[at]) > 1 for at in shown):
         return table, "a message that is written twice"
-    order = sorted(kept, key=lambda at: text.index(words[at]))
-    if order != kept:
+    order = sorted(shown, key=lambda at: text.index(words[at]))
+    if order != shown:
         if (shape, order) != ("suau", [1, 2, 0, 3]):
             return table, "messages in another order"
         folded[START] = gaps.get((START, "system"), "")

@@ -44,8 +44,8 @@ class About:
 class Tracker(Protocol):
     """One tool that shows runs. All of it may raise what it likes: ``start`` is called again then."""
 
-    def start(self, about: About, known: str | None) -> str:
-        """Begin a run or, where its id is ``known``, go on with it; returns its id.
+    def start(self, about: About, run_id: str | None) -> str:
+        """Begin a run or, where its id is ``run_id``, go on with it; returns its id.
 
         Called again after a failure, with the id that it returned if it had.
         """
@@ -66,7 +66,7 @@ class TensorBoard:
     def __init__(self) -> None:
         self._writer: Any = None
 
-    def start(self, about: About, known: str | None) -> str:
+    def start(self, about: About, run_id: str | None) -> str:
         """Open a new file of events, which hides what older ones have of steps that are trained again."""
         if self._writer is None:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -76,7 +76,7 @@ class TensorBoard:
             if about.first_step > 1:
                 restart = SessionLog(status=SessionLog.START)
                 self._writer.add_event(Event(wall_time=time.time(), step=about.first_step, session_log=restart))
-            if known is None:
+            if run_id is None:
                 rows = "\n".join(f"| {key} | {_as_text(value)} |" for key, value in about.config.items())
                 self._text("config", f"| key | value |\n|---|---|\n{rows}", 0)
         return "tensorboard"
@@ -86,13 +86,13 @@ class TensorBoard:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for one in news:
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in one.values.items()]
+        for item in news:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in item.values.items()]
             if values:
-                self._writer.add_event(Event(wall_time=time.time(), step=one.step, summary=Summary(value=values)))
-            for sample in one.samples:
+                self._writer.add_event(Event(wall_time=time.time(), step=item.step, summary=Summary(value=values)))
+            for sample in item.samples:
                 lines = [f"{name}:\n\n{_indented(value)}" for name, value in _shown(sample).items()]
-                self._text(f"samples/{sample.number}", "\n\n".join(lines), one.step)
+                self._text(f"samples/{sample.number}", "\n\n".join(lines), item.step)
         self._writer.flush()
 
     def end(self, outcome: Outcome) -> None:
@@ -114,15 +114,15 @@ class WandB:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._run: Any = None
 
-    def start(self, about: About, known: str | None) -> str:
+    def start(self, about: About, run_id: str | None) -> str:
         """Begin or go on with a run; ``step`` is a value like others, as theirs may only grow."""
         import wandb
 
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=os.environ.get("WANDB_NAME") or about.name,
-            id=known,
-            resume="allow" if known else None,
+            id=run_id,
+            resume="allow" if run_id else None,
             dir=os.environ.get("WANDB_DIR") or str(about.directory),
             config=dict(about.config),
             settings=wandb.Settings(
@@ -172,16 +172,16 @@ class MLflow:
         self._client: Any = None
         self._id: str | None = None
 
-    def start(self, about: About, known: str | None) -> str:
+    def start(self, about: About, run_id: str | None) -> str:
         """Begin a run in the experiment that ``MLFLOW_EXPERIMENT_NAME`` names, or go on with it."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        if known is not None:
-            self._id = known
-            self._client.update_run(known, status="RUNNING")
-            return known
+        if run_id is not None:
+            self._id = run_id
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
         if self._id is None:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
             experiment = self._client.get_experiment_by_name(name)
@@ -197,13 +197,13 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        values = [Metric(name, value, now, one.step) for one in news for name, value in one.values.items()]
+        values = [Metric(name, value, now, item.step) for item in news for name, value in item.values.items()]
         for some in _portions(values, self.MOST_VALUES):
             self._client.log_batch(self._id, metrics=some)
-        for one in news:
-            if one.samples:
-                text = json.dumps([_shown(sample) for sample in one.samples], ensure_ascii=False, indent=1)
-                place = f"samples/step-{one.step:08}-{one.samples[0].number}.json"
+        for item in news:
+            if item.samples:
+                text = json.dumps([_shown(sample) for sample in item.samples], ensure_ascii=False, indent=1)
+                place = f"samples/step-{item.step:08}-{item.samples[0].number}.json"
                 self._client.log_text(self._id, text, place)
 
     def end(self, outcome: Outcome) -> None:
@@ -218,11 +218,11 @@ class Trackio:
         self._run: Any = None
         self._id: str | None = None
 
-    def start(self, about: About, known: str | None) -> str:
+    def start(self, about: About, run_id: str | None) -> str:
         """Begin or go on with a run, which Trackio knows by its name."""
         import trackio
 
-        self._id = known or self._id or f"{about.name}-{secrets.token_hex(3)}"
+        self._id = run_id or self._id or f"{about.name}-{secrets.token_hex(3)}"
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
             name=self._id,
