@@ -24,7 +24,7 @@ from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.api.curve import MOST_POINTS, curve
 from tonnage.api.running import Running, Step
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.launch.watch import DONE, AtWork
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 

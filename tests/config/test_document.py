@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tonnage.config import document, keys
-from tonnage.data import formats, options
+from tonnage.data import formats
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -31,6 +31,3 @@ def test_choices_of_the_data_room_are_those_of_the_config() -> None:
         key.name: set(key.takes.removeprefix("one of ").replace(" or ", ", ").split(", ")) for key in keys.all_keys()
     }
     assert takes["data.train.format"] == {"auto", *formats.NAMES}
-    assert takes["data.train.documents"] == set(options.DOCUMENTS)
-    assert takes["data.over_length"] == set(options.OVER_LENGTH)
-    assert takes["data.train_on"] == set(options.TRAIN_ON)

@@ -22,7 +22,8 @@ from transformers import (
 
 import tiny
 from forked import work
-from tonnage.data import DataOptions, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import prepare
 from tonnage.decide import evaluation
 from tonnage.decide.evaluation import Evaluation, evaluate_model
 from tonnage.inference.generate import Decoding, generate, load
@@ -58,7 +59,7 @@ def test_the_loss_is_that_of_each_document_alone(name: str, tmp_path: Path) -> N
     rows = tiny.write_rows(tmp_path / "rows.jsonl", tiny.alpaca_rows(12))
     found = evaluate_model(str(model), [str(rows)], max_length=400, precision="fp32")
 
-    options = DataOptions(train=(Source(str(rows)),), max_length=400, pack=False)
+    options = Data(train=(Source(path=str(rows)),), max_length=400, pack=False)
     packs = prepare(options, read_tokenizer(find_model(str(model))), cache=tmp_path / "cache").train
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     loss = weight = 0.0

@@ -46,7 +46,8 @@ def generate(
     from tonnage.host.allocators import choose_allocators
 
     choose_allocators()
-    from tonnage.data import Conversation, Source
+    from tonnage.config import Source
+    from tonnage.data import Conversation
     from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, say, terminal, to_json
@@ -61,7 +62,7 @@ def generate(
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
     use_kernels_of(model)
-    questions = [] if file is None else read_questions([Source(file)])
+    questions = [] if file is None else read_questions([Source(path=file)])
     conversations = [_with_system(question.conversation, system) for question in questions]
     if prompt is not None:
         conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]

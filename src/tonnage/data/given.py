@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.config import Data, Source
 from tonnage.data.advice import advice, written
 from tonnage.data.conversation import Conversation, as_row_error
 from tonnage.data.formats import FORMATS, Form, as_turns, candidates, detect, fields_of, form_of, nearest_field, rename
-from tonnage.data.options import DataOptions, Source
 from tonnage.data.reader import Reader
 from tonnage.data.rows import Part, first_rows
 from tonnage.data.sources import resolve
@@ -63,7 +63,8 @@ class Sources:
         return f"data.{side}" if count == 1 else f"data.{side}.{number}"
 
 
-def read_sources(options: DataOptions) -> Sources:
+def read_sources(options: Data) -> Sources:
+    """All sources with the forms of their rows. Raises ``UserError`` with the problems of all of them."""
     validation = options.validation if isinstance(options.validation, tuple) else ()
     given = options.train + validation
     found = Sources(given, len(options.train), [], [], [], [], True, False, 1.0)

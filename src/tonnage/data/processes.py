@@ -19,10 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from tonnage.config import RayLaunch
 from tonnage.data.builder import PartBuilder
 from tonnage.data.documents import PartTotals, part_file
 from tonnage.data.formats import Form
-from tonnage.data.options import RayCluster
 from tonnage.data.recipe import Recipe
 from tonnage.data.rows import Part
 from tonnage.errors import Problem, TonnageError, UserError
@@ -145,7 +145,7 @@ def build_parts_on_ray(
     forms: Sequence[Form],
     recipe: Recipe,
     directory: Path,
-    cluster: RayCluster,
+    cluster: RayLaunch,
     advance: Callable[[int], None],
 ) -> list[PartTotals]:
     """As ``build_parts``, by the nodes of a cluster; ``directory`` must be the same place on all of them.

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tonnage.config import Source
 from tonnage.data.csv_text import SEPARATORS, separated_by
 from tonnage.data.hub import Found, files_of_copy, hub_files, is_hub_id
 from tonnage.data.json_text import layout_of
 from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
-from tonnage.data.options import Source
 from tonnage.data.rows import ALL, PART_BYTES, UNPACKED_ONLY, Part, arrow_batches
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import matching

@@ -18,8 +18,9 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig
 
+from tonnage.config import Source, as_overrides, read_config
 from tonnage.config.bounds import figure_of
-from tonnage.data import DataOptions, Prepared, Progress, Source, encode_prompt, prepare, silent
+from tonnage.data import Prepared, Progress, encode_prompt, prepare, silent
 from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
@@ -116,10 +117,11 @@ def evaluate_model(
     tokenizer = read_tokenizer(files, trust_remote_code=trusted)
     max_length = min(max_length, positions_of(config) or max_length)
     check_fit(config, tokenizer, max_length)
-    sources = tuple(Source(path, format=format) for path in data)
-    options = DataOptions(train=sources, max_length=max_length, template=template)
+    sources = [{"path": path, "format": format} for path in data]
+    written = {"model": str(model), "data": {"train": sources, "max_length": max_length, "template": template}}
+    options = read_config(None, as_overrides(written), check_files=False).data
     prepared = prepare(options, tokenizer, progress=progress)
-    asked = _questions(sources, answers, scorer, pattern)
+    asked = _questions(options.train, answers, scorer, pattern)
     names, form = _named(data), form_of_base(model)
     if form is not None:
         tell(f"The weights under the adapter are in {form}, as they were in training.")

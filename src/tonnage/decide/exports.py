@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
 from tonnage.data.formats import FORMATS
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.decide.models import ModelFound, find
-from tonnage.decide.rows import data_options, prepare_data
+from tonnage.decide.rows import prepare_data
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def look(wanted: Wanted, progress: Progress = silent) -> Looked:
     if config.adapter == "auto":  # as it is where nothing is said
         wanted = replace(wanted, words=tuple(word for word in wanted.words if overridden_key(word) != "adapter"))
     model = find(config)
-    sources = read_sources(data_options(config))
+    sources = read_sources(config.data)
     positions = positions_of(model.config)
     return Looked(
         wanted=wanted,

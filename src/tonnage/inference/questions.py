@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tonnage.data import Source
+from tonnage.config import Source
 from tonnage.data.conversation import Conversation, Message, RowError, as_row_error
 from tonnage.data.formats import FORMATS, Form, candidates, form_of, rename
 from tonnage.data.reader import Reader
