@@ -15,8 +15,8 @@ import yaml
 from data.conftest import alpaca_rows, write_rows
 from tonnage.config import read_config
 from tonnage.data import Account, DataError, Prepared, prepare
-from tonnage.data.advice import advice, written
 from tonnage.errors import UserError
+from tonnage.forms.advice import advice, written
 
 SAID = {"role": "assistant", "content": "Friday."}
 ASK = {"role": "user", "content": "Which day?"}

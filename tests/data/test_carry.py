@@ -17,7 +17,7 @@ ROWS = [{**row, "score": number / 4 - 3, "reward": number} for number, row in en
 
 
 def options(path: Path, *carry: str, **changes: Any) -> Data:
-    usual = {"max_length": 200, "template": "plain"} | changes
+    usual: dict[str, Any] = {"max_length": 200, "template": "plain"} | changes
     return Data(train=(Source(path=str(path)),), carry=carry, **usual)
 
 

@@ -393,10 +393,10 @@ def test_masks_are_as_marked_by_hand(name: str, tmp_path: Path) -> None:
 
 
 def prepared_messages(one: Construct, upto: int) -> Any:
-    from tonnage.data import Conversation
+    from tonnage.forms.conversation import Conversation
 
     messages = [{**message, "content": message["content"].replace("<s>", "")} for message in one.messages[:upto]]
-    return Conversation(messages, tools=one.tools)
+    return Conversation.of(messages, one.tools)
 
 
 LEFT_OUT: dict[str, tuple[Construct, str]] = {

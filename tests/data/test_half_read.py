@@ -20,12 +20,12 @@ import pytest
 from tonnage.config import Data, Source
 from tonnage.data import DataError, Prepared, prepare
 from tonnage.data.account import Account
-from tonnage.data.conversation import RowError
 from tonnage.data.csv_text import separated_by
 from tonnage.data.rows import read_rows
 from tonnage.data.sources import resolve
 from tonnage.data.telling import LINES, remarks
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 ROWS = [
     *({"prompt": f"Which day, {n}?", "completion": f"It is day {n}."} for n in range(6)),

@@ -11,10 +11,10 @@ import pytest
 from tonnage.config import Source
 from tonnage.data import json_text, sources
 from tonnage.data import rows as rows_module
-from tonnage.data.conversation import RowError
 from tonnage.data.json_text import layout_of, read_values
 from tonnage.data.rows import read_rows
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 ROWS: list[dict[str, Any]] = [{"text": f"row {n}", "more": [{"n": n}]} for n in range(3)]
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -140,7 +140,7 @@ def test_whatever_a_row_raises_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.
         raise ZeroDivisionError("by no means")
 
     for owner, name in (
-        ("tonnage.data.reader.Reader", "read"),
+        ("tonnage.forms.reader.Reader", "read"),
         ("tonnage.data.builder.PartBuilder", "_suited"),
         ("tonnage.data.masks.Borders", "find"),
         ("tonnage.data.tokens.Encoder", "_place"),

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from tonnage.config import Source
-from tonnage.data.conversation import RowError
 from tonnage.data.opening import open_file
 from tonnage.data.rows import read_rows
 from tonnage.data.sources import resolve
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda content: gzip.compress(content, mtime=0),

@@ -17,12 +17,12 @@ from data.test_chat_templates import CASES, GEMMA, Shape, tokenizer_of
 from tonnage.config import Data, Source
 from tonnage.data import prepare, rendering
 from tonnage.data.choice import choose, of_tokenizer
-from tonnage.data.conversation import RowError
-from tonnage.data.formats import Form
-from tonnage.data.reader import Reader
 from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.data.shape import TurnShape
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
+from tonnage.forms.formats import Form
+from tonnage.forms.reader import Reader
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 

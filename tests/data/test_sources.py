@@ -19,9 +19,9 @@ from data.conftest import alpaca_rows, write_rows
 from tonnage.config import Source, read_config
 from tonnage.data import rows as rows_module
 from tonnage.data import sources
-from tonnage.data.conversation import RowError
 from tonnage.data.rows import first_rows, lines_of, read_rows
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 
 def rows_of(path: str | Path, **changes: Any) -> list[object]:

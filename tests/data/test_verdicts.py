@@ -12,9 +12,9 @@ import pytest
 
 from tonnage.config import Data, Source
 from tonnage.data import DataError, prepare
-from tonnage.data.formats import Form
-from tonnage.data.reader import Reader
-from tonnage.data.verdicts import MOST_VALUES, OTHER, Values, verdict_of
+from tonnage.forms.formats import Form
+from tonnage.forms.reader import Reader
+from tonnage.forms.verdicts import MOST_VALUES, OTHER, Values, verdict_of
 
 VERDICTS: tuple[tuple[str, list[Any]], ...] = (
     ("label", [1, 0]),

@@ -26,10 +26,9 @@ from tonnage.data.account import Account
 from tonnage.data.choice import TOOL_USE, Choice, choose, extended, of_tokenizer
 from tonnage.data.control import KEPT, control_tokens
 from tonnage.data.documents import Documents, PartTotals
-from tonnage.data.formats import Form
 from tonnage.data.given import Sources, read_sources
 from tonnage.data.packs import PackedDataset
-from tonnage.data.processes import build_parts, build_parts_on_ray, num_processes
+from tonnage.data.processes import build_parts, num_processes
 from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import stop_tokens, turn_shape
 from tonnage.data.recipe import Recipe, Script
@@ -38,6 +37,7 @@ from tonnage.data.selection import Selection
 from tonnage.data.sources import digest
 from tonnage.data.tokens import plain_json
 from tonnage.errors import Problem, UserError
+from tonnage.forms.formats import Form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,12 +92,10 @@ def prepare(
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
         count = num_processes(sources.total_bytes, len(sources.parts)) if processes is None else processes
-        if cluster is not None and count > 0:
-            return build_parts_on_ray(sources.parts, sources.forms, recipe, building, cluster, advance)
-        return build_parts(sources.parts, sources.forms, recipe, building, count, advance)
+        return build_parts(sources.parts, sources.forms, recipe, building, count, advance, cluster)
 
     documents = _documents(sources, recipe, directory, progress, build)
-    date = next((script.date for script in recipe.scripts if script.date), "")
+    date = next((date for script in recipe.scripts if (date := script.template.date)), "")
     shown = _shown(options, seed, date)
 
     def write(building: Path) -> None:
@@ -149,26 +147,20 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
     templates = [of_tokenizer(tokenizer, one, options.template_arguments, today) for one in tools]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
-    shapes = [turn_shape(one, tokenizer) for one in templates]
+    scripts = tuple(Script(template, turn_shape(template, tokenizer)) for template in templates)
     return Recipe(
         tokenizer_json=plain_json(backend),
-        scripts=tuple(
-            Script(one.text, dict(one.special), dict(one.arguments), one.date, shape)
-            for one, shape in zip(templates, shapes, strict=True)
-        ),
-        train_on=options.train_on,
-        fold_system=options.fold_system,
+        scripts=scripts,
+        options=options,
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
-        carry=options.carry,
-        control_tokens=options.control_tokens,
-        controls=control_tokens(tokenizer, shapes, options.added_tokens),
+        controls=control_tokens(tokenizer, [script.shape for script in scripts], options.added_tokens),
     )
 
 
 def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, Any]:
     """The tokenizer's settings, with the control tokens that stay tokens where a prompt holds them."""
-    words = () if recipe.control_tokens == "keep" else recipe.controls
+    words = () if recipe.options.control_tokens == "keep" else recipe.controls
     kept = [token for token in control_tokens(tokenizer, [one.shape for one in recipe.scripts]) if token not in words]
     settings = {name: value for name, value in tokenizer.init_kwargs.items() if name != KEPT}
     return settings | ({KEPT: kept} if kept else {})
@@ -207,7 +199,9 @@ def _documents(
             base = base if part.start else 0
             stored.append({"source": part.source, "files": part.files, "row_base": base, "totals": found.to_json()})
             base += found.lines
-        described: dict[str, Any] = {"parts": stored} | ({"carry": recipe.carry} if recipe.carry else {})
+        described: dict[str, Any] = {"parts": stored} | (
+            {"carry": recipe.options.carry} if recipe.options.carry else {}
+        )
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):

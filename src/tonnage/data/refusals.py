@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 from tonnage.config import Data
 from tonnage.data.account import Account
-from tonnage.data.advice import written
 from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
-from tonnage.data.reader import PATH, SOURCE
 from tonnage.data.selection import most_first
-from tonnage.data.verdicts import verdicts_in
 from tonnage.errors import Problem, UserError
+from tonnage.forms.advice import written
+from tonnage.forms.formats import FORMATS
+from tonnage.forms.reader import PATH, SOURCE
+from tonnage.forms.verdicts import verdicts_in
 
 SHOWN_ROWS = 20
 
@@ -100,7 +101,7 @@ def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
         for part in documents.parts:
             for column, values in part.totals.values.items() if part.source == at else ():
                 seen.setdefault(column, Counter()).update(values)
-        for verdict in verdicts_in(seen, plain_text=form.format in ("text", "segments", "tokens")):
+        for verdict in verdicts_in(seen, plain_text=not FORMATS[form.format].is_chat):
             yield Problem(verdict.found, "answers that are all to be learned", verdict.change, f"data: {source.path}")
 
 

@@ -13,10 +13,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tonnage.config import Source
 from tonnage.data.csv_text import SEPARATORS, separated_by
@@ -46,11 +45,6 @@ KINDS = {
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog|notice)\b", re.IGNORECASE)
 """Names of texts that come with data and are none."""
 _NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
-
-
-def part_of(value: Mapping[str, Any]) -> Part:
-    """A part back from plain values."""
-    return Part(**{**value, "more": tuple(value["more"])})
 
 
 @dataclass(frozen=True)

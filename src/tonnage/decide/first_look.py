@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
-from tonnage.data.formats import FORMATS
 from tonnage.data.progress import silent
 from tonnage.decide.models import ModelFound, find
 from tonnage.decide.rows import prepare_data
 from tonnage.errors import Problem, UserError
+from tonnage.forms.formats import FORMATS
 
 if TYPE_CHECKING:
     from tonnage.data import Account, Progress, SourceAccount

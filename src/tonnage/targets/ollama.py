@@ -12,9 +12,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tonnage.data.conversation import Message
 from tonnage.data.rendering import ChatTemplate
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Message
 from tonnage.targets import go_template
 from tonnage.targets.turns import BESIDES, END, ROLES, START, Turns, cases, text_of
 
