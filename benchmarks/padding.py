@@ -75,12 +75,13 @@ def log_normal() -> np.ndarray:
 
 def prepared(model: str, file: str) -> list[np.ndarray]:
     """Lengths of documents in the packs of a file's rows, in the order of training."""
-    from tonnage.data import DataOptions, Source, pack_at, prepare
-    from tonnage.data.options import silent
+    from tonnage.config import Data, Source
+    from tonnage.data import pack_at, prepare
+    from tonnage.data.progress import silent
     from tonnage.model.files import find_model, read_tokenizer
 
     tokenizer = read_tokenizer(find_model(model))
-    options = DataOptions(train=(Source(file),), max_length=MAX_LENGTH, template="plain")
+    options = Data(train=(Source(path=file),), max_length=MAX_LENGTH, template="plain")
     train = prepare(options, tokenizer, progress=silent).train
     return [train.lengths(pack_at(at, train.num_packs, 0)) for at in range(train.num_packs)]
 

@@ -97,10 +97,11 @@ def load_tokenizer(path: Path) -> Any:
 def prepare_once(arguments: argparse.Namespace, bare: bool) -> dict[str, Any]:
     """Prepare in this process: seconds of wall clock and of CPU, what came out, and the same of a second run; with
     ``bare``, also what ``tokenizers`` takes for the texts."""
-    from tonnage.data import DataOptions, Source, prepare
+    from tonnage.config import Data, Source
+    from tonnage.data import prepare
 
     tokenizer = load_tokenizer(Path(arguments.tokenizer))
-    options = DataOptions(train=tuple(Source(path) for path in arguments.rows), max_length=arguments.max_length)
+    options = Data(train=tuple(Source(path=path) for path in arguments.rows), max_length=arguments.max_length)
     with tempfile.TemporaryDirectory() as directory:
         began, began_cpu = time.perf_counter(), time.process_time()
         prepared = prepare(options, tokenizer, cache=Path(directory))

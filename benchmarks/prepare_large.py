@@ -57,10 +57,11 @@ def tree(pid: int) -> list[int]:
 def prepare_rows(tokenizer: str, rows: str, cache: str, report: Any) -> None:
     from transformers import AutoTokenizer
 
-    from tonnage.data import DataOptions, Source, prepare
+    from tonnage.config import Data, Source
+    from tonnage.data import prepare
 
     began = time.perf_counter()
-    options = DataOptions(train=(Source(rows),), max_length=1024)
+    options = Data(train=(Source(path=rows),), max_length=1024)
     prepared = prepare(options, AutoTokenizer.from_pretrained(tokenizer), cache=Path(cache))
     total = prepared.account.total
     report.put((str(prepared.train.path), total.rows_packed, prepared.train.num_tokens, time.perf_counter() - began))

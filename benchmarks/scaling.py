@@ -31,8 +31,8 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
-from tonnage.config import Config
-from tonnage.data import DataOptions, PackedDataset, Source, prepare
+from tonnage.config import Config, Data, Source
+from tonnage.data import PackedDataset, prepare
 from tonnage.data.packing import best_fit
 from tonnage.parallel.world import join_world
 from tonnage.planning.machine import parse_hardware
@@ -76,7 +76,7 @@ def data_costs(folder: Path, factor: int) -> dict[str, float]:
     """Preparation of rows, and the loader over them."""
     rows = folder / f"rows-{factor}.jsonl"
     write_rows(rows, 400 * factor)
-    options = DataOptions(train=(Source(str(rows)),), max_length=1024)
+    options = Data(train=(Source(path=str(rows)),), max_length=1024)
     made = tokenizer()
     paths: list[Path] = []
 

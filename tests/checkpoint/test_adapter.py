@@ -23,7 +23,6 @@ from tonnage.checkpoint.save import checkpoint_path
 from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import verify
 from tonnage.config import read_config
-from tonnage.data import Source
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.evaluation import Loading, evaluate_model
 from tonnage.decide.exports import export_checkpoint, export_run
@@ -218,7 +217,7 @@ def test_a_run_over_a_quantised_base_is_evaluated_over_it(
     shutil.copytree(run.export, tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(tmp_path / "base")}))
-    rows, said = [Source(str(folder / "rows.jsonl"))], list[str]()
+    rows, said = [{"path": str(folder / "rows.jsonl")}], list[str]()
     found = evaluate_model(str(run.path), rows, template="plain", loading=Loading("fp32"), tell=said.append)
     expected = evaluate_model(str(tmp_path / "adapter"), rows, template="plain", loading=Loading("fp32"))
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
@@ -232,11 +231,13 @@ def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
     exported: RunDirectory, folder: Path, decided: Callable[..., Decision]
 ) -> None:
     evaluated = evaluate_model(
-        str(exported.export), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32")
+        str(exported.export), [{"path": str(folder / "rows.jsonl")}], template="plain", loading=Loading("fp32")
     )
     merged = folder / f"{exported.path.name}-merged"
     export_checkpoint(exported, merged, wishes=Wishes("fp32", merge=True))
-    whole = evaluate_model(str(merged), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32"))
+    whole = evaluate_model(
+        str(merged), [{"path": str(folder / "rows.jsonl")}], template="plain", loading=Loading("fp32")
+    )
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
     further = decided(str(exported.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
     assert not isinstance(further.config.adapter, str)
@@ -281,12 +282,12 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, famil
     adapted.save_pretrained(tmp_path)
     torch.testing.assert_close(logits(load(tmp_path).model.float()), wanted, rtol=1e-2, atol=0.3)
     evaluated = evaluate_model(
-        str(tmp_path), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32")
+        str(tmp_path), [{"path": str(folder / "rows.jsonl")}], template="plain", loading=Loading("fp32")
     )
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     byte_tokenizer().save_pretrained(tmp_path / "merged")
     whole = evaluate_model(
-        str(tmp_path / "merged"), [Source(str(folder / "rows.jsonl"))], template="plain", loading=Loading("fp32")
+        str(tmp_path / "merged"), [{"path": str(folder / "rows.jsonl")}], template="plain", loading=Loading("fp32")
     )
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
 

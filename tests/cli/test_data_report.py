@@ -12,14 +12,15 @@ from rich.console import Console
 
 from data.conftest import alpaca_rows, write_rows
 from tonnage.cli.data_report import documents_as_json, show_account, show_documents, show_lengths
-from tonnage.data import DataOptions, Prepared, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import Prepared, prepare
 
 
 @pytest.fixture
 def prepared(tmp_path: Path, tokenizer: Any) -> Prepared:
     rows = [*alpaca_rows(30), {"instruction": "nothing", "input": "", "output": ""}]
     files = [write_rows(tmp_path / f"{name}.jsonl", rows) for name in ("first", "second")]
-    options = DataOptions(train=tuple(Source(str(file)) for file in files), max_length=512, on_bad_row="skip")
+    options = Data(train=tuple(Source(path=str(file)) for file in files), max_length=512, on_bad_row="skip")
     return prepare(options, tokenizer, cache=tmp_path / "cache")
 
 

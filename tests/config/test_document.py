@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tonnage.config import document, keys
-from tonnage.data import formats, options
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -24,13 +23,3 @@ def test_keys_are_named_as_they_are_written() -> None:
     names = {key.name for key in keys.all_keys()}
     assert {"launch.with", "data.train.path", "optimizer.lr", "seed"} <= names
     assert "launch.launcher" not in names
-
-
-def test_choices_of_the_data_room_are_those_of_the_config() -> None:
-    takes = {
-        key.name: set(key.takes.removeprefix("one of ").replace(" or ", ", ").split(", ")) for key in keys.all_keys()
-    }
-    assert takes["data.train.format"] == {"auto", *formats.NAMES}
-    assert takes["data.train.documents"] == set(options.DOCUMENTS)
-    assert takes["data.over_length"] == set(options.OVER_LENGTH)
-    assert takes["data.train_on"] == set(options.TRAIN_ON)

@@ -30,7 +30,8 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from tonnage.data import DataOptions, Source, cache, prepare
+from tonnage.config import Data, Source
+from tonnage.data import cache, prepare
 from tonnage.errors import UserError
 
 from .reference import common, trained
@@ -209,7 +210,7 @@ def tried(tokenizer: Any, name: str, folder: Path) -> tuple[str, str]:
     messages, tools = ROWS[name]
     file = folder / f"{name}.jsonl"
     file.write_text(json.dumps({"messages": messages, **({"tools": tools} if tools else {})}) + "\n", "utf-8")
-    options = DataOptions(train=(Source(str(file)),), pack=False, max_length=1 << 16)
+    options = Data(train=(Source(path=str(file)),), pack=False, max_length=1 << 16)
     try:
         prepared = prepare(options, tokenizer, cache=folder / "cache")
     except UserError as error:

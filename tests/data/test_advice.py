@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import yaml
 from data.conftest import alpaca_rows, write_rows
 from tonnage.config import read_config
 from tonnage.data import Account, DataError, Prepared, prepare
-from tonnage.data.advice import advice, written
-from tonnage.decide.rows import data_options
 from tonnage.errors import UserError
+from tonnage.forms.advice import advice, written
 
 SAID = {"role": "assistant", "content": "Friday."}
 ASK = {"role": "user", "content": "Which day?"}
@@ -28,8 +26,8 @@ Y = [{"from": "human", "value": "Which day?"}]
 def prepared(tmp_path: Path, tokenizer: Any, data: dict[str, Any], *overrides: str, positions: int = 4096) -> Prepared:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"model": "owner/model", "data": {"max_length": 256, **data}}, allow_unicode=True))
-    options = replace(data_options(read_config(str(path), list(overrides))), most_positions=positions)
-    return prepare(options, tokenizer, cache=tmp_path / "cache")
+    config = read_config(str(path), list(overrides))
+    return prepare(config.data, tokenizer, most_positions=positions, cache=tmp_path / "cache")
 
 
 def refusal(tmp_path: Path, tokenizer: Any, data: dict[str, Any], **changes: Any) -> UserError:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from data.conftest import alpaca_rows, write_rows
-from tonnage.data import DataOptions, PackedDataset, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import PackedDataset, prepare
 from tonnage.data import cache as store
 from tonnage.data import sources as source_files
 
@@ -36,7 +37,7 @@ def test_any_number_of_processes_gives_the_same_bytes(
     file = write_rows(tmp_path / "rows.jsonl", alpaca_rows(100))
     with file.open("a") as out:
         out.write('{"instruction": "bad"}\n\n')
-    options = DataOptions(train=(Source(str(file)),), max_length=512, validation=0.1, on_bad_row="skip")
+    options = Data(train=(Source(path=str(file)),), max_length=512, validation=0.1, on_bad_row="skip")
     found = []
     for processes in (0, 1, 3):
         cache = tmp_path / f"cache{processes}"
@@ -150,7 +151,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_opening_reads_no_tokenizer_and_imports_nothing_heavy(tmp_path: Path, tokenizer: Any) -> None:
     file = write_rows(tmp_path / "rows.jsonl", alpaca_rows(10))
-    prepared = prepare(DataOptions(train=(Source(str(file)),), max_length=512), tokenizer, cache=tmp_path / "cache")
+    prepared = prepare(Data(train=(Source(path=str(file)),), max_length=512), tokenizer, cache=tmp_path / "cache")
     code = (
         "import sys; from tonnage.data import PackedDataset; PackedDataset.open(sys.argv[1]).pack(0)\n"
         "heavy = {'torch', 'transformers', 'datasets', 'pandas', 'tokenizers', 'jinja2'} & set(sys.modules)\n"

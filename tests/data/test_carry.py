@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,16 @@ import numpy as np
 import pytest
 
 from data.conftest import alpaca_rows, write_rows
-from tonnage.data import DataError, DataOptions, PackedDataset, Packer, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, PackedDataset, Packer, prepare
 from tonnage.errors import UserError
 
 ROWS = [{**row, "score": number / 4 - 3, "reward": number} for number, row in enumerate(alpaca_rows(40))]
 
 
-def options(path: Path, *carry: str, **changes: Any) -> DataOptions:
-    return DataOptions((Source(str(path)),), max_length=200, template="plain", carry=carry, **changes)
+def options(path: Path, *carry: str, **changes: Any) -> Data:
+    usual: dict[str, Any] = {"max_length": 200, "template": "plain"} | changes
+    return Data(train=(Source(path=str(path)),), carry=carry, **usual)
 
 
 def documents(data: PackedDataset) -> dict[int, tuple[list[int], list[float], dict[str, float]]]:
@@ -69,7 +70,7 @@ def test_rows_of_other_numbers_are_no_duplicates(tokenizer: Any, tmp_path: Path)
 def test_pieces_of_a_document_have_its_numbers(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"text": "fox " * 300, "score": 1.5}, {"text": "dog " * 10, "score": -2}]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    cut = replace(options(path, "score", over_length="split"), max_length=64, max_loss=1.0)
+    cut = options(path, "score", over_length="split", max_length=64, max_loss=1.0)
     data = prepare(cut, tokenizer, cache=tmp_path / "cache").train
     pieces = [
         (int(document), float(score))
@@ -123,8 +124,10 @@ def test_rows_in_memory_are_packed_as_those_of_a_run(tokenizer: Any, tmp_path: P
 
 def test_columns_of_the_run_are_those_of_rows_in_memory(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"ask": row["instruction"], "say": row["output"]} for row in ROWS[1:3]]
-    source = Source(str(write_rows(tmp_path / "rows.jsonl", rows)), columns={"instruction": "ask", "output": "say"})
-    prepared = prepare(replace(options(tmp_path), train=(source,)), tokenizer, cache=tmp_path / "cache")
+    source = Source(
+        path=str(write_rows(tmp_path / "rows.jsonl", rows)), columns={"instruction": "ask", "output": "say"}
+    )
+    prepared = prepare(options(tmp_path).model_copy(update={"train": (source,)}), tokenizer, cache=tmp_path / "cache")
     packer = Packer(prepared.recipe, prepared.forms, 200)
     (named,), (usual,) = packer.pack(rows).packs, packer.pack(ROWS[1:3]).packs
     assert sorted(named.input_ids.tolist()) == sorted(usual.input_ids.tolist())

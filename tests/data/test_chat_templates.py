@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from data.conftest import make_tokenizer
-from tonnage.data import DataError, DataOptions, Source, encode_prompt, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, encode_prompt, prepare
 
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
 ASK: dict[str, Any] = {"role": "user", "content": "What is 2+2?"}
@@ -395,8 +396,8 @@ def prepared_as(shape: Shape, tmp_path: Path, built_in: bool, **changes: Any) ->
         row["tools"] = shape.tools
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    options = DataOptions(
-        train=(Source(str(file)),),
+    options = Data(
+        train=(Source(path=str(file)),),
         pack=False,
         template=shape.template if built_in else "auto",
         max_length=4096,

@@ -6,7 +6,6 @@ expectation, what is supervised stands between ⟦ and ⟧.
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +17,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, Prepared, encode_prompt, prepare
 from tonnage.errors import UserError
 
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief."}
@@ -291,7 +291,7 @@ CONSTRUCTS: dict[str, Construct] = {
         "{{- '<|im_start|>system\\nToday is ' + strftime_now('%d %b %Y') + '.<|im_end|>\\n' -}}" + CHATML,
         [ASK, FOUR],
         f"<|im_start|>system\nToday is 05 Mar 2024.<|im_end|>\n{U}What is 2+2?<|im_end|>\n{A}⟦It is 4.<|im_end|>⟧\n",
-        options={"date": datetime.date(2024, 3, 5)},
+        options={"date": "2024-03-05"},
         prompt=False,
     ),
     "a system message that is refused, and folded": Construct(
@@ -357,7 +357,7 @@ def prepared_as(one: Construct, tmp_path: Path, **changes: Any) -> Prepared:
     row: dict[str, Any] = {"messages": one.messages} | ({"tools": one.tools} if one.tools else {})
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
-    options = DataOptions(train=(Source(str(file)),), pack=False, max_length=4096, **{**one.options, **changes})
+    options = Data(train=(Source(path=str(file)),), pack=False, max_length=4096, **{**one.options, **changes})
     return prepare(options, tokenizer_of(one), cache=tmp_path / "cache")
 
 
@@ -393,10 +393,10 @@ def test_masks_are_as_marked_by_hand(name: str, tmp_path: Path) -> None:
 
 
 def prepared_messages(one: Construct, upto: int) -> Any:
-    from tonnage.data import Conversation
+    from tonnage.forms.conversation import Conversation
 
     messages = [{**message, "content": message["content"].replace("<s>", "")} for message in one.messages[:upto]]
-    return Conversation(messages, tools=one.tools)
+    return Conversation.of(messages, one.tools)
 
 
 LEFT_OUT: dict[str, tuple[Construct, str]] = {
@@ -486,10 +486,10 @@ def test_an_argument_that_no_template_looks_at_is_refused(tmp_path: Path) -> Non
 
 def test_the_date_is_part_of_the_key_where_it_is_asked_for(tmp_path: Path) -> None:
     dated, plain = CONSTRUCTS["the date"], CONSTRUCTS["contents are trimmed"]
-    first, second = (prepared_as(dated, tmp_path, date=datetime.date(2024, 3, day)) for day in (5, 6))
+    first, second = (prepared_as(dated, tmp_path, date=f"2024-03-0{day}") for day in (5, 6))
     assert (first.date, second.date) == ("2024-03-05", "2024-03-06")
     assert first.train.path != second.train.path
-    same, again = (prepared_as(plain, tmp_path, date=datetime.date(2024, 3, day)) for day in (5, 6))
+    same, again = (prepared_as(plain, tmp_path, date=f"2024-03-0{day}") for day in (5, 6))
     assert (same.date, same.train.path) == ("", again.train.path)
 
 

@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from data.conftest import TEXTS, write_rows
-from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, Prepared, encode_prompt, prepare
 from tonnage.data.telling import remarks
 from tonnage.errors import UserError
 
@@ -122,8 +123,8 @@ def tokenizer_of(kind: Callable[[Sequence[str]], Tokenizer], names: Sequence[str
 
 def prepared(folder: Path, rows: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Prepared:
     file = write_rows(folder / "rows.jsonl", rows)
-    usual = DataOptions(train=(Source(str(file)),), max_length=4096, pack=False, order="given")
-    return prepare(DataOptions(**{**usual.__dict__, **options}), tokenizer, cache=folder / "cache")
+    usual = Data(train=(Source(path=str(file)),), max_length=4096, pack=False, order="given")
+    return prepare(Data(**{**usual.__dict__, **options}), tokenizer, cache=folder / "cache")
 
 
 def documents(found: Prepared) -> list[tuple[list[int], list[float]]]:

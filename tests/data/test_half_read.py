@@ -17,14 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tonnage.data import DataError, DataOptions, Prepared, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, Prepared, prepare
 from tonnage.data.account import Account
-from tonnage.data.conversation import RowError
 from tonnage.data.csv_text import separated_by
 from tonnage.data.rows import read_rows
 from tonnage.data.sources import resolve
 from tonnage.data.telling import LINES, remarks
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 ROWS = [
     *({"prompt": f"Which day, {n}?", "completion": f"It is day {n}."} for n in range(6)),
@@ -71,7 +72,7 @@ def read(path: Path, content: bytes) -> tuple[list[dict[str, Any]], list[RowErro
     """Rows that are read and rows that are bad; ``None`` where the file is refused."""
     path.write_bytes(content)
     try:
-        found = [row for part in resolve(Source(str(path)), 0).parts for _, row in read_rows(part)]
+        found = [row for part in resolve(Source(path=str(path)), 0).parts for _, row in read_rows(part)]
     except UserError:
         return None
     good = [row for row in found if isinstance(row, dict)]
@@ -225,7 +226,7 @@ def test_a_quote_is_named_by_its_line(text: str, good: int, reason: str, unread:
 
 def prepared(path: Path, tokenizer: Any, cache: Path, **options: Any) -> Prepared:
     return prepare(
-        DataOptions(train=(Source(str(path)),), max_length=512, template="plain", **options), tokenizer, cache=cache
+        Data(train=(Source(path=str(path)),), max_length=512, template="plain", **options), tokenizer, cache=cache
     )
 
 

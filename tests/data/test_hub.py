@@ -15,7 +15,8 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from data.conftest import write_rows
 from data.test_sources import left_of, refused, rows_of
-from tonnage.data import DataOptions, Prepared, Source, prepare, sources
+from tonnage.config import Data, Source
+from tonnage.data import Prepared, prepare, sources
 from tonnage.errors import UserError
 
 COMMIT, EARLIER = "0123456789abcdef" * 2 + "01234567", "fedcba9876543210" * 2 + "fedcba98"
@@ -124,7 +125,7 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(hub: Hub, tmp_
 
 
 def prepared(path: str, tmp_path: Path, tokenizer: Any, **changes: Any) -> Prepared:
-    options = DataOptions(train=(Source(path, **changes),), max_length=64)
+    options = Data(train=(Source(path=path, **changes),), max_length=64)
     return prepare(options, tokenizer, cache=tmp_path / "cache")
 
 
@@ -155,7 +156,7 @@ def test_without_a_connection_the_commit_is_that_of_what_was_loaded(
     hub(tmp_path, offline=True)
     stored = SimpleNamespace(cache_files=[{"filename": str(file)}])
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: stored)
-    found = sources.resolve(Source("some/rows"), 0)
+    found = sources.resolve(Source(path="some/rows"), 0)
     assert found.commit == COMMIT
     assert rows_of("some/rows") == text("a")
 
@@ -173,7 +174,7 @@ def test_a_hub_id_without_a_network_is_refused_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError, match=r"(?s)as a hub id it does not load .*Couldn't reach.*without a connection"):
-        sources.resolve(Source("nobody/has-this"), 0)
+        sources.resolve(Source(path="nobody/has-this"), 0)
     assert asked == [("nobody/has-this",)]
     assert not datasets.config.HF_HUB_OFFLINE, "other uses of the hub are not affected"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from tonnage.config import Source
 from tonnage.data import json_text, sources
 from tonnage.data import rows as rows_module
-from tonnage.data.conversation import RowError
 from tonnage.data.json_text import layout_of, read_values
-from tonnage.data.options import Source
 from tonnage.data.rows import read_rows
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 ROWS: list[dict[str, Any]] = [{"text": f"row {n}", "more": [{"n": n}]} for n in range(3)]
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -28,7 +28,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "rows.json") -> Path:
 
 
 def rows_of(file: Path, split: str = "train") -> list[tuple[int, object]]:
-    return [row for part in sources.resolve(Source(str(file), split=split), 0).parts for row in read_rows(part)]
+    return [row for part in sources.resolve(Source(path=str(file), split=split), 0).parts for row in read_rows(part)]
 
 
 LAYOUTS: dict[str, tuple[str, str, list[Any]]] = {

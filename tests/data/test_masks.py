@@ -31,7 +31,8 @@ from data.test_constructs import (
     prepared_as,
     tokenizer_of,
 )
-from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, Prepared, encode_prompt, prepare
 
 CHAT = [ASK, FOUR, AGAIN, SIX]
 BOTH = f"{U}What is 2+2?<|im_end|>\n{A}⟦It is 4.<|im_end|>⟧\n{U}And 3+3?<|im_end|>\n{A}⟦It is 6.<|im_end|>⟧\n"
@@ -105,7 +106,7 @@ def test_a_row_of_which_nothing_may_be_trained_is_refused(
 def test_weights_of_messages_parts_and_rows_are_multiplied(tmp_path: Path) -> None:
     messages = [ASK, {**FOUR, "content": [{**PARTS[0], "weight": 0.5}, PARTS[2]], "loss": 0.5}, AGAIN, SIX]
     file = write_rows(tmp_path / "rows.jsonl", [{"messages": messages, "loss_weight": 0.5}])
-    options = DataOptions(train=(Source(str(file)),))
+    options = Data(train=(Source(path=str(file)),))
     pack = prepare(options, tokenizer_of(Construct(CHATML, [], "")), cache=tmp_path / "cache").train.pack(0)
     runs = [float(one) for at, one in enumerate(pack.weights) if at and one and one != pack.weights[at - 1]]
     assert runs == [0.125, 0.25, 0.5]
@@ -114,7 +115,7 @@ def test_weights_of_messages_parts_and_rows_are_multiplied(tmp_path: Path) -> No
 def of_rows(tmp_path: Path, rows: list[dict[str, Any]], **changes: Any) -> Prepared:
     file = write_rows(tmp_path / "rows.jsonl", rows)
     tokenizer = changes.pop("tokenizer", None) or tokenizer_of(Construct(CHATML, [], ""))
-    return prepare(DataOptions(train=(Source(str(file)),), pack=False, **changes), tokenizer, cache=tmp_path / "cache")
+    return prepare(Data(train=(Source(path=str(file)),), pack=False, **changes), tokenizer, cache=tmp_path / "cache")
 
 
 def test_text_segments_and_tokens_are_trained_as_they_say(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ DATED = "{{- '<|im_start|>system\\n' + strftime_now('%Y-%m-%d') + (style or '') 
 
 def test_date_and_arguments_are_in_the_account_and_the_key(tmp_path: Path) -> None:
     one = Construct(DATED, [ASK, FOUR], "")
-    day = datetime.date(2024, 3, 5)
+    day = "2024-03-05"
     first = prepared_as(one, tmp_path, date=day, template_arguments={"style": "short"})
     assert marked(first).startswith("<|im_start|>system\n2024-03-05short<|im_end|>")
     shown = first.account.to_json()["options"]

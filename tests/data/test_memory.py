@@ -19,7 +19,8 @@ PREPARE = """
 import sys
 from pathlib import Path
 from transformers import AutoTokenizer
-from tonnage.data import DataOptions, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import prepare
 
 def peak():
     status = Path("/proc/self/status").read_text()
@@ -28,7 +29,7 @@ def peak():
 tokenizer, cache, *files = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(tokenizer)
 for file in files:
-    options = DataOptions(train=(Source(file),), max_length=256)
+    options = Data(train=(Source(path=file),), max_length=256)
     account = prepare(options, tokenizer, cache=Path(cache), processes=0).account
     print(account.total.rows_packed, peak())
 """

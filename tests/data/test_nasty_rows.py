@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from data.test_constructs import ASK, CHATML, FOUR, OPENED_THOUGHT, Construct, prepared_as, tokenizer_of
 from data.test_masks import of_rows
 from data.test_properties import check_account
-from tonnage.data import DataError, DataOptions, Packer, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, Packer, prepare
 from tonnage.data.masks import _MARKS
 from tonnage.errors import UserError
 
@@ -75,9 +76,9 @@ def test_nothing_but_a_sentence_leaves_a_preparation(
     folder = tmp_path_factory.mktemp("rows")
     rows = [row(chance, form) for _ in range(60)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = Source(str(folder / "rows.jsonl"), format=form)
+    source = Source(path=str(folder / "rows.jsonl"), format=form)
     usual: dict[str, Any] = {"max_length": 300, "max_loss": 1.0, "validation": 0.1}
-    chosen = DataOptions(train=(source,), on_bad_row="skip", **usual, **options)
+    chosen = Data(train=(source,), on_bad_row="skip", **usual, **options)
     tokenizer = tokenizer_of(Construct(CHATML, [], ""))
     try:
         account = prepare(chosen, tokenizer, cache=folder / "cache").account
@@ -139,7 +140,7 @@ def test_whatever_a_row_raises_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.
         raise ZeroDivisionError("by no means")
 
     for owner, name in (
-        ("tonnage.data.reader.Reader", "read"),
+        ("tonnage.forms.reader.Reader", "read"),
         ("tonnage.data.builder.PartBuilder", "_suited"),
         ("tonnage.data.masks.Borders", "find"),
         ("tonnage.data.tokens.Encoder", "_place"),

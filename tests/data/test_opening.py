@@ -14,12 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tonnage.data.conversation import RowError
+from tonnage.config import Source
 from tonnage.data.opening import open_file
-from tonnage.data.options import Source
 from tonnage.data.rows import read_rows
 from tonnage.data.sources import resolve
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda content: gzip.compress(content, mtime=0),
@@ -35,7 +35,7 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 def test_packed_lines_are_read_one_by_one(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows.jsonl{ending}"
     path.write_bytes(PACK[ending](LINES))
-    found = [row for part in resolve(Source(str(path)), 0).parts for _, row in read_rows(part)]
+    found = [row for part in resolve(Source(path=str(path)), 0).parts for _, row in read_rows(part)]
     assert found == ROWS
 
 
@@ -49,7 +49,7 @@ def test_whatever_is_done_to_a_packed_file_is_told_as_a_file_s_error(ending: str
         with suppress(OSError, EOFError, ValueError), open_file(path) as opened:
             opened.read()
         try:
-            rows = [row for part in resolve(Source(str(path)), 0).parts for _, row in read_rows(part)]
+            rows = [row for part in resolve(Source(path=str(path)), 0).parts for _, row in read_rows(part)]
         except UserError:
             continue
         has_no_checksum = ending == ".zst"

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from tonnage.config import read_config
-from tonnage.data.formats import FORMATS, LISTS, MASKS, PRESETS, Form, detect
 from tonnage.data.opening import PACKED
-from tonnage.data.reader import Reader
 from tonnage.data.sources import KINDS
+from tonnage.forms import document
+from tonnage.forms.formats import FORMATS, LISTS, MASKS, PRESETS, Form, detect
+from tonnage.forms.reader import Reader
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
 
@@ -43,8 +44,12 @@ def test_rows_are_read() -> None:
         row = json.loads(line)
         (form,) = detect([row])
         (found,) = Reader(Form(form)).read(row)
-        weights.append((found.weights, found.pieces))
-    assert weights == [([0, 0, 0, 1], {}), ([0, 1], {1: [(12, 0.0), (1, 1.0)]}), ([0, 0.5], {})]
+        weights.append([(turn.weight, turn.pieces) for turn in found.turns])
+    assert weights == [
+        [(0, None), (0, None), (0, None), (1, None)],
+        [(0, None), (1, [(12, 0.0), (1, 1.0)])],
+        [(0, None), (0.5, None)],
+    ]
 
 
 def test_commands_are_configs(tmp_path: Path) -> None:
@@ -54,15 +59,11 @@ def test_commands_are_configs(tmp_path: Path) -> None:
         assert read_config(path, line.split(), check_files=False).data.train[-1].format == "gsm8k"
 
 
-def test_tables_name_every_form_preset_field_and_ending() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (`\w.*)\|$", PAGE, re.MULTILINE))
-    for name, form in FORMATS.items():
-        for field in form.must:
-            assert f"`{field}`" in rows[name], (name, field)
-    for name, (form_name, columns) in PRESETS.items():
-        assert f"`{name}`" in PAGE
-        for ours, theirs in columns.items():
-            assert rows[name].startswith(f"`{form_name}`")
-            assert f"`{ours}: {theirs}`" in rows[name]
-    for word in (*LISTS, *PACKED, *KINDS, *(mask for mask in MASKS if mask != "assistant_mask")):
+def test_the_tables_are_those_of_the_forms() -> None:
+    assert document.render(PAGE) == PAGE, "run: python -m tonnage.forms.document docs/data.md"
+    assert all(f"| `{name}` |" in PAGE for name in (*FORMATS, *PRESETS))
+
+
+def test_every_field_and_ending_is_named() -> None:
+    for word in (*LISTS, *PACKED, *KINDS, *MASKS):
         assert f"`{word}`" in PAGE, word

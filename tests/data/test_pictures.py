@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from data.conftest import alpaca_rows, write_rows
-from tonnage.data import DataOptions, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import prepare
 from tonnage.data.pictures import MOST_TOKENS, ROWS, pictures, pieces
 
 
@@ -16,8 +17,8 @@ def test_of_every_source_there_are_rows_with_their_masks(tmp_path: Path, tokeniz
         write_rows(tmp_path / f"{name}.jsonl", [*alpaca_rows(number), long])
         for name, number in (("many", 60), ("few", 3), ("held", 4))
     ]
-    train, held = (Source(str(files[0])), Source(str(files[1]))), (Source(str(files[2])),)
-    options = DataOptions(train=train, validation=held, max_length=8192)
+    train, held = (Source(path=str(files[0])), Source(path=str(files[1]))), (Source(path=str(files[2])),)
+    options = Data(train=train, validation=held, max_length=8192)
     prepared = prepare(options, tokenizer, cache=tmp_path / "cache")
     found = pictures(prepared, 0)["sources"]
     assert [Path(one["name"]).stem for one in found] == ["many", "few", "held"]

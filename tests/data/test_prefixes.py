@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.conftest import write_rows
-from tonnage.data import DataOptions, Source, first_packs, pack_at
+from tonnage.config import Data, Source
+from tonnage.data import first_packs, pack_at
 from tonnage.data.packs import PackedDataset
 from tonnage.data.prefixes import LEAST, MOST, RARE, Prefix, Tokens, chain, find_prefixes, within
 from tonnage.data.prepare import prepare
@@ -108,8 +109,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Packed
         for n in range(90)
     ]
     rows[5]["output"] = "long " * 250
-    options = DataOptions(
-        train=(Source(str(write_rows(folder / "rows.json", rows))),), max_length=400, over_length="split"
+    options = Data(
+        train=(Source(path=str(write_rows(folder / "rows.json", rows))),), max_length=400, over_length="split"
     )
     return prepare(options, tokenizer, cache=folder / "cache").train
 

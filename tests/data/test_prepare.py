@@ -12,12 +12,13 @@ import pytest
 from tokenizers import processors
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
-from tonnage.data import DataError, DataOptions, PackedDataset, Prepared, Source, encode_prompt, prepare
+from tonnage.config import Data, Source
+from tonnage.data import DataError, PackedDataset, Prepared, encode_prompt, prepare
 from tonnage.errors import UserError
 
 
-def options(*paths: Path, **changes: Any) -> DataOptions:
-    return DataOptions(train=tuple(Source(str(path)) for path in paths), **{"max_length": 512, **changes})
+def options(*paths: Path, **changes: Any) -> Data:
+    return Data(train=tuple(Source(path=str(path)) for path in paths), **{"max_length": 512, **changes})
 
 
 def documents(prepared: Prepared) -> list[tuple[list[int], list[float]]]:
@@ -144,7 +145,7 @@ def test_validation_is_a_share_that_holds_no_training_row(tmp_path: Path, tokeni
     file = write_rows(tmp_path / "a.jsonl", rows)
 
     def sides(seed: int) -> tuple[set[bytes], set[bytes]]:
-        prepared = prepare(options(file, validation=0.1, seed=seed), tokenizer, cache=tmp_path / "cache")
+        prepared = prepare(options(file, validation=0.1), tokenizer, seed=seed, cache=tmp_path / "cache")
         assert prepared.validation is not None
         assert 9 <= prepared.account.total.rows_validation <= 10
         assert prepared.account.total.rows_duplicate == 30
@@ -168,7 +169,7 @@ def test_validation_sources_of_their_own(tmp_path: Path, tokenizer: Any) -> None
     train, more = write_rows(tmp_path / "a.jsonl", rows[:40]), write_rows(tmp_path / "b.json", rows[40:45])
     held = write_rows(tmp_path / "held.jsonl", [*rows[45:60], *rows[:4]])
     held.write_text(held.read_text() + '{"instruction": "no answer"}\n')
-    own = options(train, more, validation=(Source(str(held), weight=3.0),), on_bad_row="skip")
+    own = options(train, more, validation=(Source(path=str(held), weight=3.0),), on_bad_row="skip")
     prepared = prepare(own, tokenizer, cache=tmp_path / "cache")
     assert prepared.validation is not None
     account = prepared.account
@@ -207,7 +208,7 @@ def test_validation_sources_of_their_own(tmp_path: Path, tokenizer: Any) -> None
 def test_validation_sources_without_a_usable_row(tmp_path: Path, tokenizer: Any) -> None:
     train = write_rows(tmp_path / "a.jsonl", alpaca_rows(5))
     held = write_rows(tmp_path / "held.jsonl", [{"instruction": "a", "output": " "}])
-    own = options(train, validation=(Source(str(held)),), on_bad_row="skip")
+    own = options(train, validation=(Source(path=str(held)),), on_bad_row="skip")
     with pytest.raises(DataError, match="no row is left to validate on"):
         prepare(own, tokenizer, cache=tmp_path / "cache")
 
@@ -217,7 +218,7 @@ def test_ambiguous_rows_name_the_choices(tmp_path: Path, tokenizer: Any) -> None
     file = write_rows(tmp_path / "a.jsonl", rows)
     with pytest.raises(UserError, match=r"several forms: alpaca, text.*(?s:.*)format: alpaca\} \(or text\)"):
         prepare(options(file), tokenizer, cache=tmp_path / "cache")
-    one = DataOptions(train=(Source(str(file), format="text"),), max_length=512)
+    one = Data(train=(Source(path=str(file), format="text"),), max_length=512)
     assert prepare(one, tokenizer, cache=tmp_path / "cache").account.template == "plain"
 
 
@@ -227,8 +228,8 @@ def test_all_problems_of_sources_come_together(tmp_path: Path, tokenizer: Any) -
     with pytest.raises(UserError) as refused:
         prepare(options(tmp_path / "empty.jsonl", tmp_path / "gone.json", odd), tokenizer, cache=tmp_path / "cache")
     assert len(refused.value.problems) == 3
-    mapped = Source(str(odd), columns={"instruction": "question", "output": "answer"})
-    prepared = prepare(DataOptions(train=(mapped,), max_length=512), tokenizer, cache=tmp_path / "cache")
+    mapped = Source(path=str(odd), columns={"instruction": "question", "output": "answer"})
+    prepared = prepare(Data(train=(mapped,), max_length=512), tokenizer, cache=tmp_path / "cache")
     assert prepared.account.sources[0].format == "alpaca"
 
 
@@ -325,14 +326,12 @@ def test_a_template_that_never_closes_a_turn_is_refused(tmp_path: Path) -> None:
 def test_mixture(tmp_path: Path, tokenizer: Any) -> None:
     first = write_rows(tmp_path / "a.jsonl", alpaca_rows(40))
     second = write_rows(tmp_path / "b.jsonl", [{**row, "instruction": "other"} for row in alpaca_rows(40)])
-    sources = (Source(str(first), weight=2.5), Source(str(second), weight=0.25))
-    account = prepare(DataOptions(train=sources, max_length=512), tokenizer, cache=tmp_path / "cache").account
+    sources = (Source(path=str(first), weight=2.5), Source(path=str(second), weight=0.25))
+    account = prepare(Data(train=sources, max_length=512), tokenizer, cache=tmp_path / "cache").account
     assert account.train.documents == 100 + 10
     assert [source.rows_left_out for source in account.sources] == [0, 30]
-    shares = (Source(str(first), weight=3), Source(str(second), weight=1))
-    account = prepare(
-        DataOptions(train=shares, max_length=512, mixture="tokens"), tokenizer, cache=tmp_path / "cache"
-    ).account
+    shares = (Source(path=str(first), weight=3), Source(path=str(second), weight=1))
+    account = prepare(Data(train=shares, max_length=512, mixture="tokens"), tokenizer, cache=tmp_path / "cache").account
     tokens = [source.tokens.train for source in account.sources]
     assert tokens[0] / sum(tokens) == pytest.approx(0.75, abs=0.02)
     assert sum(tokens) == pytest.approx(account.total.tokens.read, rel=0.02)
@@ -360,8 +359,8 @@ def test_only_the_first_rows_of_a_source_are_trained_on(
 ) -> None:
     rows = alpaca_rows(20)
     file = write_rows(tmp_path / "a.json", rows)
-    source = Source(str(file), first=first)
-    prepared = prepare(DataOptions(train=(source,), max_length=512), tokenizer, cache=tmp_path / "cache")
+    source = Source(path=str(file), first=first)
+    prepared = prepare(Data(train=(source,), max_length=512), tokenizer, cache=tmp_path / "cache")
     said = [tokenizer.decode([t for t, w in zip(*one, strict=True) if w][:-1]) for one in documents(prepared)]
     assert sorted(said) == sorted(row["output"] for row in rows[:kept])
     account = prepared.account.total
@@ -370,7 +369,7 @@ def test_only_the_first_rows_of_a_source_are_trained_on(
 
 def test_the_first_rows_are_taken_before_a_validation_fraction(tmp_path: Path, tokenizer: Any) -> None:
     file = write_rows(tmp_path / "a.json", alpaca_rows(20))
-    given = DataOptions(train=(Source(str(file), first=10),), max_length=512, validation=0.2)
+    given = Data(train=(Source(path=str(file), first=10),), max_length=512, validation=0.2)
     account = prepare(given, tokenizer, cache=tmp_path / "cache").account.total
     assert (account.rows_train, account.rows_validation, account.rows_left_out) == (8, 2, 10)
 
@@ -381,13 +380,13 @@ def test_the_first_rows_are_taken_before_a_validation_fraction(tmp_path: Path, t
 def test_a_part_of_a_split_is_refused_with_what_says_the_same(
     split: str, said: str, tmp_path: Path, tokenizer: Any
 ) -> None:
-    source = Source("someone/rows", split=split)
+    source = Source(path="someone/rows", split=split)
     with pytest.raises(UserError, match=f"set {re.escape(said)}$"):
-        prepare(DataOptions(train=(source,)), tokenizer, cache=tmp_path / "cache")
+        prepare(Data(train=(source,)), tokenizer, cache=tmp_path / "cache")
 
 
 def test_what_stands_between_instruction_and_input_may_be_said(tmp_path: Path, tokenizer: Any) -> None:
     file = write_rows(tmp_path / "a.json", [{"instruction": "Add.", "input": "1 2", "output": "3"}])
-    given = DataOptions(train=(Source(str(file), between="|"),), template="chatml")
+    given = Data(train=(Source(path=str(file), between="|"),), template="chatml")
     ids, _ = documents(prepare(given, tokenizer, cache=tmp_path / "cache"))[0]
     assert "Add.|1 2" in tokenizer.decode(ids)

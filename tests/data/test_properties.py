@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.conftest import alpaca_rows, make_tokenizer
-from tonnage.data import DataOptions, Prepared, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import Prepared, prepare
 from tonnage.data.json_text import MAX_ROW_BYTES
 from tonnage.errors import UserError
 
@@ -108,8 +109,8 @@ def test_conversations(tokenizer: Any, seed: int, template: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "rows.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = DataOptions(
-            train=(Source(str(file)),),
+        options = Data(
+            train=(Source(path=str(file)),),
             max_length=4096,
             template=template,
             on_bad_row="skip",
@@ -200,8 +201,8 @@ def prepare_what_can_be_read(files: list[Path], tokenizer: Any, cache: Path) -> 
     refused: set[str] = set()
     while True:
         kept = [str(file) for file in files if str(file) not in refused]
-        sources = tuple(Source(file, format="alpaca") for file in kept)
-        options = DataOptions(train=sources, max_length=512, on_bad_row="skip", over_length="drop", max_loss=1.0)
+        sources = tuple(Source(path=file, format="alpaca") for file in kept)
+        options = Data(train=sources, max_length=512, on_bad_row="skip", over_length="drop", max_loss=1.0)
         try:
             return prepare(options, tokenizer, cache=cache), refused
         except UserError as error:
@@ -240,7 +241,7 @@ def test_kinds_of_bad_rows(kind: str, tokenizer: Any, tmp_path: Path) -> None:
     good = [json.dumps(row).encode() for row in alpaca_rows(2)]
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"\n".join([good[0], *BAD_LINES[kind], good[1], b""]))
-    options = DataOptions(train=(Source(str(file)),), max_length=512, on_bad_row="skip")
+    options = Data(train=(Source(path=str(file)),), max_length=512, on_bad_row="skip")
     account = prepare(options, tokenizer, cache=tmp_path / "cache").account
     assert account.total.bad_kinds == {kind: len(BAD_LINES[kind])}
     assert account.total.rows_packed == 2
@@ -265,7 +266,7 @@ def test_unknown_roles_and_missing_answers(tokenizer: Any, tmp_path: Path) -> No
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = DataOptions(train=(Source(str(file)),), max_length=512, on_bad_row="skip")
+    options = Data(train=(Source(path=str(file)),), max_length=512, on_bad_row="skip")
     account = prepare(options, make_tokenizer(), cache=tmp_path / "cache").account
     listed = [json.loads(line)["kind"] for line in Path(account.bad_rows_file).read_text().splitlines()]
     assert listed == [

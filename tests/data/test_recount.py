@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data.conftest import TEXTS, write_rows
-from tonnage.data import DataOptions, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import prepare
 
 HEAD = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
 HEAD_WITH_INPUT = (
@@ -55,8 +56,8 @@ def make_rows(count: int, chance: random.Random) -> list[dict[str, str]]:
 def test_adds_up_to_the_token(tmp_path: Path, tokenizer: Any) -> None:
     chance = random.Random(0)
     files = [write_rows(tmp_path / f"{name}.json", make_rows(count, chance)) for name, count in (("a", 700), ("b", 90))]
-    options = DataOptions(
-        train=tuple(Source(str(file)) for file in files),
+    options = Data(
+        train=tuple(Source(path=str(file)) for file in files),
         max_length=2048,
         on_bad_row="skip",
         over_length="drop",

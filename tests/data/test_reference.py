@@ -28,7 +28,8 @@ from data.reference import trained
 from data.test_chat_templates import PUBLIC, by_hand, tokenizer_of
 from data.test_constructs import CHATML, CONSTRUCTS, OPENED_THOUGHT, PATTERN, marked
 from data.test_constructs import tokenizer_of as construct_tokenizer
-from tonnage.data import DataOptions, Prepared, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import Prepared, prepare
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 
@@ -302,9 +303,9 @@ def check(tokenizer: Any, template: str, count: int, seed: int, folder: Path) ->
             "utf-8",
             "surrogatepass",
         )
-        sources = (Source(str(file), format=form),)
+        sources = (Source(path=str(file), format=form),)
         usual: dict[str, Any] = {"max_length": 1 << 16, "pack": False, "on_bad_row": "skip", "max_loss": 1.0}
-        options = DataOptions(train=sources, control_tokens="keep", **usual)
+        options = Data(train=sources, control_tokens="keep", **usual)
         prepared = prepare(options, tokenizer, cache=folder / "cache")
         bad: dict[int, str] = {}
         if prepared.account.bad_rows_file:
@@ -543,8 +544,8 @@ def check_others(tokenizer: Any, count: int, seed: int, folder: Path) -> None:
             rows.append(row)
         file = folder / f"other-{form}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-        options = DataOptions(
-            train=(Source(str(file), format=form),),
+        options = Data(
+            train=(Source(path=str(file), format=form),),
             max_length=1 << 16,
             pack=False,
             on_bad_row="skip",

@@ -14,14 +14,15 @@ from transformers.utils import chat_template_utils
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
 from data.test_chat_templates import CASES, GEMMA, Shape, tokenizer_of
-from tonnage.data import DataOptions, Source, prepare, rendering
+from tonnage.config import Data, Source
+from tonnage.data import prepare, rendering
 from tonnage.data.choice import choose, of_tokenizer
-from tonnage.data.conversation import RowError
-from tonnage.data.formats import Form
-from tonnage.data.reader import Reader
 from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.data.shape import TurnShape
 from tonnage.errors import UserError
+from tonnage.forms.conversation import RowError
+from tonnage.forms.formats import Form
+from tonnage.forms.reader import Reader
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -138,7 +139,7 @@ def test_a_template_of_the_users_own(tmp_path: Path, tokenizer: Any) -> None:
     file = write_rows(tmp_path / "rows.jsonl", rows)
     own = tmp_path / "mine.jinja"
     own.write_text(OWN)
-    options = DataOptions(train=(Source(str(file)),), max_length=128, template=str(own), pack=False)
+    options = Data(train=(Source(path=str(file)),), max_length=128, template=str(own), pack=False)
     prepared = prepare(options, tokenizer, cache=tmp_path / "cache")
     assert prepared.account.template == str(own)
     assert prepared.account.end_of_turn == ("<|endoftext|>",)

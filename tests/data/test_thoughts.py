@@ -22,8 +22,8 @@ from data.test_constructs import (
     prepared_as,
 )
 from tonnage.data import DataError
-from tonnage.data.conversation import RowError
 from tonnage.data.thoughts import TAGS, check_thoughts
+from tonnage.forms.conversation import RowError
 
 THOUGHT = "Two and two."
 ALWAYS_WRITES_ONE = (

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tonnage.data import DataError, DataOptions, Source, prepare
-from tonnage.data.formats import Form
-from tonnage.data.reader import Reader
-from tonnage.data.verdicts import MOST_VALUES, OTHER, Values, verdict_of
+from tonnage.config import Data, Source
+from tonnage.data import DataError, prepare
+from tonnage.forms.formats import Form
+from tonnage.forms.reader import Reader
+from tonnage.forms.verdicts import MOST_VALUES, OTHER, Values, verdict_of
 
 VERDICTS: tuple[tuple[str, list[Any]], ...] = (
     ("label", [1, 0]),
@@ -194,7 +195,7 @@ def test_rows_with_a_verdict_are_refused(form: str, on_bad_row: Any, tmp_path: P
                 writer.writerows(rows)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = DataOptions(train=(Source(str(path)),), max_length=512, on_bad_row=on_bad_row, **carrying)
+        options = Data(train=(Source(path=str(path)),), max_length=512, on_bad_row=on_bad_row, **carrying)
         return Counter(prepare(options, tokenizer, cache=tmp_path / "cache").account.total.unread)
 
     # All good ones come first: a look at the first rows is not enough.
@@ -214,5 +215,5 @@ def test_a_verdict_is_seen_over_all_files_of_a_source(tmp_path: Path, tokenizer:
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     with pytest.raises(DataError, match=r"a field 'score'.*\(1 in 1, 0 in 1 rows\)"):
         prepare(
-            DataOptions(train=(Source(str(tmp_path / "*.jsonl")),), max_length=64), tokenizer, cache=tmp_path / "cache"
+            Data(train=(Source(path=str(tmp_path / "*.jsonl")),), max_length=64), tokenizer, cache=tmp_path / "cache"
         )

@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from tonnage.data import builder, formats, recipe, sources, worker
+from tonnage.data import builder, recipe, worker
 
 
 def serve(standard_input: int, began: int) -> None:
@@ -23,10 +23,8 @@ def serve(standard_input: int, began: int) -> None:
     os.dup2(standard_input, 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = os.fdopen(1, "w")
-    builder.PartBuilder = lambda *_, **__: SimpleNamespace(build=build)  # type: ignore[assignment, misc]
+    builder.PartBuilder = lambda *_, **__: SimpleNamespace(build_task=build)  # type: ignore[assignment, misc]
     recipe.Recipe = SimpleNamespace(from_json=json.loads)  # type: ignore[assignment, misc]
-    formats.Form = dict  # type: ignore[assignment, misc]
-    sources.part_of = dict  # type: ignore[assignment]
     worker.main()
 
 
@@ -42,8 +40,9 @@ def test_it_ends_in_the_middle_of_a_part_when_its_parent_is_gone() -> None:
             os._exit(1)
     os.close(read)
     os.close(began)
-    task = {"part": {}, "form": {}, "out": "nowhere"}
-    os.write(write, f"{{}}\n{json.dumps(task)}\n{json.dumps(task)}\n".encode())
+    task = {"number": 0, "part": {}, "form": {}, "out": "nowhere"}
+    job = {"recipe": "{}", "cluster": None}
+    os.write(write, "".join(json.dumps(line) + "\n" for line in (job, [task], [task])).encode())
     assert os.read(seen, 1) == b"x"
     assert os.waitpid(child, os.WNOHANG) == (0, 0)
     os.close(write)  # with a task that it has not read yet

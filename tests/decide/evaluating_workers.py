@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tonnage.data import Source
 from tonnage.decide.evaluation import Answers, Loading, evaluate_model
 
 
@@ -12,7 +11,7 @@ def main(words: list[str]) -> None:
     """``words``: the JSON of what ``evaluate_model`` is called with."""
     (asked,) = words
     keys = json.loads(asked)
-    sources = [Source(path) for path in keys.pop("data")]
+    sources = [{"path": path} for path in keys.pop("data")]
     answers, loading = Answers(**keys.pop("answers")), Loading(**keys.pop("loading"))
     found = evaluate_model(sources=sources, answers=answers, loading=loading, **keys)
     figures = found.figures() | {"evaluation": found.evaluated.to_json()}

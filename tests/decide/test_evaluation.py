@@ -22,7 +22,8 @@ from transformers import (
 
 import tiny
 from forked import work
-from tonnage.data import DataOptions, Source, prepare
+from tonnage.config import Data, Source
+from tonnage.data import prepare
 from tonnage.decide import evaluation
 from tonnage.decide.evaluation import Answers, Evaluation, Loading, evaluate_model
 from tonnage.inference.generate import Decoding, generate, load
@@ -56,9 +57,9 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 def test_the_loss_is_that_of_each_document_alone(name: str, tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", MODELS[name])
     rows = tiny.write_rows(tmp_path / "rows.jsonl", tiny.alpaca_rows(12))
-    found = evaluate_model(str(model), [Source(str(rows))], max_length=400, loading=Loading("fp32"))
+    found = evaluate_model(str(model), [{"path": str(rows)}], max_length=400, loading=Loading("fp32"))
 
-    options = DataOptions(train=(Source(str(rows)),), max_length=400, pack=False)
+    options = Data(train=(Source(path=str(rows)),), max_length=400, pack=False)
     packs = prepare(options, read_tokenizer(find_model(str(model))), cache=tmp_path / "cache").train
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     loss = weight = 0.0
@@ -134,14 +135,14 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(evaluation, "MOST_TOGETHER", 4)  # so that places are taken again
     found = evaluate_model(
         str(model),
-        [Source(str(path))],
+        [{"path": str(path)}],
         template="plain",
         answers=Answers(9, 20, "contains"),
         loading=Loading("fp32"),
     )
     assert (found.answers, found.exact) == (9, 6)
     assert found.figures()["contains"] == pytest.approx(6 / 9)
-    assert evaluate_model(str(model), [Source(str(path))], template="plain", answers=Answers(3, 20)).exact == 3
+    assert evaluate_model(str(model), [{"path": str(path)}], template="plain", answers=Answers(3, 20)).exact == 3
 
 
 @pytest.mark.slow
@@ -163,5 +164,5 @@ def test_one_model_is_gone_before_the_next_is_loaded(tmp_path: Path, monkeypatch
     as_is = evaluation.assembled
     monkeypatch.setattr(evaluation, "assembled", assembled)
     monkeypatch.setattr(evaluation, "load", load_then)
-    assert evaluate_model(str(model), [Source(str(path))], template="plain", answers=Answers(2, 2)).answers == 2
+    assert evaluate_model(str(model), [{"path": str(path)}], template="plain", answers=Answers(2, 2)).answers == 2
     assert there == [False]

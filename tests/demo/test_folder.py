@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tonnage.config import read_config
-from tonnage.data import DataOptions, Source, encode_prompt, prepare, stop_tokens
+from tonnage.config import Data, Source, read_config
+from tonnage.data import encode_prompt, prepare, stop_tokens
 from tonnage.demo.folder import Folder, free_folder, write_folder
 from tonnage.demo.model import END, build_tokenizer
 from tonnage.demo.tasks import THINGS, WORDS, held_out_examples
@@ -52,7 +52,7 @@ def test_the_tokenizer_survives_saving(folder: Folder) -> None:
 
 def test_supervised_tokens_are_the_answer_and_its_end(folder: Folder, tmp_path: Path) -> None:
     """The data room's mask, the template's own marks, and the rows agree."""
-    options = DataOptions(train=(Source(str(folder.held_out)),), max_length=256)
+    options = Data(train=(Source(path=str(folder.held_out)),), max_length=256)
     prepared = prepare(options, AutoTokenizer.from_pretrained(folder.model), cache=tmp_path)
     rows = [json.loads(line) for line in folder.held_out.read_text().splitlines()]
     seen = 0

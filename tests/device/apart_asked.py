@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from device import apart, apart_runs
-from tonnage.data import Source, stop_tokens
+from tonnage.data import stop_tokens
 from tonnage.data.choice import choose
 from tonnage.decide import evaluation
 from tonnage.host import locked
@@ -54,7 +54,7 @@ def _figures(model: str, rows: str, patch: pytest.MonkeyPatch, *, away: bool) ->
     said = list[str]()
     patch.setattr(building, "has_no_room", lambda *_: away)
     found = evaluation.evaluate_model(
-        model, [Source(rows)], max_length=512, answers=evaluation.Answers(6, 5), tell=said.append
+        model, [{"path": str(rows)}], max_length=512, answers=evaluation.Answers(6, 5), tell=said.append
     )
     return found.loss, repr(found.evaluated), found.exact, said
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny
-from tonnage.data import Source
+from tonnage.config import Source
 from tonnage.errors import UserError
 from tonnage.inference.questions import Question, read_questions
 
@@ -36,7 +36,7 @@ FORMS: dict[str, tuple[dict[str, Any], list[str], str | None]] = {
 
 
 def read(path: Path, rows: list[dict[str, Any]], limit: int | None = None) -> list[Question]:
-    return read_questions([Source(str(tiny.write_rows(path / "rows.jsonl", rows)))], limit)
+    return read_questions([Source(path=str(tiny.write_rows(path / "rows.jsonl", rows)))], limit)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -24,8 +24,8 @@ import tonnage
 from entry import refusal
 from forked import train
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
-from tonnage.config import RayLaunch
-from tonnage.data import DataOptions, RayCluster, Source, prepare, sources
+from tonnage.config import Data, RayLaunch, Source
+from tonnage.data import prepare, sources
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.errors import Problem, UserError, WorkerFailed
@@ -114,9 +114,12 @@ def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, mon
     rows = write_rows(tmp_path / "rows.jsonl", alpaca_rows(100))
     with rows.open("a") as out:
         out.write('{"instruction": "bad"}\n')
-    options = DataOptions(train=(Source(str(rows)),), max_length=512, validation=0.1, on_bad_row="skip")
+    options = Data(train=(Source(path=str(rows)),), max_length=512, validation=0.1, on_bad_row="skip")
     found = []
-    for name, where in {"here": None, "there": RayCluster(cluster.address)}.items():
+    for name, where in {
+        "here": None,
+        "there": RayLaunch.model_validate({"with": "ray", "address": cluster.address}),
+    }.items():
         cache = tmp_path / name
         prepared = prepare(options, byte_tokenizer(), cache=cache, processes=2, cluster=where)
         assert prepared.account.total.rows_read == 101

@@ -25,7 +25,6 @@ from tiny import byte_tokenizer
 from tonnage.checkpoint.save import Cursor
 from tonnage.config import read_config
 from tonnage.data import Prepared, prepare
-from tonnage.decide.rows import data_options
 from tonnage.migration import import_files
 from tonnage.optim.schedule import Schedule
 from tonnage.planning.planner import _num_packs, warmup_of
@@ -667,7 +666,7 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.of("unknown")
     (folder / "config.yaml").write_text(found.text)
     config = read_config(folder / "config.yaml", ["data.max_loss=1"], check_files=False)
-    prepared: Prepared = prepare(data_options(config), byte_tokenizer(), cache=folder / "cache")
+    prepared: Prepared = prepare(config.data, byte_tokenizer(), seed=config.seed, cache=folder / "cache")
     account = prepared.account.total
     assert account.rows_train == case.trained
     assert account.supervised.train == case.supervised(case.rows) - case.breaks

@@ -733,11 +733,11 @@ def test_templates_are_of_families_or_built_in() -> None:
 
 
 def test_what_is_usual_is_what_our_reader_knows() -> None:
-    from tonnage.data import turns
+    from tonnage.forms import turns, values
     from tonnage.migration.axolotl import FLAGS, THOUGHTS
     from tonnage.migration.sources import USUAL_ROLES
 
-    assert set(FLAGS) == set(turns.FLAGS)
+    assert set(FLAGS) == set(values.FLAGS)
     assert set(THOUGHTS) == set(turns.REASONING)
     for role, names in USUAL_ROLES.items():
         assert {turns.ROLE_NAMES[name] for name in names} == {role}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.conversation import Message
+from tonnage.forms.conversation import Message
 
 PROGRAM = """package main
 

@@ -241,12 +241,11 @@ class Run:
         Raises:
             UserError: the run has no export yet, or rows cannot be read.
         """
-        from tonnage.data import Source
         from tonnage.decide.evaluation import Answers, evaluate_model
 
         return evaluate_model(
             str(self.path),
-            [Source(path) for path in files_of(rows)],
+            [{"path": path} for path in files_of(rows)],
             max_length=max_length or self.config.data.max_length,
             answers=Answers(answers, max_new_tokens),
         )

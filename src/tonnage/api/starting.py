@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, LocalLaunch, check_output, check_trackers, read_config
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.writing import CLOSED_TO_OTHERS, write_json
 from tonnage.launch import elsewhere, local

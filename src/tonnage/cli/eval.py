@@ -71,7 +71,6 @@ def eval_(
     choose_allocators()
 
     from tonnage.config.bounds import SCORERS
-    from tonnage.data import Source
     from tonnage.decide.evaluation import Answers, Loading, evaluate_model, speaks
     from tonnage.decide.harness import as_table, evaluate_tasks
     from tonnage.display.bar import progress_bar
@@ -105,7 +104,7 @@ def eval_(
     with progress_bar(console) as progress:
         evaluation = evaluate_model(
             model,
-            [Source(path, format=format) for path in data],
+            [{"path": path, "format": format} for path in data],
             progress,
             template=template,
             max_length=max_length,

@@ -12,7 +12,7 @@ from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Temperature, Tem
 from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
-    from tonnage.data import Conversation
+    from tonnage.forms.conversation import Conversation
 
 LONGEST_ROW = 64 << 20
 
@@ -46,12 +46,13 @@ def generate(
     from tonnage.host.allocators import choose_allocators
 
     choose_allocators()
-    from tonnage.data import Conversation, Source
+    from tonnage.config import Source
     from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, say, terminal, to_json
     from tonnage.errors import refusals
     from tonnage.files.writing import write_whole
+    from tonnage.forms.conversation import Conversation
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
@@ -61,10 +62,10 @@ def generate(
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
     use_kernels_of(model)
-    questions = [] if file is None else read_questions([Source(file)])
+    questions = [] if file is None else read_questions([Source(path=file)])
     conversations = [_with_system(question.conversation, system) for question in questions]
     if prompt is not None:
-        conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]
+        conversations = [_with_system(Conversation.of([{"role": "user", "content": prompt}]), system)]
     with progress_bar(console) as progress:
         tell = partial(say, console)
         unexpected, form = unexpected_allowed(model, allow_unexpected or ()), form_of(questions)
@@ -137,7 +138,9 @@ def _is_answered(path: Path) -> bool:
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
     from dataclasses import replace
 
-    messages = conversation.messages
-    if system is None or messages[0]["role"] == "system":
+    from tonnage.forms.conversation import Turn
+
+    turns = conversation.turns
+    if system is None or turns[0].role == "system":
         return conversation
-    return replace(conversation, messages=[{"role": "system", "content": system}, *messages])
+    return replace(conversation, turns=[Turn({"role": "system", "content": system}), *turns])

@@ -27,7 +27,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +45,7 @@ from pydantic import (
 
 from tonnage.config.bounds import SCORERS, Best, Bound, Gated
 from tonnage.files.paths import expanded, is_jinja
+from tonnage.forms.formats import NAMES as FORMATS
 
 DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
@@ -145,38 +146,18 @@ _REPOSITORY = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
 Repository = Annotated[str, Field(max_length=96, pattern=_REPOSITORY), Words("a repository as owner/name")] | None
 
 
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[FORMATS]
+
+
 class Source(Section):
     """One source of rows."""
 
     path: PathOrId
     """File, glob, directory or hub id of the rows."""
-    format: Literal[
-        "auto",
-        "alpaca",
-        "messages",
-        "sharegpt",
-        "completion",
-        "text",
-        "pairs",
-        "strings",
-        "gemini",
-        "instances",
-        "tree",
-        "segments",
-        "tokens",
-        "codefeedback",
-        "dolly",
-        "firefly",
-        "gpteacher",
-        "gsm8k",
-        "metamath",
-        "numina",
-        "openorca",
-        "ultrachat",
-        "oasst",
-        "seed_tasks",
-        "xtuner",
-    ] = "auto"
+    format: FormatName = "auto"
     """How a row holds its conversation, or a data set with such columns; `auto` finds out and shows what it found."""
     name: Name = None
     """Subset (configuration) of a hub data set that has several."""

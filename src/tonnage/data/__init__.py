@@ -1,41 +1,36 @@
 """Rows in, packs of tokens out, and an account of every token on the way.
 
-    sources ──► formats ──► templates ──► masks ──► documents ──► packing ──► packs
-    files        rows to     messages      which     tokens in     best fit    what a
-    and rows     messages    to text       tokens    an Arrow                  worker
-                                           count     cache                     reads
+    sources ──► forms ──► templates ──► masks ──► documents ──► packing ──► packs
+    files       rows to   messages      which     tokens in     best fit    what a
+    and rows    turns     to text       tokens    an Arrow                  worker
+                                        count     cache                     reads
 
 ``prepare`` runs all of it once, before any worker starts, and keeps the result in a content-addressed cache. A
 worker opens a ``PackedDataset`` (memory-mapped, no tokenizer needed) and asks ``pack_at`` which pack comes next.
-This room imports no torch and knows nothing of configs: it takes plain values.
+This room imports no torch. What may be said of data is the config's section ``data``.
 """
 
 from __future__ import annotations
 
 from tonnage.data.account import Account, SourceAccount
-from tonnage.data.conversation import Conversation
 from tonnage.data.held import HeldPacks, Packer
 from tonnage.data.in_memory import keep_rows
-from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import first_packs, pack_at
 from tonnage.data.packs import Pack, PackedDataset
 from tonnage.data.prepare import Prepared, prepare
+from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import encode_prompt, stop_tokens
 from tonnage.data.refusals import DataError
 
 __all__ = [
     "Account",
-    "Conversation",
     "DataError",
-    "DataOptions",
     "HeldPacks",
     "Pack",
     "PackedDataset",
     "Packer",
     "Prepared",
     "Progress",
-    "RayCluster",
-    "Source",
     "SourceAccount",
     "encode_prompt",
     "first_packs",

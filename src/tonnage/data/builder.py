@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tonnage.data.control import ControlTokens, refused
-from tonnage.data.conversation import Conversation, Pieces, RowError, as_row_error
 from tonnage.data.documents import BadRow, DocumentWriter, PartTotals
-from tonnage.data.formats import Form
 from tonnage.data.json_text import MAX_ROW_BYTES
 from tonnage.data.masks import Borders, Span, requests
-from tonnage.data.reader import Reader
 from tonnage.data.recipe import Recipe, Script
-from tonnage.data.rendering import ChatTemplate, Request
+from tonnage.data.rendering import Request
 from tonnage.data.rows import Part, Row, lines_of, read_rows
 from tonnage.data.thoughts import check_thoughts
-from tonnage.data.tokens import Batch, Document, Encoder, supervised_count
+from tonnage.data.tokens import Batch, Document, Encoder
+from tonnage.forms.conversation import Conversation, Pieces, RowError, as_row_error
+from tonnage.forms.formats import Form
+from tonnage.forms.reader import Reader
 
 CONTROL_ROWS = 5
 """First rows with control tokens in their words that are named."""
@@ -54,27 +55,14 @@ class _Pending:
     """Whether ``whole`` has stand-ins for all other control tokens."""
 
 
-@dataclass(frozen=True)
-class Made:
-    """A document that lies in memory."""
-
-    document: Document
-    supervised: int
-    """Tokens that count."""
-    carried: Sequence[float]
-    """Numbers that go with it."""
-
-
 class PartBuilder:
     """Turns parts into Arrow files, one after another."""
 
     def __init__(self, recipe: Recipe, *, overlap: bool) -> None:
         self._recipe = recipe
-        self._templates = [ChatTemplate(one.template, one.special, one.arguments, one.date) for one in recipe.scripts]
-        self._borders = [
-            Borders(template, script.shape, recipe.train_on)
-            for template, script in zip(self._templates, recipe.scripts, strict=True)
-        ]
+        self._options = recipe.options
+        self._templates = [script.template for script in recipe.scripts]
+        self._borders = [Borders(script.template, script.shape, recipe.options.train_on) for script in recipe.scripts]
         self._encoder = Encoder(recipe.tokenizer_json)
         self._controls = ControlTokens(recipe.controls)
         self._pool = ThreadPoolExecutor(1) if overlap else None
@@ -89,9 +77,9 @@ class PartBuilder:
     ) -> PartTotals:
         """Write the documents of ``part`` to ``out`` and its bad rows beside it (``.bad.jsonl``)."""
         totals = PartTotals()
-        reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._recipe.carry)
+        reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._options.carry)
         bad: list[str] = []
-        with _rare_collection(), DocumentWriter(out, carries=bool(self._recipe.carry)) as writer:
+        with _rare_collection(), DocumentWriter(out, carries=bool(self._options.carry)) as writer:
 
             def refuse(row: int, error: RowError) -> None:
                 totals.bad += 1
@@ -110,24 +98,27 @@ class PartBuilder:
             borders.settled = 0
         return totals
 
-    def documents(self, rows: Iterator[Row], form: Form) -> Iterator[tuple[int, Made | RowError]]:
+    def build_task(self, task: Mapping[str, Any], advance: Callable[[int], None] = lambda rows: None) -> dict[str, Any]:
+        """Build the part of a task that comes from another process, and answer it: plain values both."""
+        totals = self.build(Part.from_json(task["part"]), Form(**task["form"]), Path(task["out"]), advance)
+        return {"number": task["number"], "totals": totals.to_json()}
+
+    def documents(self, rows: Iterator[Row], form: Form) -> list[tuple[int, Document | RowError]]:
         """Documents of rows that lie in memory, with the rows' numbers, and in the place of one the reason why a row
         makes none."""
-        found: list[tuple[int, Made | RowError]] = []
-        self._through(
-            rows,
-            Reader(form, carry=self._recipe.carry),
-            lambda row, *made: found.append((row, Made(*made))),
-            PartTotals(),
-            lambda row, error: found.append((row, error)),
-        )
-        yield from sorted(found, key=lambda one: one[0])
+        found: list[tuple[int, Document | RowError]] = []
+
+        def add(row: int, made: Document | RowError) -> None:
+            found.append((row, made))
+
+        self._through(rows, Reader(form, carry=self._options.carry), add, PartTotals(), add)
+        return sorted(found, key=lambda pair: pair[0])
 
     def _through(
         self,
         rows: Iterator[Row],
         reader: Reader,
-        add: Callable[[int, Document, int, Sequence[float]], None],
+        add: Callable[[int, Document], None],
         totals: PartTotals,
         refuse: Callable[[int, RowError], None],
         advance: Callable[[int], None] = lambda rows: None,
@@ -191,7 +182,7 @@ class PartBuilder:
                 kept.append(one)
             except Exception as error:
                 reason = as_row_error(error)
-                system = one.conversation.is_chat and one.conversation.messages[0]["role"] == "system"
+                system = one.conversation.is_chat and one.conversation.turns[0].role == "system"
                 if system and "system" in self._recipe.scripts[one.script].shape.lacks:
                     reason.change = reason.change or FOLD
                 refuse(one.row, reason)
@@ -200,12 +191,12 @@ class PartBuilder:
     def _asked(self, one: _Pending, totals: PartTotals) -> list[Request]:
         """What must be rendered of a conversation: what finds its borders, and where control tokens stand in its own
         words, these broken up. Raises ``RowError``."""
-        script, setting = self._recipe.scripts[one.script], self._recipe.control_tokens
+        script, setting = self._recipe.scripts[one.script], self._options.control_tokens
         one.conversation = conversation = self._suited(one.conversation, script, totals)
-        for number, message in enumerate(conversation.messages):
-            if message["role"] == "assistant":
-                check_thoughts(message, number)
-        asked = requests(conversation, script.shape, self._recipe.train_on)
+        for number, turn in enumerate(conversation.turns):
+            if turn.role == "assistant":
+                check_thoughts(turn.message, number)
+        asked = requests(conversation, script.shape, self._options.train_on)
         one.controls = self._controls.in_words(conversation.messages, conversation.tools)
         if one.controls and setting == "error":
             raise refused(one.controls)
@@ -217,17 +208,15 @@ class PartBuilder:
     def _suited(self, conversation: Conversation, script: Script, totals: PartTotals) -> Conversation:
         """The conversation without tokens that the template will put there, and without a system message of its own
         where the template takes none and it is to be folded."""
-        messages = conversation.messages
-        if self._recipe.fold_system and "system" in script.shape.lacks and messages[0]["role"] == "system":
+        if self._options.fold_system and "system" in script.shape.lacks and conversation.turns[0].role == "system":
             conversation = _folded(conversation)
-            messages = conversation.messages
-        start = script.special.get("bos_token", "")
-        ends = (*script.shape.ends, script.special.get("eos_token") or script.shape.end)
-        begins = bool(start) and messages[0]["content"].startswith(start) and script.shape.begins
+        start = script.template.special.get("bos_token", "")
+        ends = (*script.shape.ends, script.template.special.get("eos_token") or script.shape.end)
+        begins = bool(start) and conversation.turns[0].message["content"].startswith(start) and script.shape.begins
         closed = [
             at
-            for at, message in enumerate(messages)
-            if message["role"] == "assistant" and message["content"].rstrip().endswith(ends)
+            for at, turn in enumerate(conversation.turns)
+            if turn.role == "assistant" and turn.message["content"].rstrip().endswith(ends)
         ]
         if not begins and not closed:
             return conversation
@@ -240,7 +229,7 @@ class PartBuilder:
         if conversation.ids is not None:
             return
         if conversation.text is not None:
-            one.whole, one.spans = self._framed(conversation.text, conversation.pieces.get(0))
+            one.whole, one.spans = self._framed(conversation.text, conversation.pieces)
         else:
             whole = texts[0]
             if isinstance(whole, RowError):
@@ -278,7 +267,7 @@ class PartBuilder:
         pending: Sequence[_Pending],
         batch: Batch,
         running: Future[None],
-        add: Callable[[int, Document, int, Sequence[float]], None],
+        add: Callable[[int, Document], None],
         totals: PartTotals,
         refuse: Callable[[int, RowError], None],
     ) -> None:
@@ -291,8 +280,7 @@ class PartBuilder:
             if isinstance(document, RowError):
                 refuse(one.row, document)
                 continue
-            supervised = supervised_count(document.spans)
-            if not supervised:
+            if not document.supervised:
                 refuse(one.row, RowError("nothing_supervised", "no token of the row is trained on"))
                 continue
             totals.moved += document.moved
@@ -302,7 +290,8 @@ class PartBuilder:
                 for token in one.controls:
                     totals.controls[token] = totals.controls.get(token, 0) + 1
             totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
-            add(one.row, document, supervised, one.conversation.carried)
+            document.carried = one.conversation.carried
+            add(one.row, document)
 
     def _of_ids(self, conversation: Conversation) -> Document | RowError:
         """A row of tokens as a document."""
@@ -324,46 +313,42 @@ class PartBuilder:
 
 def _folded(conversation: Conversation) -> Conversation:
     """The system message at the beginning of the first user's."""
-    system, *rest = conversation.messages
-    at = next((at for at, message in enumerate(rest) if message["role"] == "user"), None)
-    if at is None or not system["content"].strip():
+    system, *turns = conversation.turns
+    words = system.message["content"].rstrip()
+    at = next((at for at, turn in enumerate(turns) if turn.role == "user"), None)
+    if at is None or not words:
         return conversation
-    said = dict(rest[at])
-    for name in ("content", *(("instruction",) if "instruction" in said else ())):
-        said[name] = f"{system['content'].rstrip()}\n\n{said[name]}"
-    return replace(
-        conversation,
-        messages=[*rest[:at], said, *rest[at + 1 :]],
-        weights=conversation.weights[1:],
-        pieces={number - 1: pieces for number, pieces in conversation.pieces.items()},
-        unsaid=frozenset(number - 1 for number in conversation.unsaid if number),
-    )
+    message = turns[at].message
+    own = {name: f"{words}\n\n{message[name]}" for name in ("content", "instruction") if name in message}
+    turns[at] = replace(turns[at], message=message | own)
+    return replace(conversation, turns=turns)
 
 
 def _without_ends(conversation: Conversation, start: str, closed: Sequence[int], ends: tuple[str, ...]) -> Conversation:
     """Without the token that the first message begins with, and those that close the messages ``closed``."""
-    messages = [dict(message) for message in conversation.messages]
-    pieces = dict(conversation.pieces)
+    turns = list(conversation.turns)
     if start:
-        for name in ("content", "instruction"):
-            if name in messages[0]:
-                messages[0][name] = messages[0][name].removeprefix(start)
+        message = turns[0].message
+        own = {name: message[name].removeprefix(start) for name in ("content", "instruction") if name in message}
+        turns[0] = replace(turns[0], message=message | own)
     for at in closed:
-        content = messages[at]["content"]
+        message, pieces = turns[at].message, turns[at].pieces
+        content = message["content"]
         end = next(end for end in ends if content.rstrip().endswith(end))
-        messages[at]["content"] = content.rstrip().removesuffix(end)
-        removed = len(content) - len(messages[at]["content"])
-        if at in pieces:
-            size, weight = pieces[at][-1]
+        words = content.rstrip().removesuffix(end)
+        removed = len(content) - len(words)
+        if pieces is not None:
+            size, weight = pieces[-1]
             if size < removed:
                 raise RowError("mask", f"message {at}: its last part is a piece of the token that closes it")
-            pieces[at] = [*pieces[at][:-1], (size - removed, weight)]
-        said = content.strip()
-        while ended := next((end for end in ends if said.endswith(end)), ""):
-            said = said.removesuffix(ended).rstrip()
-        if not said and "tool_calls" not in messages[at]:
+            pieces = [*pieces[:-1], (size - removed, weight)]
+        turns[at] = replace(turns[at], message=message | {"content": words}, pieces=pieces)
+        rest = content.strip()
+        while end := next((end for end in ends if rest.endswith(end)), ""):
+            rest = rest.removesuffix(end).rstrip()
+        if not rest and "tool_calls" not in message:
             raise RowError("empty_answer", f"message {at}: nothing but the token that closes it")
-    return replace(conversation, messages=messages, pieces=pieces)
+    return replace(conversation, turns=turns)
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.formats import FORMATS
 from tonnage.data.rendering import ChatTemplate
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import is_jinja
+from tonnage.forms.formats import FORMATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

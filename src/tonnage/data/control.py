@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.conversation import Message, RowError
 from tonnage.data.shape import TurnShape
 from tonnage.data.thoughts import TAGS
 from tonnage.data.tokens import Encoder
+from tonnage.forms.conversation import Message, RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.conversation import RowError
 from tonnage.data.json_text import MAX_ROW_BYTES
 from tonnage.data.opening import DAMAGED, kind_suffix, not_unpacked, open_file
+from tonnage.forms.conversation import RowError
 
 SEPARATORS = {"csv": ",", "tsv": "\t", "semicolons": ";"}
 """Kind of a file -> what stands between its fields."""

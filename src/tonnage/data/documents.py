@@ -9,7 +9,7 @@ or validation, so that a change of those needs no tokenising.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -112,16 +112,16 @@ class DocumentWriter:
         self._writer.close()
         self._sink.close()
 
-    def add(self, row: int, document: Document, supervised: int, carried: Sequence[float] = ()) -> None:
-        """Add one document, of which ``supervised`` tokens count, and the numbers that go with it."""
+    def add(self, row: int, document: Document) -> None:
+        """Add the document of a row."""
         tokens = document.tokens
         self._rows.append(row)
         self._tokens.append(tokens)
         self._spans.append([border for span in document.spans for border in span[:2]])
         self._weights.append([span[2] for span in document.spans])
-        self._supervised.append(supervised)
-        self._contents.append(content_key(tokens, document.spans, carried))
-        self._carried.append(list(carried))
+        self._supervised.append(document.supervised)
+        self._contents.append(content_key(tokens, document.spans, document.carried))
+        self._carried.append(list(document.carried))
         self._size += len(tokens)
         self.documents += 1
         if self._size >= BATCH_TOKENS:

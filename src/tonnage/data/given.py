@@ -10,14 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.advice import advice, written
-from tonnage.data.conversation import Conversation, as_row_error
-from tonnage.data.formats import FORMATS, Form, as_turns, candidates, detect, fields_of, form_of, nearest_field, rename
-from tonnage.data.options import DataOptions, Source
-from tonnage.data.reader import Reader
+from tonnage.config import Data, Source
 from tonnage.data.rows import Part, first_rows
 from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
+from tonnage.forms.advice import advice, written
+from tonnage.forms.conversation import Conversation, as_row_error
+from tonnage.forms.formats import (
+    FORMATS,
+    Form,
+    as_turns,
+    candidates,
+    detect,
+    fields_of,
+    form_of,
+    known_forms,
+    nearest_field,
+    rename,
+)
+from tonnage.forms.reader import Reader
 
 SAMPLED_ROWS = 64
 SAMPLED_FILES = 8
@@ -63,7 +74,8 @@ class Sources:
         return f"data.{side}" if count == 1 else f"data.{side}.{number}"
 
 
-def read_sources(options: DataOptions) -> Sources:
+def read_sources(options: Data) -> Sources:
+    """All sources with the forms of their rows. Raises ``UserError`` with the problems of all of them."""
     validation = options.validation if isinstance(options.validation, tuple) else ()
     given = options.train + validation
     found = Sources(given, len(options.train), [], [], [], [], True, False, 1.0)
@@ -130,14 +142,13 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
         return _as_asked(Form(found[0], dict(source.columns), dict(source.roles)), source, where)
     columns = ", ".join(map(str, list(sample[0])[:20]))
     if not found:
-        known = "; ".join(f"{name} ({', '.join(format.must)})" for name, format in FORMATS.items())
         change = advice(key, source.path, sample[0])
         if not change and source.columns:
             change = "correct columns, which maps our fields to those of the rows"
         raise UserError(
             Problem(
                 found=f"rows with the fields {columns}",
-                needed=f"a form that is known: {known}",
+                needed=f"a form that is known: {known_forms()}",
                 change=change
                 or "map the columns of a question and its answer: "
                 f"{key}: {{path: {written(source.path)}, columns: {{instruction: ..., output: ...}}}}",
@@ -198,7 +209,7 @@ def _conversations(rows: Sequence[dict[str, Any]], form: Form) -> Iterator[Conve
 
 
 def _is_single(conversation: Conversation) -> bool:
-    return [message["role"] for message in conversation.messages] in ([], ["user", "assistant"])
+    return [turn.role for turn in conversation.turns] in ([], ["user", "assistant"])
 
 
 def _has_turns(row: dict[str, Any]) -> bool:

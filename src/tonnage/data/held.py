@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.builder import Made, PartBuilder
-from tonnage.data.conversation import RowError
-from tonnage.data.formats import FORMATS, Form, detect
+from tonnage.data.builder import PartBuilder
 from tonnage.data.in_memory import SHOWN, plain_rows
 from tonnage.data.packing import best_fit
 from tonnage.data.packs import Pack
 from tonnage.data.prefixes import Prefix
 from tonnage.data.recipe import Recipe
+from tonnage.data.tokens import Document
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import RowError
+from tonnage.forms.formats import Form, detect, known_forms
 
 MOST_TOLD = 10
 """Problems of rows."""
@@ -67,13 +68,13 @@ class Packer:
             UserError: a row makes no document, or one that is too long; names it by its number, from 0.
         """
         given = plain_rows(rows)
-        made: list[tuple[int, Made]] = []
+        made: list[tuple[int, Document]] = []
         problems: list[Problem] = []
         for number, one in self._builder.documents(iter(enumerate(given)), self._form(given)):
             where = f"{SHOWN}:{number}"
             if isinstance(one, RowError):
                 problems.append(Problem(one.reason, "a row that can be trained on", one.change, where))
-            elif (length := len(one.document.tokens)) > self._max_length:
+            elif (length := len(one.tokens)) > self._max_length:
                 problems.append(
                     Problem(f"{length:,} tokens", f"at most {self._max_length:,} (data.max_length)", where=where)
                 )
@@ -83,7 +84,7 @@ class Packer:
             more = len(problems) - MOST_TOLD
             told = [Problem(f"{more:,} more rows like these", "rows that can be trained on")] if more > 0 else []
             raise UserError(*problems[:MOST_TOLD], *told)
-        lengths = np.array([len(one.document.tokens) for _, one in made])
+        lengths = np.array([len(one.tokens) for _, one in made])
         pack_of = best_fit(lengths, self._max_length, np.arange(len(made)))
         packs = (np.flatnonzero(pack_of == number) for number in range(int(pack_of.max()) + 1))
         return HeldPacks(
@@ -91,21 +92,21 @@ class Packer:
             tuple(number for number, _ in made),
         )
 
-    def _pack(self, documents: Sequence[tuple[int, Made]]) -> Pack:
+    def _pack(self, documents: Sequence[tuple[int, Document]]) -> Pack:
         weights = []
         for _, one in documents:
-            weights.append(np.zeros(len(one.document.tokens), dtype=np.float32))
-            for start, stop, weight in one.document.spans:
+            weights.append(np.zeros(len(one.tokens), dtype=np.float32))
+            for start, stop, weight in one.spans:
                 weights[-1][max(start, 1) : stop] = weight
         carried = np.array([one.carried for _, one in documents], dtype=np.float64).T
         return Pack(
-            input_ids=np.concatenate([one.document.tokens for _, one in documents]).astype(np.int32),
+            input_ids=np.concatenate([one.tokens for _, one in documents]).astype(np.int32),
             weights=np.concatenate(weights),
-            lengths=np.array([len(one.document.tokens) for _, one in documents], dtype=np.int32),
+            lengths=np.array([len(one.tokens) for _, one in documents], dtype=np.int32),
             documents=np.array([number for number, _ in documents], dtype=np.int64),
             prefixes=np.full(len(documents), -1, dtype=np.int16),
             starts=np.zeros(len(documents), dtype=np.int32),
-            carried=dict(zip(self._recipe.carry, carried, strict=True)) if self._recipe.carry else {},
+            carried=dict(zip(self._recipe.options.carry, carried, strict=True)) if self._recipe.options.carry else {},
         )
 
     def _form(self, rows: Sequence[dict[str, Any]]) -> Form:
@@ -117,6 +118,5 @@ class Packer:
         if len(found) == 1:
             return next((form for form in self._forms if form.format == found[0] and not form.columns), Form(found[0]))
         columns = ", ".join(map(str, list(rows[0])[:20]))
-        known = "; ".join(f"{name} ({', '.join(format.must)})" for name, format in FORMATS.items())
         fits = f"rows that fit several forms: {', '.join(found)} (fields: {columns})" if found else f"fields {columns}"
-        raise UserError(Problem(fits, f"rows of one form that is known: {known}", where=SHOWN))
+        raise UserError(Problem(fits, f"rows of one form that is known: {known_forms()}", where=SHOWN))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.options import Source
+from tonnage.config import Source
 from tonnage.errors import Problem, UserError
 
 HUB_SECONDS = 10.0

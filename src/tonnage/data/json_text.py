@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tonnage.data.conversation import RowError
-from tonnage.data.formats import LISTS, candidates
 from tonnage.data.opening import DAMAGED, open_file
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import RowError
+from tonnage.forms.formats import LISTS, candidates
 
 MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""

@@ -27,10 +27,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tonnage.data.conversation import Conversation, Message, RowError
 from tonnage.data.rendering import ChatTemplate, Request
 from tonnage.data.shape import TurnShape, agreement, agreement_at_end, closing
 from tonnage.data.thoughts import check_rendered
+from tonnage.forms.conversation import Conversation, Message, RowError
 
 Span = tuple[int, int, float]
 """First character, one past the last, weight."""
@@ -40,23 +40,19 @@ _THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
 def requests(conversation: Conversation, shape: TurnShape, train_on: str) -> list[Request]:
     """What must be rendered to find the borders: the whole, then the opening of each supervised turn."""
-    wanted: list[Request] = [(conversation.messages, conversation.tools, False)]
-    for turn in supervised_turns(conversation, train_on):
-        wanted.append((conversation.messages[:turn], conversation.tools, shape.opens))
-    return wanted
+    messages, tools = conversation.messages, conversation.tools
+    turns = supervised_turns(conversation, train_on)
+    return [(messages, tools, False), *((messages[:at], tools, shape.opens) for at in turns)]
 
 
 def supervised_turns(conversation: Conversation, train_on: str) -> list[int]:
-    """Indices of the messages whose borders are looked for: with ``train_on: all``, of those that are not trained, or
-    not like the rest."""
-    turns = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    """Indices of the turns whose borders are looked for: with ``train_on: all``, of those that are not trained, or not
+    like the rest."""
+    answers = [(at, turn) for at, turn in enumerate(conversation.turns) if turn.role == "assistant"]
     if train_on == "all":
-        return [at for at in turns if conversation.weights[at] != 1 or at in conversation.pieces]
-    return [
-        at
-        for at in (turns[-1:] if train_on == "last" else turns)
-        if conversation.weights[at] > 0 or any(weight for _, weight in conversation.pieces.get(at, ()))
-    ]
+        return [at for at, turn in answers if turn.weight != 1 or turn.pieces is not None]
+    wanted = answers[-1:] if train_on == "last" else answers
+    return [at for at, turn in wanted if turn.weight > 0 or turn.has_weight]
 
 
 class Borders:
@@ -74,12 +70,12 @@ class Borders:
         self._all_rendered(conversation, whole)
         turns = supervised_turns(conversation, self._train_on)
         if self._train_on == "all":
-            marked = [at for at in conversation.unsaid if conversation.messages[at]["role"] != "assistant"]
-            if marked:
-                role = conversation.messages[marked[0]]["role"]
+            for at, turn in enumerate(conversation.turns):
+                if not turn.is_unsaid or turn.role == "assistant":
+                    continue
                 raise RowError(
                     "unsupported",
-                    f"message {marked[0]} ({role}) is marked as not to be trained, and train_on: all trains everything "
+                    f"message {at} ({turn.role}) is marked as not to be trained, and train_on: all trains everything "
                     "that the assistant does not say",
                 )
         elif not turns:
@@ -91,15 +87,15 @@ class Borders:
             openings = self._template.render_many(requests(settled, self._shape, self._train_on))[1:]
         spans: list[Span] = []
         end = 0
-        for turn, opening in zip(turns, openings, strict=True):
+        for at, opening in zip(turns, openings, strict=True):
             if isinstance(opening, RowError):
-                raise RowError(opening.kind, f"before message {turn}: {opening.reason}")
-            start = self._start(conversation, turn, whole, self._shape.opening(opening))
+                raise RowError(opening.kind, f"before message {at}: {opening.reason}")
+            start = self._start(conversation, at, whole, self._shape.opening(opening))
             if start < end:
-                raise RowError("mask", f"message {turn} begins before the one in front of it ends")
-            end = self._end(conversation, turn, whole, start)
-            check_rendered(conversation.messages[turn], turn, whole[start:end])
-            spans += self._weighed(conversation, turn, whole, start, end)
+                raise RowError("mask", f"message {at} begins before the one in front of it ends")
+            end = self._end(conversation, at, whole, start)
+            check_rendered(conversation.turns[at].message, at, whole[start:end])
+            spans += self._weighed(conversation, at, whole, start, end)
         return _everything_but(spans, len(whole)) if self._train_on == "all" else spans
 
     def _start(self, conversation: Conversation, turn: int, whole: str, opening: str) -> int:
@@ -164,10 +160,10 @@ class Borders:
 
     def _weighed(self, conversation: Conversation, turn: int, whole: str, start: int, end: int) -> list[Span]:
         """The spans of a turn: one, or one for each of its pieces, the last one with what closes the turn."""
-        pieces = conversation.pieces.get(turn)
+        pieces = conversation.turns[turn].pieces
         if pieces is None:
-            return [(start, end, conversation.weights[turn])]
-        said = conversation.messages[turn]["content"]
+            return [(start, end, conversation.turns[turn].weight)]
+        said = conversation.turns[turn].message["content"]
         at = start
         while not whole.startswith(said, at) and at < end and whole[at].isspace():
             at += 1
@@ -196,7 +192,8 @@ class Borders:
         last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         without = [_without_thought(message) if at < last_user else message for at, message in enumerate(messages)]
         if without != messages and self._template.render(without, conversation.tools) == whole:
-            return replace(conversation, messages=without)
+            turns = [replace(turn, message=message) for turn, message in zip(conversation.turns, without, strict=True)]
+            return replace(conversation, turns=turns)
         return conversation
 
     def _all_rendered(self, conversation: Conversation, whole: str) -> None:

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Any, cast
 
-from tonnage.data.conversation import RowError
+from tonnage.forms.conversation import RowError
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 """Endings of files that are unpacked while they are read."""

@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config import Data, RayLaunch
 from tonnage.data import cache as store
 from tonnage.data.account import Account
 from tonnage.data.choice import TOOL_USE, Choice, choose, extended, of_tokenizer
 from tonnage.data.control import KEPT, control_tokens
 from tonnage.data.documents import Documents, PartTotals
-from tonnage.data.formats import Form
 from tonnage.data.given import Sources, read_sources
-from tonnage.data.options import DataOptions, Progress, RayCluster, silent
 from tonnage.data.packs import PackedDataset
-from tonnage.data.processes import build_parts, build_parts_on_ray, num_processes
+from tonnage.data.processes import build_parts, num_processes
+from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import stop_tokens, turn_shape
 from tonnage.data.recipe import Recipe, Script
 from tonnage.data.refusals import refuse
@@ -37,6 +37,7 @@ from tonnage.data.selection import Selection
 from tonnage.data.sources import digest
 from tonnage.data.tokens import plain_json
 from tonnage.errors import Problem, UserError
+from tonnage.forms.formats import Form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,22 +65,23 @@ class Prepared:
 
 
 def prepare(
-    options: DataOptions,
+    options: Data,
     tokenizer: PreTrainedTokenizerBase,
     *,
+    seed: int = 0,
+    most_positions: int | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
     processes: int | None = None,
-    cluster: RayCluster | None = None,
+    cluster: RayLaunch | None = None,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
-    ``processes``: how many to use for tokenising, ``None`` for as many as make sense; it changes no byte. Nor does
-    ``cluster``, whose nodes tokenise what is worth more than one process. Raises
-    ``UserError`` with every problem of the options, files and formats at once, and ``DataError`` (a ``UserError``)
-    when the rows themselves may not be trained on.
+    ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
+    tokenising, ``None`` for as many as make sense; it changes no byte. Nor does ``cluster``, whose nodes tokenise what
+    is worth more than one process. Raises ``UserError`` with every problem of the files and formats at once, and
+    ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
-    options.check()
     directory = store.default_directory() if cache is None else Path(cache)
     sources = read_sources(options)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
@@ -90,18 +92,20 @@ def prepare(
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
         count = num_processes(sources.total_bytes, len(sources.parts)) if processes is None else processes
-        if cluster is not None and count > 0:
-            return build_parts_on_ray(sources.parts, sources.forms, recipe, building, cluster, advance)
-        return build_parts(sources.parts, sources.forms, recipe, building, count, advance)
+        return build_parts(sources.parts, sources.forms, recipe, building, count, advance, cluster)
 
     documents = _documents(sources, recipe, directory, progress, build)
-    date = next((script.date for script in recipe.scripts if script.date), "")
-    options = replace(options, date=datetime.date.fromisoformat(date) if date else None)
-    packs = _packs(documents, sources, options, choice, own, directory, progress)
+    date = next((date for script in recipe.scripts if (date := script.template.date)), "")
+    shown = _shown(options, seed, date)
+
+    def write(building: Path) -> None:
+        Selection(documents, sources, options, seed).write(building, choice, own, shown)
+
+    packs = _packs(documents, sources, shown, choice, directory, progress, write)
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
         account = replace(account, bad_rows_file=str(packs / account.bad_rows_file))
-    refuse(account, options, documents, sources)
+    refuse(account, options, documents, sources, most_positions)
     within = {own.convert_tokens_to_ids(end) for script in recipe.scripts for end in script.shape.within}
     special = set(own.all_special_ids) | set(own.added_tokens_decoder)
     closing = [token for token in documents.closing if token in special and token not in within]
@@ -117,7 +121,7 @@ def prepare(
     )
 
 
-def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: Sequence[str]) -> Recipe:
+def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence[str]) -> Recipe:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(
@@ -137,32 +141,26 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
                 where="data.train",
             )
         )
-    today = (options.date or datetime.date.today()).isoformat()
+    today = datetime.date.today().isoformat() if options.date == "auto" else options.date
     own = tokenizer.chat_template
     tools = [None, True] if isinstance(own, dict) and TOOL_USE in own else [None]
     templates = [of_tokenizer(tokenizer, one, options.template_arguments, today) for one in tools]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
-    shapes = [turn_shape(one, tokenizer) for one in templates]
+    scripts = tuple(Script(template, turn_shape(template, tokenizer)) for template in templates)
     return Recipe(
         tokenizer_json=plain_json(backend),
-        scripts=tuple(
-            Script(one.text, dict(one.special), dict(one.arguments), one.date, shape)
-            for one, shape in zip(templates, shapes, strict=True)
-        ),
-        train_on=options.train_on,
-        fold_system=options.fold_system,
+        scripts=scripts,
+        options=options,
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
-        carry=options.carry,
-        control_tokens=options.control_tokens,
-        controls=control_tokens(tokenizer, shapes, options.added_tokens),
+        controls=control_tokens(tokenizer, [script.shape for script in scripts], options.added_tokens),
     )
 
 
 def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, Any]:
     """The tokenizer's settings, with the control tokens that stay tokens where a prompt holds them."""
-    words = () if recipe.control_tokens == "keep" else recipe.controls
+    words = () if recipe.options.control_tokens == "keep" else recipe.controls
     kept = [token for token in control_tokens(tokenizer, [one.shape for one in recipe.scripts]) if token not in words]
     settings = {name: value for name, value in tokenizer.init_kwargs.items() if name != KEPT}
     return settings | ({KEPT: kept} if kept else {})
@@ -201,7 +199,9 @@ def _documents(
             base = base if part.start else 0
             stored.append({"source": part.source, "files": part.files, "row_base": base, "totals": found.to_json()})
             base += found.lines
-        described: dict[str, Any] = {"parts": stored} | ({"carry": recipe.carry} if recipe.carry else {})
+        described: dict[str, Any] = {"parts": stored} | (
+            {"carry": recipe.options.carry} if recipe.options.carry else {}
+        )
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):
@@ -209,37 +209,36 @@ def _documents(
     return Documents(directory)
 
 
+SHOWN = (
+    *("max_length", "over_length", "train_on", "pack", "order", "duplicates", "mixture", "validation", "seed"),
+    *("template_arguments", "date", "fold_system", "control_tokens"),
+)
+"""What an account repeats of the options."""
+
+
+def _shown(options: Data, seed: int, date: str) -> dict[str, Any]:
+    """``SHOWN`` as plain values; ``date`` is what templates were told."""
+    validation = options.validation if isinstance(options.validation, float | int) else "sources of their own"
+    values = options.model_dump(include={*SHOWN}) | {"validation": validation, "seed": seed, "date": date}
+    return {name: values[name] for name in SHOWN}
+
+
 def _packs(
     documents: Documents,
     sources: Sources,
-    options: DataOptions,
+    shown: Mapping[str, Any],
     choice: Choice,
-    tokenizer: PreTrainedTokenizerBase,
     cache: Path,
     progress: Progress,
+    write: Callable[[Path], None],
 ) -> Path:
-    shown = {
-        "max_length": options.max_length,
-        "over_length": options.over_length,
-        "train_on": options.train_on,
-        "pack": options.pack,
-        "order": options.order,
-        "duplicates": options.duplicates,
-        "mixture": options.mixture,
-        "validation": options.validation if isinstance(options.validation, float | int) else "sources of their own",
-        "seed": options.seed,
-        "template_arguments": dict(options.template_arguments),
-        "date": str(options.date or ""),
-        "fold_system": options.fold_system,
-        "control_tokens": options.control_tokens,
-    }
     weights = [(source.weight, source.first) for source in sources.given]
     name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])
     directory = cache / "packs" / name
 
     def build(building: Path) -> None:
         progress("pack", 0, 1)
-        Selection(documents, sources, options).write(building, choice, tokenizer, shown)
+        write(building)
         progress("pack", 1, 1)
 
     store.entry(directory, build)

@@ -1,8 +1,8 @@
 """Parts shared out among processes, or done here when there is little to do.
 
 A few megabytes are tokenised in this process: starting others, each of which imports its libraries, would take longer.
-From ``SMALL_BYTES`` on, worker processes take one part after another from a list, or the nodes of a Ray cluster do
-(``ray_parts``). Parts do not depend on how many processes there are, and neither does anything made from them.
+From ``SMALL_BYTES`` on, processes (``worker``) take one part after another from a list, or one process takes all of
+them to a Ray cluster. Parts do not depend on who builds them, and neither does anything made from them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from tonnage.config import RayLaunch
 from tonnage.data.builder import PartBuilder
 from tonnage.data.documents import PartTotals, part_file
-from tonnage.data.formats import Form
-from tonnage.data.options import RayCluster
 from tonnage.data.recipe import Recipe
 from tonnage.data.rows import Part
 from tonnage.errors import Problem, TonnageError, UserError
+from tonnage.forms.formats import Form
 
 SMALL_BYTES = 24 << 20
 MAX_PROCESSES = 16
@@ -45,11 +45,16 @@ def build_parts(
     directory: Path,
     processes: int,
     advance: Callable[[int], None],
+    cluster: RayLaunch | None = None,
 ) -> list[PartTotals]:
     """Build every part into ``directory``; totals in the order of the parts.
 
-    ``forms``: one per source. ``advance`` is called with numbers of rows, from this thread or others.
-    Raises ``TonnageError`` when a worker process dies.
+    ``forms``: one per source. ``processes``: how many build, none beside this one for 0. More than that is left to the
+    nodes of a ``cluster``, where there is one; ``directory`` must then be the same place on all of them. ``advance`` is
+    called with numbers of rows, from this thread or others.
+
+    Raises ``TonnageError`` when a process dies, ``UserError`` where the cluster does not answer or a node does not see
+    a file.
     """
     if processes == 0:
         builder = PartBuilder(recipe, overlap=True)
@@ -60,149 +65,116 @@ def build_parts(
             ]
         finally:
             builder.close()
-    return _shared(parts, forms, recipe, directory, processes, advance)
+    tasks = [
+        {
+            "number": number,
+            "part": asdict(part),
+            "form": asdict(forms[part.source]),
+            "out": str(directory / part_file(number)),
+        }
+        for number, part in enumerate(parts)
+    ]
+    job: dict[str, Any] = {"recipe": recipe.to_json(), "cluster": None}
+    if cluster is None:
+        return _Shared(job, [[task] for task in tasks], advance).build(processes, "a process that tokenises")
+    job["cluster"] = {"address": cluster.address, "runtime_env": dict(cluster.runtime_env)}
+    return _Shared(job, [tasks], advance).build(1, "the process that prepares on Ray")
 
 
-def _shared(
-    parts: Sequence[Part],
-    forms: Sequence[Form],
-    recipe: Recipe,
-    directory: Path,
-    processes: int,
-    advance: Callable[[int], None],
-) -> list[PartTotals]:
-    totals: list[PartTotals | None] = [None] * len(parts)
-    waiting = iter(range(len(parts)))
-    lock = threading.Lock()
-    errors: list[str] = []
-    refusals: list[OSError] = []
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+class _Shared:
+    """Batches of tasks that processes take from a list, each the next one when it has done one."""
 
-    def take() -> int | None:
-        with lock:
-            return None if errors or refusals else next(waiting, None)
+    def __init__(
+        self, job: Mapping[str, Any], batches: Sequence[Sequence[Mapping[str, Any]]], advance: Callable[[int], None]
+    ) -> None:
+        self._job, self._advance = json.dumps(job), advance
+        self._waiting = iter(batches)
+        self._lock = threading.Lock()
+        self._totals: list[PartTotals | None] = [None] * sum(map(len, batches))
+        self._errors: list[Exception] = []
 
-    def serve(worker: subprocess.Popen[str], complaints: IO[str]) -> None:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        try:
-            worker.stdin.write(recipe.to_json() + "\n")
-            while (number := take()) is not None:
-                worker.stdin.write(json.dumps(_task(number, parts[number], forms, directory)) + "\n")
-                worker.stdin.flush()
-                for line in worker.stdout:
-                    answer = json.loads(line)
-                    if "rows" in answer:
-                        advance(answer["rows"])
-                        continue
-                    if "refused" in answer:
-                        refusals.append(OSError(*answer["refused"]))
-                        return
-                    totals[number] = PartTotals.from_json(answer["totals"])
-                    break
-                else:
-                    raise BrokenPipeError
-            worker.stdin.close()
-            worker.wait()
-        except (OSError, ValueError):
-            worker.kill()
-            status = worker.wait()
-            complaints.seek(0)
-            with lock:
-                errors.append(f"exit status {status}\n{complaints.read()[-4000:]}".rstrip())
-
-    with ExitStack() as stack:
-        workers = []
-        threads = []
-        for _ in range(processes):
-            complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
-            worker = _start("tonnage.data.worker", complaints, environment)
-            workers.append(worker)
-            threads.append(threading.Thread(target=serve, args=(worker, complaints), daemon=True))
-        try:
+    def build(self, processes: int, who: str) -> list[PartTotals]:
+        """The totals of all tasks. Raises what stopped a process, which ``who`` is in a sentence."""
+        with ExitStack() as stack:
+            threads = []
+            for _ in range(processes):
+                complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
+                worker = _start(complaints)
+                stack.callback(_end, worker)
+                threads.append(threading.Thread(target=self._serve, args=(worker, complaints, who), daemon=True))
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
-                worker.wait()
-                for pipe in (worker.stdin, worker.stdout):
-                    if pipe is not None:
-                        with suppress(OSError):
-                            pipe.close()
-    if refusals:
-        raise refusals[0]
-    if errors:
-        raise TonnageError(f"a process that tokenises died: {errors[0]}")
-    return [found for found in totals if found is not None]
+        if self._errors:
+            raise next((error for error in self._errors if isinstance(error, OSError)), self._errors[0])
+        return [totals for totals in self._totals if totals is not None]
 
+    def _take(self) -> Sequence[Mapping[str, Any]] | None:
+        with self._lock:
+            return None if self._errors else next(self._waiting, None)
 
-def build_parts_on_ray(
-    parts: Sequence[Part],
-    forms: Sequence[Form],
-    recipe: Recipe,
-    directory: Path,
-    cluster: RayCluster,
-    advance: Callable[[int], None],
-) -> list[PartTotals]:
-    """As ``build_parts``, by the nodes of a cluster; ``directory`` must be the same place on all of them.
-
-    Raises ``UserError`` where the cluster does not answer or does not see a file, ``TonnageError`` when it fails.
-    """
-    job = {
-        "address": cluster.address,
-        "runtime_env": dict(cluster.runtime_env),
-        "recipe": recipe.to_json(),
-        "directory": str(directory),
-        "tasks": [_task(number, part, forms, directory) for number, part in enumerate(parts)],
-    }
-    totals: list[PartTotals | None] = [None] * len(parts)
-    with tempfile.TemporaryFile("w+") as complaints:
-        worker = _start("tonnage.data.ray_parts", complaints, os.environ)
+    def _serve(self, worker: subprocess.Popen[str], complaints: IO[str], who: str) -> None:
+        """Feed one process until nothing is left, or something went wrong."""
         assert worker.stdin is not None
-        assert worker.stdout is not None
         try:
-            with suppress(BrokenPipeError):
-                worker.stdin.write(json.dumps(job) + "\n")
-                worker.stdin.close()
-            for line in worker.stdout:
-                answer = json.loads(line)
-                if "problem" in answer:
-                    raise UserError(Problem(**answer["problem"]))
-                totals[answer["number"]] = PartTotals.from_json(answer["totals"])
-                advance(answer["rows"])
+            worker.stdin.write(self._job + "\n")
+            while (batch := self._take()) is not None:
+                worker.stdin.write(json.dumps(batch) + "\n")
+                worker.stdin.flush()
+                self._hear(worker, len(batch))
+            worker.stdin.close()
             worker.wait()
-        finally:
+        except _Refused as refusal:
+            self._errors.append(refusal.error)
+        except (OSError, ValueError):
             worker.kill()
-            worker.wait()
-        done = [found for found in totals if found is not None]
-        if len(done) < len(parts):
+            status = worker.wait()
             complaints.seek(0)
-            said = complaints.read()[-4000:].rstrip()
-            raise TonnageError(f"Ray prepared {len(done)} of {len(parts)} parts of the data and ended:\n{said}")
-    return done
+            reason = f"exit status {status}\n{complaints.read()[-4000:]}".rstrip()
+            self._errors.append(TonnageError(f"{who} died: {reason}"))
+
+    def _hear(self, worker: subprocess.Popen[str], tasks: int) -> None:
+        """What a process answers until so many tasks are done. Raises ``ValueError`` where it ends before that."""
+        assert worker.stdout is not None
+        while tasks:
+            answer = json.loads(worker.stdout.readline())
+            if "problem" in answer:
+                raise _Refused(UserError(Problem(**answer["problem"])))
+            if "refused" in answer:
+                raise _Refused(OSError(*answer["refused"]))
+            if "rows" in answer:
+                self._advance(answer["rows"])
+            else:
+                self._totals[answer["number"]] = PartTotals.from_json(answer["totals"])
+                tasks -= 1
 
 
-def _start(module: str, complaints: IO[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+class _Refused(Exception):
+    """A process has said why it builds no more."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+def _start(complaints: IO[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", "tonnage.data.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=complaints,
         text=True,
-        env=environment,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
 
 
-def _task(number: int, part: Part, forms: Sequence[Form], directory: Path) -> dict[str, object]:
-    form = forms[part.source]
-    return {
-        "number": number,
-        "part": asdict(part),
-        "form": asdict(form),
-        "out": str(directory / part_file(number)),
-    }
+def _end(worker: subprocess.Popen[str]) -> None:
+    if worker.poll() is None:
+        worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

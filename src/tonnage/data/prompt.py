@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.data.choice import of_tokenizer
 from tonnage.data.control import KEPT, ControlTokens, control_tokens, special_tokens
-from tonnage.data.conversation import Conversation, Message, RowError
 from tonnage.data.rendering import ChatTemplate
 from tonnage.data.shape import TurnShape
 from tonnage.data.tokens import plain_json
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Conversation, Message, RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

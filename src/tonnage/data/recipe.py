@@ -1,32 +1,26 @@
-"""How rows become documents: the tokenizer, the templates and their shapes, and what is trained on."""
+"""How rows become documents: the tokenizer, the templates and their shapes, and what the options say of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from tonnage.config import Data
+from tonnage.data.rendering import ChatTemplate
 from tonnage.data.shape import TurnShape
+
+OF_DOCUMENTS = ("train_on", "fold_system", "control_tokens", "carry")
+"""The options, besides those of templates, by which a row becomes another document."""
 
 
 @dataclass(frozen=True)
 class Script:
     """A template that conversations are written with, and its shape."""
 
-    template: str
-    special: dict[str, str]
-    arguments: dict[str, Any]
-    date: str
+    template: ChatTemplate
     shape: TurnShape
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Script:
-        """A script back from plain values."""
-        shape: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in value.pop("shape").items()
-        }
-        return Script(shape=TurnShape(**shape), **value)
 
 
 @dataclass(frozen=True)
@@ -36,36 +30,45 @@ class Recipe:
     tokenizer_json: str
     scripts: tuple[Script, ...]
     """One, or another one besides for conversations with tools."""
-    train_on: str
-    fold_system: bool
-    """Whether a system message goes into the first user's, where the template takes none."""
+    options: Data
     text_start: str
     """What goes before a plain text: the beginning-of-text token where the tokenizer puts one."""
     text_end: str
     """What goes after a plain text: the end-of-text token."""
-    carry: tuple[str, ...] = ()
-    """Columns of the rows, numbers, that go with each document."""
-    control_tokens: str = "text"
-    """What becomes of control tokens in the words of rows: text | keep | error."""
     controls: tuple[str, ...] = ()
-    """Which those are."""
+    """The control tokens that ``control_tokens`` is about."""
 
     def to_json(self) -> str:
         """The recipe as JSON."""
-        return json.dumps(asdict(self), ensure_ascii=True)
+        return json.dumps(self._plain() | {"options": self.options.model_dump_json()})
 
     def key(self) -> dict[str, Any]:
         """Plain values that differ where recipes do; the tokenizer, a few megabytes, as a digest."""
         tokenizer = hashlib.blake2b(self.tokenizer_json.encode(), digest_size=16).hexdigest()
-        found = asdict(replace(self, tokenizer_json=tokenizer))
-        if not self.carry:  # so that what was prepared without is found
-            del found["carry"]
-        return found
+        return self._plain() | {
+            "tokenizer_json": tokenizer,
+            "options": self.options.model_dump(include={*OF_DOCUMENTS}),
+        }
+
+    def _plain(self) -> dict[str, Any]:
+        scripts = [{"template": asdict(one.template), "shape": asdict(one.shape)} for one in self.scripts]
+        own = ("tokenizer_json", "text_start", "text_end", "controls")
+        return {name: getattr(self, name) for name in own} | {"scripts": scripts}
 
     @staticmethod
     def from_json(text: str) -> Recipe:
         """The recipe back from ``to_json``."""
         value = json.loads(text)
-        for name, read in (("scripts", Script.from_json), ("carry", str), ("controls", str)):
-            value[name] = tuple(map(read, value[name]))
-        return Recipe(**value)
+        scripts = [
+            Script(
+                ChatTemplate(**one["template"]), TurnShape(**{name: _frozen(of) for name, of in one["shape"].items()})
+            )
+            for one in value["scripts"]
+        ]
+        options = Data.model_validate_json(value["options"])
+        plain = {name: _frozen(of) for name, of in value.items()}
+        return Recipe(**plain | {"scripts": tuple(scripts), "options": options})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

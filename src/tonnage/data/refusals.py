@@ -6,15 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from tonnage.config import Data
 from tonnage.data.account import Account
-from tonnage.data.advice import written
 from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
-from tonnage.data.options import DataOptions
-from tonnage.data.reader import PATH, SOURCE
 from tonnage.data.selection import most_first
-from tonnage.data.verdicts import verdicts_in
 from tonnage.errors import Problem, UserError
+from tonnage.forms.advice import written
+from tonnage.forms.formats import FORMATS
+from tonnage.forms.reader import PATH, SOURCE
+from tonnage.forms.verdicts import verdicts_in
 
 SHOWN_ROWS = 20
 
@@ -27,8 +28,8 @@ class DataError(UserError):
         super().__init__(*problems)
 
 
-def refuse(account: Account, options: DataOptions, documents: Documents, sources: Sources) -> None:
-    """Raise ``DataError`` with everything that the options forbid."""
+def refuse(account: Account, options: Data, documents: Documents, sources: Sources, most_positions: int | None) -> None:
+    """Raise ``DataError`` with all that the options forbid. No ``max_length`` beyond ``most_positions`` is advised."""
     problems = list(_columns_never_seen(documents, sources))
     if not options.carry:  # else a loss of one's own is given numbers of the rows, and may learn from both kinds
         problems += _verdicts(documents, sources)
@@ -40,7 +41,7 @@ def refuse(account: Account, options: DataOptions, documents: Documents, sources
     if options.over_length == "error" and whole.rows_dropped:
         share = whole.supervised.cut / max(whole.supervised.read, 1)
         longest = max(source.lengths.longest for source in account.sources)
-        room = options.most_positions
+        room = most_positions
         longer = f"data.max_length: {longest}, or " if room is None or longest <= room else ""
         problems.append(
             Problem(
@@ -58,11 +59,7 @@ def refuse(account: Account, options: DataOptions, documents: Documents, sources
                 f"{whole.supervised.read:,} supervised tokens ({account.supervised_loss:.2%})",
                 needed=f"at most {options.max_loss:.2%}",
                 change=f"data.max_loss: {math.ceil(account.supervised_loss * 1000) / 1000:g}"
-                + (
-                    ""
-                    if (options.most_positions or math.inf) <= options.max_length
-                    else ", or a larger data.max_length"
-                ),
+                + ("" if (most_positions or math.inf) <= options.max_length else ", or a larger data.max_length"),
                 where="data.max_loss",
             )
         )
@@ -104,11 +101,11 @@ def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
         for part in documents.parts:
             for column, values in part.totals.values.items() if part.source == at else ():
                 seen.setdefault(column, Counter()).update(values)
-        for verdict in verdicts_in(seen, plain_text=form.format in ("text", "segments", "tokens")):
+        for verdict in verdicts_in(seen, plain_text=not FORMATS[form.format].is_chat):
             yield Problem(verdict.found, "answers that are all to be learned", verdict.change, f"data: {source.path}")
 
 
-def _half_read(documents: Documents, options: DataOptions) -> Iterator[Problem]:
+def _half_read(documents: Documents, options: Data) -> Iterator[Problem]:
     """Files of which more is not read than may be lost."""
     for damaged in half_read_files(documents):
         share = damaged.unread_bytes / max(damaged.file_bytes, 1)

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tonnage.data.conversation import Message, RowError
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Message, RowError
 
 REASONING = ("thinking", "reasoning")
 """Names under which templates look for what we call ``reasoning_content``."""

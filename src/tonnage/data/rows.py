@@ -8,15 +8,15 @@ counted from 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.conversation import RowError
 from tonnage.data.csv_text import SEPARATORS, read_records
 from tonnage.data.json_text import MAX_ROW_BYTES, as_row, read_values, too_large, unique
 from tonnage.data.opening import DAMAGED, not_unpacked, open_file, packing_of
+from tonnage.forms.conversation import RowError
 
 PART_BYTES = 16 << 20
 """Of lines in a part, about."""
@@ -47,6 +47,11 @@ class Part:
     """holder: the field that holds the rows."""
     more: tuple[str, ...] = ()
     """file: the files after the first one, each a row."""
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Part:
+        """A part back from plain values."""
+        return Part(**{**value, "more": tuple(value["more"])})
 
     @property
     def files(self) -> tuple[str, ...]:

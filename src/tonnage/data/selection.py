@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tonnage.config import Data
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
 from tonnage.data.builder import CONTROL_ROWS
 from tonnage.data.choice import Choice
 from tonnage.data.documents import Documents, StoredPart, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
-from tonnage.data.options import DataOptions
 from tonnage.data.order import mix, mix_all
 from tonnage.data.packing import best_fit, next_fit
 from tonnage.data.packs import write_packs
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 class Selection:
     """Decides which documents are trained, in which packs, and keeps the account."""
 
-    def __init__(self, documents: Documents, sources: Sources, options: DataOptions) -> None:
+    def __init__(self, documents: Documents, sources: Sources, options: Data, seed: int) -> None:
         self.documents = documents
         self.sources = sources
         self.options = options
+        self.seed = seed
         self.lengths = documents.column("lengths")
         self.supervised = documents.column("supervised")
         self.content = documents.column("content")
@@ -119,7 +120,7 @@ class Selection:
         contents, inverse, counts = np.unique(self.content[found], return_inverse=True, return_counts=True)
         if len(contents) < 2:
             return picked
-        order = np.argsort(_mixed(contents, self.options.seed), kind="stable")
+        order = np.argsort(_mixed(contents, self.seed), kind="stable")
         share = self.options.validation
         assert not isinstance(share, tuple)
         wanted = math.ceil(share * len(found))
@@ -143,7 +144,7 @@ class Selection:
             found = np.flatnonzero(rows & (self.source == at))
             self.copies[found] = int(whole)
             if fraction > 1e-9:
-                order = np.argsort(_mixed(found.astype(np.uint64), options.seed + 1), kind="stable")
+                order = np.argsort(_mixed(found.astype(np.uint64), self.seed + 1), kind="stable")
                 self.copies[found[order[: round(fraction * len(found))]]] += 1
 
     def write(self, building: Path, choice: Choice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]) -> None:
@@ -190,7 +191,7 @@ class Selection:
         if self.options.pack and self.options.order == "given":
             packs = next_fit(lengths, self.options.max_length)
         elif self.options.pack:
-            keys = _mixed(np.arange(len(pieces), dtype=np.uint64), self.options.seed)
+            keys = _mixed(np.arange(len(pieces), dtype=np.uint64), self.seed)
             packs = best_fit(lengths, self.options.max_length, keys)
         else:
             packs = np.arange(len(pieces), dtype=np.int64)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tonnage.data.conversation import Message, RowError
 from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Message, RowError
 
 Tools = list[dict[str, Any]] | None
 _ASK: Message = {"role": "user", "content": "Which one?"}

@@ -13,16 +13,15 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from tonnage.config import Source
 from tonnage.data.csv_text import SEPARATORS, separated_by
 from tonnage.data.hub import Found, files_of_copy, hub_files, is_hub_id
 from tonnage.data.json_text import layout_of
 from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
-from tonnage.data.options import Source
 from tonnage.data.rows import ALL, PART_BYTES, UNPACKED_ONLY, Part, arrow_batches
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import matching
@@ -46,11 +45,6 @@ KINDS = {
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog|notice)\b", re.IGNORECASE)
 """Names of texts that come with data and are none."""
 _NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
-
-
-def part_of(value: Mapping[str, Any]) -> Part:
-    """A part back from plain values."""
-    return Part(**{**value, "more": tuple(value["more"])})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ opens a thought.
 
 from __future__ import annotations
 
-from tonnage.data.conversation import Message, RowError
+from tonnage.forms.conversation import Message, RowError
 
 TAGS = (
     ("<think>", "</think>"),

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonnage.data.conversation import RowError, as_row_error
 from tonnage.data.masks import Span
 from tonnage.data.words import WINDOW_WORDS, Scanner, split_pattern
+from tonnage.forms.conversation import RowError, as_row_error
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -74,6 +74,13 @@ class Document:
     """In tokens: first, one past the last, weight. The document's first token is in none of them."""
     moved: int = 0
     """Spans whose first token begins before them in the text."""
+    carried: Sequence[float] = ()
+    """Numbers of the row that go with it."""
+
+    @property
+    def supervised(self) -> int:
+        """Tokens with a weight above zero."""
+        return sum(stop - start for start, stop, weight in self.spans if weight > 0)
 
 
 class _Vocabulary(dict[str, bytes]):
@@ -334,11 +341,6 @@ def _in_tokens(spans: Sequence[Span], places: dict[int, int]) -> list[Span]:
     """Spans of characters as spans of tokens, given the number of tokens before each border."""
     placed = [(max(places[start], 1), places[stop], weight) for start, stop, weight in spans]
     return [span for span in placed if span[0] < span[1] and span[2] > 0]
-
-
-def supervised_count(spans: Sequence[Span]) -> int:
-    """Tokens with a weight above zero."""
-    return sum(stop - start for start, stop, weight in spans if weight > 0)
 
 
 def content_key(tokens: np.ndarray, spans: Sequence[Span], carried: Sequence[float] = ()) -> int:

@@ -1,8 +1,14 @@
-"""A process that tokenises parts: ``python -m tonnage.data.worker``, started and fed by ``processes``.
+"""A process that builds parts: ``python -m tonnage.data.worker``, started and fed by ``processes``.
 
-It reads one JSON object per line from its standard input, a recipe first and then parts, answers with one per line on
-its standard output, and ends when its input ends, which it does when its parent is gone, however that went: at once,
-in the middle of a part, as nobody waits for it any more and somebody else may want to build what it is building.
+    in    {"recipe", "cluster"}                      first; cluster: null, or {"address", "runtime_env"}
+          [{"number", "part", "form", "out"}, ...]   parts to build, and more of them when these are done
+    out   {"rows"}                                   so many more rows are done
+          {"number", "totals"}                       a part is done
+          {"refused"} or {"problem"}                 the end: what the system refuses, or what the user has to mend
+
+Each is a line of JSON. It builds parts itself, one after another, or has the nodes of a Ray cluster do it
+(``ray_parts``). It ends when its input ends, which it does when its parent is gone, however that went: at once, in the
+middle of a part, as nobody waits for it any more and somebody else may want to build what it is building.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import os
 import select
 import sys
 import threading
-from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -20,28 +26,30 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     from tonnage.data.builder import PartBuilder
-    from tonnage.data.formats import Form
     from tonnage.data.recipe import Recipe
-    from tonnage.data.sources import part_of
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing printed by a library ends up among the answers
 
-    def answer(value: dict[str, object]) -> None:
+    def answer(**value: Any) -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
-    builder = PartBuilder(Recipe.from_json(sys.stdin.readline()), overlap=False)
+    job = json.loads(sys.stdin.readline())
+    if job["cluster"] is not None:
+        from tonnage.data.ray_parts import build_on_cluster
+
+        for line in sys.stdin:
+            build_on_cluster(job["cluster"], job["recipe"], json.loads(line), answer)
+        return
+    builder = PartBuilder(Recipe.from_json(job["recipe"]), overlap=False)
     for line in sys.stdin:
-        task = json.loads(line)
-        try:
-            totals = builder.build(
-                part_of(task["part"]), Form(**task["form"]), Path(task["out"]), lambda rows: answer({"rows": rows})
-            )
-        except OSError as error:  # a full disk, for instance: not a defect of this process
-            answer({"refused": [error.errno, error.strerror or str(error), error.filename and str(error.filename)]})
-            return
-        answer({"totals": totals.to_json()})
+        for task in json.loads(line):
+            try:
+                answer(**builder.build_task(task, lambda rows: answer(rows=rows)))
+            except OSError as error:  # a full disk, for instance: not a defect of this process
+                answer(refused=[error.errno, error.strerror or str(error), error.filename and str(error.filename)])
+                return
     builder.close()
 
 

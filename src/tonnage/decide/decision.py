@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_trackers, read_config
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import ModelFound, find, with_adapter
 from tonnage.decide.plans import Question, asked_of, other_plans, plan_run

@@ -18,8 +18,9 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig
 
+from tonnage.config import Source, as_overrides, read_config
 from tonnage.config.bounds import figure_of
-from tonnage.data import DataOptions, Prepared, Progress, Source, encode_prompt, prepare, silent
+from tonnage.data import Prepared, Progress, encode_prompt, prepare, silent
 from tonnage.decide.models import code_allowed, form_of_base, unexpected_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
@@ -122,7 +123,7 @@ AS_IT_IS, NONE = Loading(), Answers()
 
 def evaluate_model(
     model: str,
-    sources: Sequence[Source],
+    sources: Sequence[Mapping[str, str]],
     progress: Progress = silent,
     *,
     template: str = "auto",
@@ -132,7 +133,7 @@ def evaluate_model(
     tell: Callable[[str], None] = lambda message: None,
 ) -> Evaluation:
     """Evaluate a run, a model directory or a hub id on files of rows, in this process; a run with the kernels that it
-    was trained with. ``tell`` hears what is remarkable about the weights.
+    was trained with. ``sources`` are as ``data.train`` lists them; ``tell`` hears what is remarkable about the weights.
 
     Raises:
         UserError: no such model, rows that cannot be read, or the two do not belong together.
@@ -142,13 +143,14 @@ def evaluate_model(
     tokenizer = read_tokenizer(checked.files, trust_remote_code=checked.loading.trust_remote_code)
     max_length = min(max_length, positions_of(checked.config) or max_length)
     check_fit(checked.config, tokenizer, max_length)
-    options = DataOptions(train=tuple(sources), max_length=max_length, template=template)
+    data = {"train": list(map(dict, sources)), "max_length": max_length, "template": template}
+    options = read_config(None, as_overrides({"model": str(model), "data": data}), check_files=False).data
     prepared = prepare(options, tokenizer, progress=progress)
-    questions = _questions(sources, answers)
+    questions = _questions(options.train, answers)
     if checked.form is not None:
         tell(f"The weights under the adapter are in {checked.form}, as they were in training.")
     figures, by_source, texts = _judged(
-        checked, prepared, _named(sources), max_length, questions, answers.max_new_tokens, progress, tell
+        checked, prepared, _named(options.train), max_length, questions, answers.max_new_tokens, progress, tell
     )
     if texts is None:
         texts = _from_transformers(checked, template, questions, answers.max_new_tokens, progress, tell)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.decide.handing import PLAIN, Handing, Wishes, finisher, prepared
 from tonnage.errors import Problem, UserError
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
-from tonnage.data.formats import FORMATS
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.decide.models import ModelFound, find
-from tonnage.decide.rows import data_options, prepare_data
+from tonnage.decide.rows import prepare_data
 from tonnage.errors import Problem, UserError
+from tonnage.forms.formats import FORMATS
 
 if TYPE_CHECKING:
     from tonnage.data import Account, Progress, SourceAccount
@@ -97,7 +97,7 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
     if config.adapter == "auto":  # as it is where nothing is said
         wishes = replace(wishes, words=tuple(word for word in wishes.words if overridden_key(word) != "adapter"))
     model = find(config)
-    sources = read_sources(data_options(config))
+    sources = read_sources(config.data)
     positions = positions_of(model.config)
     return Looked(
         wanted=wishes,

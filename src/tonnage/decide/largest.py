@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tonnage.config import Adapter, Config
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import resolved
 from tonnage.planning.largest import Largest, last_that_fits

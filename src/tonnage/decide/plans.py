@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.models import check_division
 from tonnage.decide.rows import rows_of

@@ -61,10 +61,11 @@ def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
 
 
 def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
-    from tonnage.data import Source, encode_prompt
+    from tonnage.config import Source
+    from tonnage.data import encode_prompt
     from tonnage.inference.questions import read_questions
 
-    questions = read_questions([Source(path)], MOST_PROMPTS + 1)
+    questions = read_questions([Source(path=path)], MOST_PROMPTS + 1)
     if len(questions) > MOST_PROMPTS:
         raise UserError(
             Problem(

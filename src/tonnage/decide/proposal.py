@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Config
 from tonnage.config.commented import commented_text
 from tonnage.config.schema import DEFAULT_EPOCHS
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.decide.first_look import Looked, Purpose, longest, typical
 from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import with_adapter

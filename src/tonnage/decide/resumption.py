@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.options import silent
+from tonnage.data.progress import silent
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch
-from tonnage.config import Source as ConfigSource
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tonnage.data import DataOptions, PackedDataset, Prepared, Progress, Source
+    from tonnage.data import PackedDataset, Prepared, Progress
     from tonnage.decide.models import ModelFound
     from tonnage.planning.plan import Rows, RowSizes, Steps
 
@@ -27,57 +25,27 @@ MOST_STEPS = 200
 
 def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepared:
     """Rows to packs, or the packs of an earlier preparation of the same rows."""
-    from tonnage.data import RayCluster, prepare
+    from tonnage.data import prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
-    cache, cluster = Path(config.data.cache) if config.data.cache else None, None
+    data, cluster = config.data, None
     if isinstance(config.launch, RayLaunch) and config.launch.address is not None:
         ray.check_installed()
-        cluster = RayCluster(config.launch.address, config.launch.runtime_env)
-    options = replace(data_options(config), most_positions=positions_of(model.config))
-    prepared = prepare(options, model.tokenizer, cache=cache, progress=progress, cluster=cluster)
+        cluster = config.launch
+    alike: dict[str, Any] = {
+        "seed": config.seed,
+        "most_positions": positions_of(model.config),
+        "cache": Path(data.cache) if data.cache else None,
+        "progress": progress,
+        "cluster": cluster,
+    }
+    prepared = prepare(data, model.tokenizer, **alike)
     if (general := config.evaluate.general) is None:
         return prepared
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
-    others = replace(options, train=_sources(general), validation=0.0, **as_text)
-    of_general = prepare(others, prepared.tokenizer, cache=cache, progress=progress, cluster=cluster)
-    return replace(prepared, general=of_general.train)
-
-
-def data_options(config: Config) -> DataOptions:
-    """The part of a config that the data room needs, as it wants it."""
-    from tonnage.data import DataOptions
-
-    data = config.data
-    return DataOptions(
-        train=_sources(data.train),
-        validation=_sources(data.validation) if isinstance(data.validation, tuple) else data.validation,
-        max_length=data.max_length,
-        over_length=data.over_length,
-        max_loss=data.max_loss,
-        template=data.template,
-        template_arguments=data.template_arguments,
-        eos_token=data.eos_token,
-        added_tokens=data.added_tokens,
-        date=None if data.date == "auto" else datetime.date.fromisoformat(data.date),
-        fold_system=data.fold_system,
-        control_tokens=data.control_tokens,
-        train_on=data.train_on,
-        pack=data.pack,
-        order=data.order,
-        on_bad_row=data.on_bad_row,
-        duplicates=data.duplicates,
-        mixture=data.mixture,
-        carry=data.carry,
-        seed=config.seed,
-    )
-
-
-def _sources(sources: tuple[ConfigSource, ...]) -> tuple[Source, ...]:
-    from tonnage.data import Source
-
-    return tuple(Source(**source.model_dump()) for source in sources)
+    others = data.model_copy(update={"train": general, "validation": 0.0, **as_text})
+    return replace(prepared, general=prepare(others, prepared.tokenizer, **alike).train)
 
 
 def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:

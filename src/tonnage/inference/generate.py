@@ -16,9 +16,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data import Conversation, encode_prompt, stop_tokens
+from tonnage.data import encode_prompt, stop_tokens
 from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Conversation
 from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
 from tonnage.model import adapter_files

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tonnage.data import Source
-from tonnage.data.conversation import Conversation, Message, RowError, as_row_error
-from tonnage.data.formats import FORMATS, Form, candidates, form_of, rename
-from tonnage.data.reader import Reader
+from tonnage.config import Source
 from tonnage.data.rows import Part, lines_of, read_rows
 from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Conversation, RowError, as_row_error
+from tonnage.forms.formats import Form, candidates, form_of, known_forms, rename
+from tonnage.forms.reader import Reader
 
 MOST_TOLD = 5
 """Rows that cannot be asked, of those that a refusal names."""
@@ -78,9 +78,10 @@ def _questions(row: Mapping[str, Any], source: Source) -> list[Question]:
     filled, answered = _filled(rename(row, form.columns) if form.columns else row)
     fitting = candidates(filled) if source.format == "auto" else (form.format,)
     if len(fitting) != 1:
-        formats = "; ".join(f"{name} ({', '.join(one.must)})" for name, one in FORMATS.items() if one.is_chat)
         columns = ", ".join(map(str, list(row)[:12]))
-        fits = f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {formats}"
+        fits = (
+            f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {known_forms(only_chat=True)}"
+        )
         raise RowError("unknown_form", f"a row with the fields {columns} {fits}")
     conversations = Reader(Form(fitting[0], roles=form.roles)).read(filled)
     return [_question(row, fitting[0], conversation, answered) for conversation in conversations]
@@ -89,12 +90,11 @@ def _questions(row: Mapping[str, Any], source: Source) -> list[Question]:
 def _question(row: Mapping[str, Any], format: str, conversation: Conversation, answered: bool) -> Question:
     if not conversation.is_chat:
         raise RowError("no_question", "a row of plain text asks nothing")
-    last = max(at for at, message in enumerate(conversation.messages) if message["role"] == "assistant")
-    messages: list[Message] = conversation.messages[:last]
-    if not messages:
+    last = max(at for at, turn in enumerate(conversation.turns) if turn.role == "assistant")
+    if not last:
         raise RowError("no_question", "nothing stands before the assistant's answer")
-    answer = conversation.messages[last]["content"] if answered else None
-    return Question(row, format, Conversation(messages, tools=conversation.tools), answer)
+    answer = conversation.turns[last].message["content"] if answered else None
+    return Question(row, format, Conversation(conversation.turns[:last], conversation.tools), answer)
 
 
 def _filled(row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

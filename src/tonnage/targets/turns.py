@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tonnage.data.conversation import Message, RowError
 from tonnage.data.rendering import ChatTemplate
 from tonnage.errors import Problem, UserError
+from tonnage.forms.conversation import Message, RowError
 
 ROLES = ("system", "user", "assistant")
 TRIMS = ("none", "both", "left", "right")

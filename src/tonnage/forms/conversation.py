@@ -1,4 +1,4 @@
-"""What a row means: messages with a weight each, a plain text, or tokens.
+"""What a row means: turns with a weight each, a plain text, or tokens.
 
 Messages are plain dictionaries, because chat templates are written against those: ``role`` and ``content`` always,
 ``tool_calls``, ``reasoning_content``, ``name`` where the row has them, and ``instruction`` and ``input`` beside
@@ -7,7 +7,7 @@ Messages are plain dictionaries, because chat templates are written against thos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class RowError(Exception):
-    """One row cannot be used, and why. Never leaves the data room."""
+    """One row cannot be used, and why. It never leaves a preparation."""
 
     def __init__(self, kind: str, reason: str, change: str = "") -> None:
         self.kind = kind
@@ -62,27 +62,56 @@ def as_row_error(error: Exception) -> RowError:
 
 
 @dataclass(slots=True)
-class Conversation:
-    """The messages of one row, or its text, or its tokens."""
+class Turn:
+    """A message, and what of it is trained."""
 
-    messages: list[Message] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    """Weight of each message's tokens in the loss: 0 for everything the assistant did not say."""
+    message: Message
+    weight: float = 0.0
+    """Of its tokens in the loss: 0 for everything the assistant did not say."""
+    pieces: Pieces | None = None
+    """Where parts of it have weights of their own, in place of its weight; what closes it has that of the last."""
+    is_unsaid: bool = False
+    """Whether the row marks it as not to be trained, whoever says it."""
+
+    @property
+    def role(self) -> str:
+        """Who says it, one of ``ROLES``."""
+        role: str = self.message["role"]
+        return role
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether a part of it has a weight above zero."""
+        return any(weight for _, weight in self.pieces) if self.pieces is not None else self.weight > 0
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The turns of one row, or its text, or its tokens."""
+
+    turns: list[Turn] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the functions the assistant may call."""
     text: str | None = None
-    """For rows of plain text; there are no messages then."""
-    pieces: dict[int, Pieces] = field(default_factory=dict)
-    """Of messages by number (0 for a text), where parts of one have weights of their own; these replace its weight,
-    and what closes the turn has that of the last part."""
-    unsaid: frozenset[int] = frozenset()
-    """Messages that the row marks as not to be trained, whoever says them."""
+    """For rows of plain text; there are no turns then."""
+    pieces: Pieces | None = None
+    """Of a text whose parts have weights of their own."""
     ids: Sequence[int] | None = None
-    """For rows of tokens; there are no messages then."""
+    """For rows of tokens; there are no turns then."""
     ids_weights: Sequence[float] = ()
     """Weight of each of ``ids``."""
     carried: tuple[float, ...] = ()
     """Numbers of the row that go with it, in the order in which the data's options name them."""
+
+    @staticmethod
+    def of(messages: Iterable[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
+        """Messages of which all that the assistant says is trained."""
+        return Conversation([Turn(message, float(message["role"] == "assistant")) for message in messages], tools)
+
+    @property
+    def messages(self) -> list[Message]:
+        """What is said, as chat templates take it."""
+        return [turn.message for turn in self.turns]
 
     @property
     def is_chat(self) -> bool:
@@ -93,7 +122,13 @@ class Conversation:
         """The same with all its weights times ``weight``."""
         return replace(
             self,
-            weights=[one * weight for one in self.weights],
-            pieces={at: [(size, one * weight) for size, one in pieces] for at, pieces in self.pieces.items()},
+            turns=[
+                replace(turn, weight=turn.weight * weight, pieces=_scaled(turn.pieces, weight)) for turn in self.turns
+            ],
+            pieces=_scaled(self.pieces, weight),
             ids_weights=tuple(one * weight for one in self.ids_weights),
         )
+
+
+def _scaled(pieces: Pieces | None, weight: float) -> Pieces | None:
+    return None if pieces is None else [(size, one * weight) for size, one in pieces]

@@ -1,8 +1,8 @@
 """Lists of messages, as all kinds of programs write them, into messages as chat templates want them.
 
 Names of roles, of contents and of flags differ; calls of tools come in five ways; a content is a string or a list of
-parts. ``Turns`` reads what it knows of, raises ``RowError`` for what it cannot use, and counts the names of all fields
-that it does not read. It never repairs a message in silence.
+parts. ``TurnReader`` reads what it knows of, raises ``RowError`` for what it cannot use, and counts the names of all
+fields that it does not read. It never repairs a message in silence.
 
 Calls:
 
@@ -24,8 +24,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tonnage.data.conversation import Conversation, Message, Pieces, RowError
-from tonnage.data.verdicts import Values
+from tonnage.forms.conversation import Message, Pieces, RowError, Turn
+from tonnage.forms.values import (
+    FLAGS,
+    as_list,
+    count_unread,
+    is_empty,
+    kind_of,
+    names_of,
+    parse_json,
+    weights_of,
+    without_nulls,
+)
+from tonnage.forms.verdicts import Values
 
 ROLE_NAMES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -46,8 +57,6 @@ ROLE_NAMES = {
 """Names that people give to roles, in small letters, blanks and dashes written as ``_``."""
 CALL_ROLES = ("function_call", "function_calls", "tool_call", "tool_calls")
 REASONING = ("reasoning_content", "reasoning", "thinking")
-FLAGS = ("train", "loss", "weight", "loss_weight")
-"""What says whether a message, or a part of one, is trained: true or false, or a number from 0 up."""
 MEDIA = ("image", "images", "image_url", "audio", "audios", "audio_url", "input_audio", "video", "videos", "video_url")
 """Fields of a row, and types of a part, that stand for what no text holds."""
 PLACEHOLDERS = tuple(f"<{kind}>" for kind in ("image", "audio", "video"))
@@ -61,87 +70,9 @@ _KNOWN = frozenset(
 )
 MOST_MESSAGES = 20_000
 """In a row: rendering each beginning of more would take hours."""
-LARGEST_WEIGHT = 1e6
-MOST_UNREAD = 200
-"""Names of fields that are counted one by one."""
 
 
-def kind_of(value: object) -> str:
-    """A value's type in words."""
-    if value is None:
-        return "nothing (null)"
-    if isinstance(value, float) and math.isnan(value):
-        return "NaN"
-    return {
-        str: "a string",
-        int: "a number",
-        float: "a number",
-        bool: "true/false",
-        list: "a list",
-        dict: "an object",
-    }.get(type(value), f"a {type(value).__name__}")
-
-
-def names_of(row: Mapping[Any, Any]) -> str:
-    """The first names of a row's fields."""
-    names = [str(name)[:40] for name in list(row)[:12]]
-    return ", ".join(names) if names else "no fields at all"
-
-
-def is_empty(value: object) -> bool:
-    """Whether a field holds nothing: null, NaN, nothing in it, or only such in it."""
-    if isinstance(value, dict):
-        return all(map(is_empty, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_empty, value))
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def as_list(value: object) -> object:
-    """A list or an object that stands as JSON text, as CSV and Parquet files hold them; other values as they are.
-
-    Raises ``RowError`` for what begins as one and is none.
-    """
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
-        return value
-    return parse_json(value, "a list as text")
-
-
-def parse_json(text: str, what: str) -> Any:
-    """The value of JSON text. Raises ``RowError``."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        python = re.match(r"\s*[\[{]+\s*'", text) is not None
-        hint = "; it is written as Python writes it: use json.dumps" if python else ""
-        raise RowError("wrong_type", f"{what} is not JSON ({error}){hint}") from None
-
-
-def number_weight(value: object, where: str) -> float | None:
-    """What a flag says as a weight; ``None`` where it says nothing. Raises ``RowError``."""
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, int | float):
-        raise RowError("wrong_type", f"{where} is {kind_of(value)}, not true/false or a number from 0 up")
-    try:
-        weight = float(value)
-    except OverflowError:
-        weight = math.inf
-    if not (math.isfinite(weight) and 0 <= weight <= LARGEST_WEIGHT):
-        shown = str(value)[:20] if isinstance(value, float) else "a number that is negative or too large"
-        raise RowError("wrong_type", f"{where} is {shown}, not a number from 0 to {LARGEST_WEIGHT:,.0f}")
-    return weight
-
-
-def count_unread(unread: Counter[str], name: str) -> None:
-    """Count a field that nobody reads, under its name while there are few of them."""
-    name = name[:80]
-    unread[name if name in unread or len(unread) < MOST_UNREAD else "fields of other names"] += 1
-
-
-class Turns:
+class TurnReader:
     """Reads lists of messages of one source."""
 
     def __init__(
@@ -155,16 +86,16 @@ class Turns:
         """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads, and
         ``values`` what they hold.
         ``fills_nulls``: whether the file's kind gives objects the fields of all others, null."""
-        self._fills_nulls = fills_nulls
+        self.fills_nulls = fills_nulls
         own = {_folded(name): role for name, role in roles.items()}
         self._roles = {**ROLE_NAMES, **own}
         self._calls = frozenset(CALL_ROLES) - own.keys()
         self._quick = {name: role for name, role in self._roles.items() if name not in self._calls}
-        self._unread = unread
+        self.unread = unread
         self._values = Values() if values is None else values
 
-    def read(self, value: object, name: str, tools: object = None, *, or_text: bool = False) -> Conversation:
-        """The messages of a list (or of its JSON text) that stands in field ``name``; ``or_text`` where words may, too.
+    def read(self, value: object, name: str, *, or_text: bool = False) -> list[Turn]:
+        """The turns of a list (or of its JSON text) that stands in field ``name``; ``or_text`` where words may, too.
 
         Raises ``RowError``.
         """
@@ -178,40 +109,36 @@ class Turns:
             raise RowError("missing_field", f"{name!r} is an empty list")
         if len(value) > MOST_MESSAGES:
             raise RowError("too_large", f"{name!r} has {len(value):,} messages; at most {MOST_MESSAGES:,} are read")
-        conversation = Conversation(tools=read_tools(tools))
-        unsaid = set()
-        for number, turn in enumerate(value):
-            if isinstance(turn, dict) and (plain := self._plain(turn)) is not None:
-                conversation.messages.append(plain)
-                conversation.weights.append(float(plain["role"] == "assistant"))
+        turns: list[Turn] = []
+        for number, item in enumerate(value):
+            if isinstance(item, dict) and (plain := self._plain(item)) is not None:
+                turns.append(plain)
                 continue
             where = f"{name}[{number}]"
-            if not isinstance(turn, dict):
-                raise RowError("wrong_type", f"{where} is {kind_of(turn)}, not a message")
-            for field, found in turn.items():
-                if field not in _KNOWN and not is_empty(found):
+            if not isinstance(item, dict):
+                raise RowError("wrong_type", f"{where} is {kind_of(item)}, not a message")
+            for field, content in item.items():
+                if field not in _KNOWN and not is_empty(content):
                     self._never_read(where, field)
-                    self._values.note(f"{name}[].{field}", found, str(turn.get("content", turn.get("value"))))
-            for message, weight, pieces in self._messages(turn, where):
-                at = len(conversation.messages)
-                conversation.messages.append(message)
-                conversation.weights.append((1.0 if weight is None else weight) * (message["role"] == "assistant"))
-                if pieces is not None:
-                    conversation.pieces[at] = pieces
-                if weight == 0:
-                    unsaid.add(at)
-        conversation.unsaid = frozenset(unsaid)
-        return conversation
+                    self._values.note(f"{name}[].{field}", content, str(item.get("content", item.get("value"))))
+            turns += self._turns(item, where)
+        return turns
 
-    def _plain(self, turn: dict[str, Any]) -> Message | None:
-        """The message of a turn that is a role and words and nothing else: most are, and this is quick."""
+    def count_others(self, item: Mapping[str, Any], known: Sequence[str], name: str) -> None:
+        """Count the fields of an item of list ``name`` that are not among the ``known``, which are read."""
+        for field in item:
+            if field not in known and not is_empty(item[field]):
+                count_unread(self.unread, f"{name}[].{field}")
+
+    def _plain(self, turn: dict[str, Any]) -> Turn | None:
+        """A turn that is a role and words and nothing else: most are, and this is quick."""
         match turn:
             case {"role": str(role), "content": str(words)} | {"from": str(role), "value": str(words)} if (
                 len(turn) == 2
             ):
                 role = self._quick.get(role, "")
                 if role and (role != "assistant" or words.strip()):
-                    return {"role": role, "content": words}
+                    return Turn({"role": role, "content": words}, float(role == "assistant"))
         return None
 
     def role(self, given: object, where: str) -> str:
@@ -226,9 +153,8 @@ class Turns:
             )
         return role
 
-    def _messages(self, turn: Mapping[str, Any], where: str) -> list[tuple[Message, float | None, Pieces | None]]:
-        """The message of a turn, or the messages (results of tools in the parts of a user's), with weight and
-        pieces."""
+    def _turns(self, turn: Mapping[str, Any], where: str) -> list[Turn]:
+        """What an item of a list comes to: a turn, behind one for each result of a tool among its parts."""
         role_key = "role" if "role" in turn else "from"
         if role_key not in turn:
             raise RowError("missing_field", f"{where} has no 'role' (it has {names_of(turn)})")
@@ -282,19 +208,18 @@ class Turns:
                 self._never_read(where, key)
         if role == "assistant" and not message["content"].strip() and not calls:
             raise RowError("empty_answer", f"{where}: an assistant message with nothing in it")
-        if parts.results and not (message["content"].strip() or calls):
-            return [(result, None, None) for result in parts.results]
-        weight = self._weight(turn, role, where)
-        pieces = (
-            None
-            if parts.pieces is None
-            else [(size, one * (1.0 if weight is None else weight)) for size, one in parts.pieces]
-        )
+        results = [Turn(result) for result in parts.results]
+        if results and not (message["content"].strip() or calls):
+            return results
+        weight, pieces = self._weight(turn, role, where), parts.pieces
         if pieces is not None and role != "assistant":
-            if any(one for _, one in pieces) and any(flag for flag in parts.flags):
+            if any(one for _, one in pieces) and any(parts.flags) and weight != 0:
                 raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
             pieces = None
-        return [*((result, None, None) for result in parts.results), (message, weight, pieces)]
+        if pieces is not None and weight is not None:
+            pieces = [(size, one * weight) for size, one in pieces]
+        counts = (1.0 if weight is None else weight) if role == "assistant" else 0.0
+        return [*results, Turn(message, counts, pieces, is_unsaid=weight == 0)]
 
     def _one_of(self, turn: Mapping[str, Any], names: Sequence[str], where: str) -> str:
         """The first of several fields of the same meaning that holds something, else that is there; others that say
@@ -308,10 +233,10 @@ class Turns:
         return key
 
     def _never_read(self, where: str, field: str) -> None:
-        count_unread(self._unread, f"{re.sub(_NUMBER, '[]', where)}.{field}")
+        count_unread(self.unread, f"{re.sub(_NUMBER, '[]', where)}.{field}")
 
     def _call(self, value: object, where: str) -> dict[str, Any]:
-        value = as_list(without_nulls(value) if self._fills_nulls else value)
+        value = as_list(without_nulls(value) if self.fills_nulls else value)
         if isinstance(value, dict):
             inner = value.get("function")
             for said, known in ((value, _CALL_FIELDS), (inner if isinstance(inner, dict) else {}, _FUNCTION_FIELDS)):
@@ -322,12 +247,12 @@ class Turns:
 
     def _weight(self, turn: Mapping[str, Any], role: str, where: str) -> float | None:
         """What the flags of a message come to, ``None`` if it has none. Raises ``RowError``."""
-        found = [w for name in FLAGS if (w := number_weight(turn.get(name), f"{where}.{name}")) is not None]
-        if not found:
+        weights = weights_of(turn, FLAGS, where)
+        if not weights:
             return None
-        if role != "assistant" and any(found):
+        if role != "assistant" and any(weights):
             raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
-        return math.prod(found)
+        return math.prod(weights)
 
     def _parts(self, value: object, role: str, where: str) -> _Parts:
         parts = _Parts()
@@ -344,9 +269,7 @@ class Turns:
         pieces: Pieces = []
         for number, part in enumerate(value):
             text = self._part(part, parts, f"{where}[{number}]")
-            flags = [
-                w for name in FLAGS if (w := number_weight(part.get(name), f"{where}[{number}].{name}")) is not None
-            ]
+            flags = weights_of(part, FLAGS, f"{where}[{number}]")
             parts.flags += flags
             pieces.append((len(text), math.prod(flags)))
             parts.text += text
@@ -505,21 +428,12 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     return {"type": "function", "function": inner}
 
 
-def without_nulls(value: Any) -> Any:
-    """A value without the fields that are null: Arrow gives every object of a column the fields of all others."""
-    if isinstance(value, dict):
-        return {key: without_nulls(found) for key, found in value.items() if found is not None}
-    if isinstance(value, list):
-        return [without_nulls(found) for found in value]
-    return value
-
-
-def placeholder_in(messages: Sequence[Message]) -> str | None:
+def placeholder_in(turns: Sequence[Turn]) -> str | None:
     """What stands for a picture or a sound at the beginning or the end of a user's message, if anything does."""
-    for message in messages:
-        if message["role"] != "user":
+    for turn in turns:
+        if turn.role != "user":
             continue
-        words = message["content"].strip()
+        words = turn.message["content"].strip()
         for mark in PLACEHOLDERS:
             if words.startswith(mark) or words.endswith("\n" + mark):
                 return mark

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tonnage.data.conversation import Conversation, RowError
-from tonnage.data.turns import MOST_UNREAD, Turns, read_tools
+from tonnage.forms.conversation import Conversation, Pieces, RowError
+from tonnage.forms.turns import TurnReader, read_tools
+from tonnage.forms.values import MOST_UNREAD
 
 ASK = {"role": "user", "content": "Which day?"}
 SAID = {"role": "assistant", "content": "Friday."}
@@ -20,7 +21,20 @@ INNER = {"name": "look_up", "arguments": ARGUMENTS}
 
 def read(messages: object, **changes: Any) -> tuple[Conversation, dict[str, int]]:
     unread: Counter[str] = Counter()
-    return Turns(changes.pop("roles", {}), unread, **changes).read(messages, "messages"), dict(unread)
+    turns = TurnReader(changes.pop("roles", {}), unread, **changes).read(messages, "messages")
+    return Conversation(turns), dict(unread)
+
+
+def weights_in(conversation: Conversation) -> list[float]:
+    return [turn.weight for turn in conversation.turns]
+
+
+def pieces_in(conversation: Conversation) -> dict[int, Pieces]:
+    return {at: turn.pieces for at, turn in enumerate(conversation.turns) if turn.pieces is not None}
+
+
+def unsaid_in(conversation: Conversation) -> frozenset[int]:
+    return frozenset(at for at, turn in enumerate(conversation.turns) if turn.is_unsaid)
 
 
 def last(*messages: object, **changes: Any) -> dict[str, Any]:
@@ -59,7 +73,7 @@ def test_a_role_that_nobody_knows_is_refused_until_the_config_says_whose_it_is()
         'say whose it is: roles: {"Old Wizard": assistant} (or system, user, tool)',
     )
     conversation, _ = read(turns, roles={"Old Wizard": "assistant"})
-    assert (conversation.messages[1], conversation.weights) == (SAID, [0.0, 1.0])
+    assert (conversation.messages[1], weights_in(conversation)) == (SAID, [0.0, 1.0])
     swapped, _ = read([ASK, SAID], roles={"user": "assistant", "Assistant": "user"})
     assert [message["role"] for message in swapped.messages] == ["assistant", "user"]
     told = {"role": "function_call", "content": "6"}
@@ -78,14 +92,14 @@ def test_what_is_no_role_is_refused(role: object) -> None:
 @pytest.mark.parametrize(("value", "weight"), [(True, 1.0), (1, 1.0), (False, 0.0), (0, 0.0), (0.5, 0.5), (None, 1.0)])
 def test_flags_of_messages(name: str, value: object, weight: float) -> None:
     conversation, unread = read([ASK, {**SAID, name: value}, ASK, SAID])
-    assert conversation.weights == [0.0, weight, 0.0, 1.0]
-    assert conversation.unsaid == (frozenset([1]) if weight == 0 else frozenset())
-    assert (conversation.pieces, unread) == ({}, {})
+    assert weights_in(conversation) == [0.0, weight, 0.0, 1.0]
+    assert unsaid_in(conversation) == (frozenset([1]) if weight == 0 else frozenset())
+    assert (pieces_in(conversation), unread) == ({}, {})
 
 
 def test_several_flags_of_a_message_hold_all() -> None:
-    assert read([ASK, {**SAID, "train": True, "weight": 0.5, "loss": 0.5}])[0].weights == [0.0, 0.25]
-    assert read([ASK, {**SAID, "train": False, "weight": 1}])[0].weights == [0.0, 0.0]
+    assert weights_in(read([ASK, {**SAID, "train": True, "weight": 0.5, "loss": 0.5}])[0]) == [0.0, 0.25]
+    assert weights_in(read([ASK, {**SAID, "train": False, "weight": 1}])[0]) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("value", ["true", "1", [True], {}, -1, float("nan"), float("inf"), 10**400, 1e7])
@@ -100,7 +114,7 @@ def test_only_the_assistant_is_trained() -> None:
     part = {"type": "text", "text": "x", "train": True}
     assert "only what the assistant says" in refused([{**ASK, "content": [part]}, SAID]).reason
     conversation, _ = read([{**ASK, "loss": False}, SAID])
-    assert (conversation.weights, conversation.unsaid) == ([0.0, 1.0], frozenset([0]))
+    assert (weights_in(conversation), unsaid_in(conversation)) == ([0.0, 1.0], frozenset([0]))
 
 
 @pytest.mark.parametrize("name", ["loss", "train", "weight"])
@@ -112,11 +126,11 @@ def test_flags_of_parts(name: str) -> None:
     ]
     conversation, _ = read([ASK, {"role": "assistant", "content": parts}])
     assert conversation.messages[1] == {"role": "assistant", "content": "On Friday!"}
-    assert conversation.pieces == {1: [(3, 1.0), (6, 0.0), (1, 1.0)]}
+    assert pieces_in(conversation) == {1: [(3, 1.0), (6, 0.0), (1, 1.0)]}
     halved, _ = read([ASK, {"role": "assistant", "content": parts, "weight": 0.5}])
-    assert halved.pieces == {1: [(3, 0.5), (6, 0.0), (1, 0.5)]}
+    assert pieces_in(halved) == {1: [(3, 0.5), (6, 0.0), (1, 0.5)]}
     plain, _ = read([ASK, {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}])
-    assert (plain.pieces, plain.messages[1]["content"]) == ({}, "ab")
+    assert (pieces_in(plain), plain.messages[1]["content"]) == ({}, "ab")
 
 
 def test_train_detail_is_refused_and_its_advice_works() -> None:
@@ -124,7 +138,7 @@ def test_train_detail_is_refused_and_its_advice_works() -> None:
     error = refused([ASK, {**SAID, "train_detail": detail}])
     assert (error.kind, error.reason) == ("unsupported", "messages[1]: train_detail is not read")
     parts = json.loads(error.change.split(": ", 1)[1])
-    assert read([ASK, {"role": "assistant", "content": parts}])[0].pieces == {1: [(3, 0.0)]}
+    assert pieces_in(read([ASK, {"role": "assistant", "content": parts}])[0]) == {1: [(3, 0.0)]}
     assert read([ASK, {**SAID, "train_detail": None}])[1] == {}
 
 
@@ -327,10 +341,10 @@ def test_results_among_the_parts_of_a_question_are_messages_of_tools() -> None:
     ]
     conversation, _ = read([ASK, {"role": "user", "content": parts}, SAID])
     assert conversation.messages == [ASK, *results, SAID]
-    assert conversation.weights == [0.0, 0.0, 0.0, 1.0]
+    assert weights_in(conversation) == [0.0, 0.0, 0.0, 1.0]
     said = {"role": "user", "content": [*parts, {"type": "text", "text": "Which day?"}]}
     assert read([ASK, said, {**SAID, "loss": False}])[0].messages == [ASK, *results, ASK, SAID]
-    assert read([ASK, said, {**SAID, "loss": False}])[0].unsaid == frozenset([4])
+    assert unsaid_in(read([ASK, said, {**SAID, "loss": False}])[0]) == frozenset([4])
 
 
 SCHEMA = {"name": "look_up", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}

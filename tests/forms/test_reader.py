@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 from hostile import mutations
 from hostile.groups.rows import FORMS
-from tonnage.data.conversation import Conversation, RowError
-from tonnage.data.formats import FORMATS, Form
-from tonnage.data.reader import Reader
+from tonnage.forms.conversation import Conversation, Message, Pieces, RowError, Turn
+from tonnage.forms.formats import FORMATS, Form
+from tonnage.forms.reader import Reader
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "Which day?"}
@@ -24,6 +25,21 @@ CHAT = [ASK, SAID]
 SCHEMA = {"name": "look_up", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOL = {"type": "function", "function": SCHEMA}
 WITH_INPUT = {"role": "user", "content": "Which?\n\na, b", "instruction": "Which?", "input": "a, b"}
+
+
+def chat(
+    messages: Sequence[Message],
+    weights: Sequence[float],
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    pieces: Mapping[int, Pieces] | None = None,
+    unsaid: Collection[int] = (),
+) -> Conversation:
+    """A conversation, with what its turns hold side by side."""
+    turns = enumerate(zip(messages, weights, strict=True))
+    return Conversation(
+        [Turn(message, weight, (pieces or {}).get(at), at in unsaid) for at, (message, weight) in turns], tools
+    )
 
 
 def read(form: str, row: dict[str, Any], **changes: Any) -> list[Conversation]:
@@ -48,7 +64,7 @@ def unread(form: str, row: dict[str, Any], **changes: Any) -> dict[str, int]:
 
 
 CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
-    "alpaca": ("alpaca", {"instruction": "Which day?", "output": "Friday."}, Conversation(CHAT, [0.0, 1.0])),
+    "alpaca": ("alpaca", {"instruction": "Which day?", "output": "Friday."}, chat(CHAT, [0.0, 1.0])),
     "alpaca, all fields": (
         "alpaca",
         {
@@ -59,9 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
             "history": [["Which day?", "Friday."]],
             "tools": [SCHEMA],
         },
-        Conversation(
-            [SYSTEM, ASK, SAID, WITH_INPUT, {"role": "assistant", "content": "b"}], [0.0, 0.0, 1.0, 0.0, 1.0], [TOOL]
-        ),
+        chat([SYSTEM, ASK, SAID, WITH_INPUT, {"role": "assistant", "content": "b"}], [0.0, 0.0, 1.0, 0.0, 1.0], [TOOL]),
     ),
     "alpaca, history as text, nulls": (
         "alpaca",
@@ -72,22 +86,22 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
             "system": None,
             "history": json.dumps([["Which day?", "Friday."]]),
         },
-        Conversation([ASK, SAID, AGAIN, YES], [0.0, 1.0, 0.0, 1.0]),
+        chat([ASK, SAID, AGAIN, YES], [0.0, 1.0, 0.0, 1.0]),
     ),
     "alpaca, the input alone": (
         "alpaca",
         {"instruction": "", "input": "Which day?", "output": "Friday."},
-        Conversation([{**ASK, "instruction": "", "input": "Which day?"}, SAID], [0.0, 1.0]),
+        chat([{**ASK, "instruction": "", "input": "Which day?"}, SAID], [0.0, 1.0]),
     ),
     "messages, system and tools beside": (
         "messages",
         {"messages": CHAT, "system": "Be brief.", "tools": json.dumps([SCHEMA])},
-        Conversation([SYSTEM, *CHAT], [0.0, 0.0, 1.0], [TOOL]),
+        chat([SYSTEM, *CHAT], [0.0, 0.0, 1.0], [TOOL]),
     ),
     "messages, the same system twice": (
         "messages",
         {"messages": [SYSTEM, *CHAT], "system": "Be brief. "},
-        Conversation([SYSTEM, *CHAT], [0.0, 0.0, 1.0]),
+        chat([SYSTEM, *CHAT], [0.0, 0.0, 1.0]),
     ),
     "messages, functions": (
         "messages",
@@ -100,7 +114,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
             ],
             "functions": [SCHEMA],
         },
-        Conversation(
+        chat(
             [
                 ASK,
                 {
@@ -129,7 +143,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
             "system": "Be brief.",
             "loss_weight": 0.5,
         },
-        Conversation(
+        chat(
             [SYSTEM, ASK, SAID, AGAIN, YES, AGAIN, YES],
             [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.5],
             pieces={2: [(3, 0.0), (4, 0.5)]},
@@ -145,28 +159,28 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
                 {"from": "gpt", "value": "Friday."},
             ]
         },
-        Conversation([SYSTEM, *CHAT], [0.0, 0.0, 1.0]),
+        chat([SYSTEM, *CHAT], [0.0, 0.0, 1.0]),
     ),
-    "completion": ("completion", {"prompt": "Which day?", "completion": "Friday."}, Conversation(CHAT, [0.0, 1.0])),
+    "completion": ("completion", {"prompt": "Which day?", "completion": "Friday."}, chat(CHAT, [0.0, 1.0])),
     "completion, messages": (
         "completion",
         {"prompt": [SYSTEM, ASK, SAID, AGAIN], "completion": [YES]},
-        Conversation([SYSTEM, ASK, SAID, AGAIN, YES], [0.0, 0.0, 0.0, 0.0, 1.0]),
+        chat([SYSTEM, ASK, SAID, AGAIN, YES], [0.0, 0.0, 0.0, 0.0, 1.0]),
     ),
     "completion, one message each, as text": (
         "completion",
         {"prompt": json.dumps(ASK), "completion": json.dumps(SAID)},
-        Conversation(CHAT, [0.0, 1.0]),
+        chat(CHAT, [0.0, 1.0]),
     ),
     "completion, text and messages": (
         "completion",
         {"prompt": "Which day?", "completion": [{**SAID, "train": 0}, AGAIN, YES], "tools": [TOOL]},
-        Conversation([*CHAT, AGAIN, YES], [0.0, 0.0, 0.0, 1.0], [TOOL], unsaid=frozenset([1])),
+        chat([*CHAT, AGAIN, YES], [0.0, 0.0, 0.0, 1.0], [TOOL], unsaid=frozenset([1])),
     ),
     "completion, words that look like a list": (
         "completion",
         {"prompt": "[1, 2] and?", "completion": "{3}"},
-        Conversation([{"role": "user", "content": "[1, 2] and?"}, {"role": "assistant", "content": "{3}"}], [0.0, 1.0]),
+        chat([{"role": "user", "content": "[1, 2] and?"}, {"role": "assistant", "content": "{3}"}], [0.0, 1.0]),
     ),
     "text": ("text", {"text": "Which day? Friday."}, Conversation(text="Which day? Friday.")),
     "pairs": (
@@ -178,14 +192,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
                 {"input": "Sure?", "output": "Yes.", "weight": 0.5},
             ]
         },
-        Conversation(
-            [SYSTEM, ASK, SAID, AGAIN, YES, AGAIN, YES], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.5], unsaid=frozenset([4])
-        ),
+        chat([SYSTEM, ASK, SAID, AGAIN, YES, AGAIN, YES], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.5], unsaid=frozenset([4])),
     ),
     "strings": (
         "strings",
         {"data": ["Which day?", "Friday.", "Sure?", "Yes.", "Sure?"]},
-        Conversation([ASK, SAID, AGAIN, YES, AGAIN], [0.0, 1.0, 0.0, 1.0, 0.0]),
+        chat([ASK, SAID, AGAIN, YES, AGAIN], [0.0, 1.0, 0.0, 1.0, 0.0]),
     ),
     "gemini": (
         "gemini",
@@ -211,7 +223,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
             ],
             "tools": [{"functionDeclarations": [SCHEMA]}],
         },
-        Conversation(
+        chat(
             [
                 SYSTEM,
                 ASK,
@@ -232,12 +244,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Conversation]] = {
     "segments": (
         "segments",
         {"segments": [{"label": False, "text": "Day? "}, {"label": True, "text": "Friday."}]},
-        Conversation(text="Day? Friday.", pieces={0: [(5, 0.0), (7, 1.0)]}),
+        Conversation(text="Day? Friday.", pieces=[(5, 0.0), (7, 1.0)]),
     ),
     "segments, weights": (
         "segments",
         {"segments": [{"label": None, "train": 0, "text": "Day? "}, {"weight": 0.5, "text": "Friday."}]},
-        Conversation(text="Day? Friday.", pieces={0: [(5, 0.0), (7, 0.5)]}),
+        Conversation(text="Day? Friday.", pieces=[(5, 0.0), (7, 0.5)]),
     ),
     "tokens, labels": (
         "tokens",
@@ -274,10 +286,8 @@ def test_every_instance_is_a_conversation() -> None:
         "system": "Be brief.",
     }
     assert read("instances", row) == [
-        Conversation([SYSTEM, WITH_INPUT, {"role": "assistant", "content": "b"}], [0.0, 0.0, 1.0]),
-        Conversation(
-            [SYSTEM, {"role": "user", "content": "Which?"}, {"role": "assistant", "content": "c"}], [0.0, 0.0, 1.0]
-        ),
+        chat([SYSTEM, WITH_INPUT, {"role": "assistant", "content": "b"}], [0.0, 0.0, 1.0]),
+        chat([SYSTEM, {"role": "user", "content": "Which?"}, {"role": "assistant", "content": "c"}], [0.0, 0.0, 1.0]),
     ]
 
 
@@ -295,9 +305,9 @@ def test_each_path_of_a_tree_to_a_leaf_is_there_once() -> None:
     )
     monday = {"role": "assistant", "content": "Monday."}
     assert read("tree", {"prompt": tree}) == [
-        Conversation([ASK, SAID, AGAIN, YES], [0.0, 1.0, 0.0, 1.0]),
-        Conversation(CHAT, [0.0, 1.0]),  # what the user said last is not answered
-        Conversation([ASK, monday], [0.0, 1.0]),
+        chat([ASK, SAID, AGAIN, YES], [0.0, 1.0, 0.0, 1.0]),
+        chat(CHAT, [0.0, 1.0]),  # what the user said last is not answered
+        chat([ASK, monday], [0.0, 1.0]),
     ]
     assert unread("tree", {"prompt": tree, "tree_state": "ready"}) == {"tree_state": 1, "replies[].lang": 1}
 
@@ -492,7 +502,7 @@ def test_flags_of_geminis_messages_hold() -> None:
             {"role": "model", "parts": [{"text": "b"}]},
         ]
     }
-    assert one("gemini", row).weights == [0.0, 0.0, 0.0, 1.0]
+    assert [turn.weight for turn in one("gemini", row).turns] == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_tools_from_arrow_files_are_without_nulls() -> None:
@@ -518,15 +528,17 @@ def test_a_column_in_the_place_of_a_field_that_is_there_is_seen() -> None:
 def test_a_system_message_may_be_dropped() -> None:
     marked = [SYSTEM, ASK, {**SAID, "train": False}, AGAIN, YES]
     for form, row, expected in (
-        ("messages", {"messages": marked}, Conversation([ASK, SAID, AGAIN, YES], [0.0, 0.0, 0.0, 1.0])),
-        ("alpaca", {"instruction": "Which day?", "output": "Friday.", "system": "x"}, Conversation(CHAT, [0.0, 1.0])),
+        ("messages", {"messages": marked}, chat([ASK, SAID, AGAIN, YES], [0.0, 0.0, 0.0, 1.0])),
+        ("alpaca", {"instruction": "Which day?", "output": "Friday.", "system": "x"}, chat(CHAT, [0.0, 1.0])),
     ):
         found = one(form, row, drops_system=True)
-        assert (found.messages, found.weights) == (expected.messages, expected.weights)
-        assert found.unsaid == (frozenset({1}) if form == "messages" else frozenset())
+        assert [(turn.message, turn.weight) for turn in found.turns] == [
+            (turn.message, turn.weight) for turn in expected.turns
+        ]
+        assert [at for at, turn in enumerate(found.turns) if turn.is_unsaid] == ([1] if form == "messages" else [])
     parts = [{"type": "text", "text": "Fri", "train": False}, {"type": "text", "text": "day."}]
     split = one("messages", {"messages": [SYSTEM, ASK, {**SAID, "content": parts}]}, drops_system=True)
-    assert list(split.pieces) == [1]
+    assert [at for at, turn in enumerate(split.turns) if turn.pieces is not None] == [1]
     assert refused("messages", {"messages": [SYSTEM, ASK]}, drops_system=True).kind == "no_answer"
 
 

@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 
-from tonnage.data.conversation import RowError
-from tonnage.data.formats import PRESETS, Form, Row, form_of
-from tonnage.data.reader import PATH, SOURCE, Reader, for_chosen
-from tonnage.data.turns import is_empty
+from tonnage.forms.conversation import RowError
+from tonnage.forms.formats import PRESETS, Form, form_of
+from tonnage.forms.reader import PATH, SOURCE, Reader, for_chosen
+from tonnage.forms.values import Row, is_empty
 
 _NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
 """Words that are something else in YAML, of one version or another."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tonnage.data.formats import FORMATS, NAMES, PRESETS, Form, candidates, detect, fields_of, form_of, rename
-from tonnage.data.reader import Reader
+from tonnage.forms.formats import FORMATS, NAMES, PRESETS, Form, candidates, detect, fields_of, form_of, rename
+from tonnage.forms.reader import Reader
 
 TURNS = [{"role": "user", "content": "Which day?"}, {"role": "assistant", "content": "Friday."}]
 SHARED = [{"from": "human", "value": "Which day?"}, {"from": "gpt", "value": "Friday."}]
@@ -41,7 +41,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 def test_every_form_is_here() -> None:
     assert set(ROWS) == set(FORMATS)
-    assert set(NAMES) == {*FORMATS, *PRESETS}
+    assert set(NAMES) == {"auto", *FORMATS, *PRESETS}
     assert {name for name, _ in PRESETS.values()} <= set(FORMATS)
 
 
@@ -110,7 +110,7 @@ def test_presets(name: str) -> None:
     form = form_of(name, {}, {})
     (conversation,) = Reader(form).read(row)
     assert [(message["role"], message["content"]) for message in conversation.messages] == expected
-    assert conversation.weights == [float(role == "assistant") for role, _ in expected]
+    assert [turn.weight for turn in conversation.turns] == [float(role == "assistant") for role, _ in expected]
 
 
 def test_columns_stand_over_those_of_a_preset() -> None:

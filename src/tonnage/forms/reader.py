@@ -1,0 +1,146 @@
+"""From rows of a form to conversations.
+
+``Reader`` checks every value it uses, raises ``RowError`` with the reason, and counts the fields that nobody reads; it
+never repairs a row in silence. Rows that were made for another purpose (preferences, pictures) are refused, since their
+texts alone mean something else. Which tokens are trained is settled elsewhere: here a message only gets its weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from tonnage.forms.conversation import Conversation, RowError
+from tonnage.forms.formats import FORMATS, LISTS, Form, fields_of, rename, turns_of
+from tonnage.forms.turns import MEDIA, TurnReader, media_error, placeholder_in
+from tonnage.forms.values import Row, count_unread, is_empty, kind_of, names_of, number_weight, quietly
+from tonnage.forms.verdicts import Values
+
+LARGEST_CARRIED = 3.4e38
+SOURCE, PATH = "{source}", "{path}"
+"""In a ``RowError``'s advice: the key of the row's source in the config, and its path."""
+
+
+class Reader:
+    """Reads the rows of one source."""
+
+    def __init__(self, form: Form, *, fills_nulls: bool = False, carry: Sequence[str] = ()) -> None:
+        """``fills_nulls``: whether the file's kind gives objects the fields of all others, null. ``carry``: columns of
+        numbers that go with each conversation of a row."""
+        self.unread: Counter[str] = Counter()
+        """Fields that hold something and are not read -> rows (or messages) that have them."""
+        self.columns: Counter[str] = Counter()
+        """Columns that the form names -> rows that have them."""
+        self.values = Values()
+        """Of the fields that are not read."""
+        self._form, self._format = form, FORMATS[form.format]
+        self._turns = TurnReader(form.roles, self.unread, self.values, fills_nulls=fills_nulls)
+        self._carry = tuple(carry)
+        self._known = frozenset((*fields_of(form.format), *carry))
+        self._asked_for = frozenset(form.columns.values())
+
+    def read(self, row: Row) -> list[Conversation]:
+        """The conversations of a row: one, or one for every path of a tree and every instance. Raises ``RowError``."""
+        carried = tuple(_carried(row, name) for name in self._carry)
+        if self._form.columns:
+            self.columns.update(self._asked_for.intersection(row))
+            for ours, theirs in self._form.columns.items():
+                if ours in row and theirs in row and ours not in self._asked_for and not is_empty(row[ours]):
+                    count_unread(self.unread, ours)  # another column stands in its place
+            row = rename(row, self._form.columns)
+        beside = [name for name in row if name not in self._known]
+        for name in beside:
+            self._unknown(name, row)
+        conversations = self._format.read(row, self._form, self._turns)
+        if beside:
+            self._note_values(row, beside, conversations[-1])
+        weight = number_weight(row.get("loss_weight"), "loss_weight")
+        for at, conversation in enumerate(conversations):
+            if self._form.drops_system and conversation.turns and conversation.turns[0].role == "system":
+                conversation.turns = conversation.turns[1:]
+            conversation.carried = carried
+            if weight is not None:
+                conversations[at] = conversation = conversation.scaled(weight)
+            if mark := placeholder_in(conversation.turns):
+                raise media_error(f"a message that begins or ends with {mark}")
+            if conversation.is_chat:
+                _check_turns(conversation)
+        return conversations
+
+    def _unknown(self, name: str, row: Row) -> None:
+        """Count a field that is not read, or refuse the row for it."""
+        value = row[name]
+        if is_empty(value) or (self._format.is_listed and name in LISTS and name == turns_of(row, self._form.format)):
+            return
+        if name in MEDIA:
+            raise media_error(f"a field {name!r}")
+        if name == "kto_tag" or (name == "label" and isinstance(value, bool)):
+            raise RowError(
+                "preference",
+                f"a field {name!r} that says whether the answer is a good one",
+                f"write the rows whose {name} is true to a file of their own, without that field; training on both "
+                "kinds is not there yet",
+            )
+        if name in ("chosen", "rejected") and row.get("chosen") is not None:
+            raise RowError(
+                "preference",
+                "an answer that was chosen, or one that was rejected, beside it: a preference, which needs another "
+                "objective",
+                for_chosen(row),
+            )
+        if name == "train_detail":
+            raise RowError(
+                "unsupported", "train_detail is not read", "mark messages, or parts of them, with train: false"
+            )
+        count_unread(self.unread, str(name))
+
+    def _note_values(self, row: Row, beside: Sequence[str], conversation: Conversation) -> None:
+        """Note the values of the fields ``beside`` those that are read."""
+        answer = conversation.turns[-1].message["content"] if conversation.turns else ""
+        for name in beside:
+            if not (self._format.is_listed and name in LISTS):
+                self.values.note(name, row[name], answer)
+
+
+def _check_turns(conversation: Conversation) -> None:
+    """Refuse a conversation of which nothing would be trained."""
+    roles = [turn.role for turn in conversation.turns]
+    if "assistant" not in roles:
+        raise RowError("no_answer", f"no assistant message (roles: {', '.join(roles) or 'none'})")
+    if not any(turn.weight and turn.has_weight for turn in conversation.turns):
+        raise RowError(
+            "nothing_supervised", "every assistant message is marked as not to be trained (train: false or weight 0)"
+        )
+
+
+def _carried(row: Row, name: str) -> float:
+    """The number of a row that goes with its documents. Raises ``RowError``."""
+    value = row.get(name)
+    if is_empty(value):
+        raise RowError("missing_field", f"no {name!r}, which data.carry names (it has {names_of(row)})")
+    if not isinstance(value, int | float):
+        raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, and data.carry takes numbers")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= LARGEST_CARRIED:  # in fp32, as a loss is given it
+        raise RowError("wrong_type", f"{name!r} is {str(value)[:20]}, and data.carry takes numbers that fp32 holds")
+    return number
+
+
+def for_chosen(row: Row) -> str:
+    """How to train on the chosen answers of preferences; ``SOURCE`` and ``PATH`` stand for what only the caller
+    knows."""
+    chosen = quietly(row["chosen"])
+    names = ("prompt", "question", "instruction", "query", "input", *LISTS)
+    asked = next((name for name in names if not is_empty(row.get(name))), None)
+    if isinstance(chosen, list) and len(chosen) > 1:
+        form = "messages, columns: {messages: chosen}"
+    elif asked is None:
+        return "to train on the chosen answers alone, write them to a file of their own, as prompt and completion"
+    else:
+        prompt = "" if asked == "prompt" else f"prompt: {asked}, "
+        form = f"completion, columns: {{{prompt}completion: chosen}}"
+    return f"train on the chosen answers alone: {SOURCE}: {{path: {PATH}, format: {form}}}"
