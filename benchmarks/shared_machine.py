@@ -76,13 +76,13 @@ def compare(field: Field, method: str, arguments: argparse.Namespace) -> dict[st
         for turn in range(arguments.rounds):
             for number in arguments.busy:
                 print(f"beside {number}", flush=True)
-                order = list(field_of.items())  # the first of a turn was seen to be slower, whoever it is
+                order = list(field_of.items())  # no contestant is the first of every turn
                 with busy_processes(number):
                     for name, contestant in reversed(order) if turn % 2 else order:
                         if name == TRAINER and turn >= arguments.trainer_rounds:
                             continue
                         contestant.take(1)
-                        # Steps differ in their tokens, which all contestants see in the same order.
+                        # Steps differ in their number of tokens; all contestants take the same steps in the same order.
                         seconds[name][number].append(contestant.seconds[-1] * 1000 / contestant.tokens[-1])
     return {name: figures(one) for name, one in seconds.items()}
 

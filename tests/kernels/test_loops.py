@@ -27,6 +27,9 @@ if sys.argv[1] == "full":
 if sys.argv[1] == "nowhere":
     from numba.core import caching
     caching.CacheImpl._locator_classes = []
+if sys.argv[1] == "semaphores":
+    from multiprocessing import synchronize
+    synchronize.SemLock.__init__ = None
 values = np.zeros(3)
 loops.loop(add)(values)
 assert values.tolist() == [1, 1, 1]
@@ -50,6 +53,10 @@ def test_loops_are_kept_and_found_again(tmp_path: Path) -> None:
     assert len(kept) == 2
     assert compiled(tmp_path, tmp_path / "cache") == ""
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_threads_start_without_a_file_that_a_kill_would_leave(tmp_path: Path) -> None:
+    assert compiled(tmp_path, tmp_path / "cache", "semaphores") == ""
 
 
 @pytest.mark.parametrize("fault", ["full", "nowhere", "damaged", "open to all"])

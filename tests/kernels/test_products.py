@@ -106,17 +106,20 @@ def test_fp32_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("turns", [True, False])
-@pytest.mark.parametrize(("rows", "size", "columns"), [(70, 33, 40), (1, 5, 3), (64, 32, 7)])
+@pytest.mark.parametrize(("rows", "size", "columns"), [(70, 33, 40), (1, 5, 8), (64, 32, 7), (70, 33, 5)])
 def test_a_left_operand_that_lies_the_wrong_way_round(
     monkeypatch: pytest.MonkeyPatch, turns: bool, rows: int, size: int, columns: int
 ) -> None:
     monkeypatch.setattr(products, "processor_is_slow", lambda dtype: False)
-    monkeypatch.setattr(products, "turning_pays", lambda: turns)
+    monkeypatch.setattr(products, "processor_turns", lambda: turns)
+    monkeypatch.setattr(products, "WIDE", 6)
+    monkeypatch.setattr(products, "TURNED_AT_A_TIME", 32 * size)
     turned = Mock(wraps=products.turned)
     monkeypatch.setattr(products, "turned", turned)
     torch.manual_seed(0)
     left, right = randn(size, rows).t(), randn(size, columns)
     exact = left.double() @ right.double()
     torch.testing.assert_close(products.product(left, right).double(), exact, rtol=2**-8, atol=2**-8)
-    assert turned.call_count == (turns and rows > 1)
+    pieces = -(-rows // 32) if turns and rows > 1 and columns >= 6 else 0
+    assert turned.call_count == pieces
     assert products.turned(left.t()).equal(left)

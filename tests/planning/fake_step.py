@@ -40,6 +40,7 @@ from tonnage.model.adapters import EVERYTHING, Adapter, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.offload.round_trips import RoundTrips
 from tonnage.optim.gradients import InMemory, OnHost
 from tonnage.optim.tiers import Trained, local
 from tonnage.parallel.block_inputs import BlockInputs
@@ -105,20 +106,29 @@ def micro_batch(arrangement: str) -> MicroBatch:
     return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED), is_padded=padded)
 
 
-class Vanishing(BlockInputs):
-    """Inputs that nobody copies: a tracker would count the host's memory too."""
+class NoTrips(RoundTrips[Any]):
+    """Nothing is copied: a tracker would count the host's memory too."""
 
-    def _copy_out(self, number: int, hidden: torch.Tensor) -> None:
-        """They have no content."""
+    def _copy_out(self, unit: Any, content: torch.Tensor) -> None:
+        """It has no content."""
 
     _copy_in = _copy_out
+
+
+class Vanishing(BlockInputs):
+    """Inputs that nobody copies."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.trips.__class__ = NoTrips
 
 
 class Leaving(OnHost):
     """Gradients that nobody copies."""
 
-    def _copy_out(self, name: str, gradient: torch.Tensor) -> None:
-        """They have no content."""
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.trips.__class__ = NoTrips
 
 
 def kind_of(recompute: str) -> tuple[Any, int | None]:

@@ -25,6 +25,7 @@ from transformers import (
 from forked import work
 from planning import fake_step
 from planning.profiles import layout
+from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import KERNELS, switched_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
@@ -101,11 +102,6 @@ BOTH = pytest.mark.parametrize(
     "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), pytest.param(TIED_LLAMA, id="llama")]
 )
 ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
-
-WITHOUT_TILES = pytest.mark.skipif(
-    torch.cpu._is_amx_tile_supported(),
-    reason="with AMX operands are turned into copies, which plans of a few MB count otherwise than the tracker does",
-)
 
 
 def layout_of(
@@ -224,14 +220,12 @@ def unseen_by_fsdp(setting: Setting) -> bool:
     return ranks > 1 and zero < 3
 
 
-@WITHOUT_TILES
 def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_settings``."""
     chance = random.Random(1)
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
-@WITHOUT_TILES
 def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
     compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
@@ -546,9 +540,11 @@ def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSe
     """What is gathered, of a tile and of the rest, and the most in a step and in the backward pass.
 
     FSDP2's tracker does not know that shards of tiles are weights, nor what is gathered of them. Where linear layers of
-    blocks come in tiles, a block is planned with what it was measured to hold with whole ones: a little too large.
+    blocks come in tiles, a block is planned with what it was measured to hold with whole ones: a little too large, and
+    with AMX by the operand that is turned for a whole one's gradient.
     """
     config.save_pretrained(folder)
+    turned = 2 * fake_step.TOKENS * config.hidden_size if processor_turns() and precision == "bf16" else 0
     words = [f"{ranks}:3:{kind}:{times}:device:device:{tiles}" for ranks, kind, times, tiles in settings]
     told = work("planning.fake_step", (1, [str(folder), "-", f"packed:{PACKED}:0:{precision}:1:-:1", *words]))
     profile = weigh(config, precision=precision, document_tokens=fake_step.DOCUMENT)
@@ -559,7 +555,8 @@ def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSe
         assert gathered_bytes(layout, vocabulary_tile(layout, profile)) == pytest.approx(found["tile"], rel=2e-2)
         for moment in {"peak", "backward"} & found.keys():
             total = found[moment]["total"]
-            assert total * 0.999 <= in_tiles[moment]["total"] <= total * (1.1 if in_block else 1.001), moment
+            most = total * 1.1 + turned if in_block else total * 1.001
+            assert total * 0.999 <= in_tiles[moment]["total"] <= most, moment
             if ranks > 1:
                 assert in_tiles[moment]["total"] < plan[moment]["total"]
             if moment == "backward" and ranks > 1:

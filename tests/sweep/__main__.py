@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,8 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent.parent
 SECONDS = 300.0
 """For a family."""
+EXACT_SECONDS = 1200.0
+"""For a family's gradients in every way."""
 
 
 def main() -> int:
@@ -60,7 +62,8 @@ def main() -> int:
     began = time.monotonic()
     if asked.exact:
         return _exactness(names, asked.processes, asked.seconds, asked.output)
-    outcomes = _all(names, asked.processes, partial(trial.attempt, layouts=asked.layouts), _line)
+    work = partial(trial.attempt, layouts=asked.layouts)
+    outcomes = sorted(_all(names, asked.processes, work, SECONDS), key=lambda outcome: outcome.name)
     counts = Counter(outcome.kind for outcome in outcomes)
     print(dict(counts), f"{time.monotonic() - began:.0f} s")
     date = datetime.now(UTC).date().isoformat()
@@ -90,11 +93,12 @@ def _exactness(names: list[str], processes: int, seconds: float, output: Path | 
 
     before = json.loads(output.read_text())["families"] if output and output.exists() else []
     done = {family["name"]: family for family in before}
-    outcomes = _all([name for name in names if name not in done], processes, judge, _exact_line, seconds)
-    done |= {outcome.name: asdict(outcome) for outcome in outcomes}
-    counts = Counter(family["kind"] for family in done.values())
-    print(dict(counts))
-    if output:
+    left = [name for name in names if name not in done]
+    for outcome in _all(left, processes, judge, EXACT_SECONDS, seconds):
+        done[outcome.name] = asdict(outcome)
+        if not output:
+            continue
+        counts = Counter(family["kind"] for family in done.values())
         result = {
             "date": datetime.now(UTC).date().isoformat(),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -106,6 +110,8 @@ def _exactness(names: list[str], processes: int, seconds: float, output: Path | 
             "families": [done[name] for name in sorted(done)],
         }
         output.write_text(json.dumps(result, indent=1) + "\n")
+    counts = Counter(family["kind"] for family in done.values())
+    print(dict(counts))
     return int(bool(counts.keys() & {"different", "traceback", "too slow"}))
 
 
@@ -113,15 +119,15 @@ def _all(
     names: list[str],
     processes: int,
     work: Callable[[str, Path], Any],
-    line: Callable[[Any], str],
+    limit: float,
     begins_for: float = float("inf"),
-) -> list[Any]:
-    """What ``work`` finds of each, in a process of its own, forked from this one; none begins after ``begins_for``
-    seconds."""
+) -> Iterator[Any]:
+    """What ``work`` finds of each within ``limit`` seconds, as it ends, in a process of its own, forked from this one;
+    none begins after ``begins_for`` seconds."""
     from sweep.trial import Outcome
 
     context = multiprocessing.get_context("fork")
-    began, waiting, found = time.monotonic(), list(reversed(names)), list[Any]()
+    began, waiting = time.monotonic(), list(reversed(names))
     running: dict[Connection, tuple[str, ForkProcess, float]] = {}
     while waiting or running:
         if time.monotonic() - began > begins_for:
@@ -136,9 +142,9 @@ def _all(
         ready = wait(list(running), timeout=1.0)
         for end, (name, process, since) in list(running.items()):
             seconds = time.monotonic() - since
-            if end not in ready and seconds < SECONDS:
+            if end not in ready and seconds < limit:
                 continue
-            outcome: Any = Outcome(name, "too slow", f"more than {SECONDS:.0f} s")
+            outcome: Any = Outcome(name, "too slow", f"more than {limit:.0f} s")
             if end in ready:
                 try:
                     outcome = end.recv()
@@ -148,9 +154,9 @@ def _all(
                 process.kill()
             process.join()
             del running[end]
-            found.append(outcome)
-            print(f"{outcome.name:28} {outcome.kind:14} {seconds:4.0f} s  {line(outcome)}", flush=True)
-    return sorted(found, key=lambda outcome: outcome.name)
+            line = _exact_line(outcome) if hasattr(outcome, "runs") else _line(outcome)
+            print(f"{outcome.name:28} {outcome.kind:14} {seconds:4.0f} s  {line}", flush=True)
+            yield outcome
 
 
 def _line(outcome: Any) -> str:

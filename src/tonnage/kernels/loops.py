@@ -7,14 +7,20 @@ time, and is said once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.np.ufunc import parallel
 
 from tonnage.host.cachedir import say_once, why_untrusted
+
+# numba's own lock is a named semaphore, for processes that are forked while threads start, as none of ours is. glibc
+# makes one of a file in /dev/shm, which stays there if the process is killed at that moment.
+parallel._backend_init_process_lock = threading.RLock()
 
 COMPILED_EACH_TIME = "loops are compiled anew in every process, which takes seconds"
 

@@ -36,7 +36,7 @@ class RoundTrips(Generic[Unit]):
 
     def give(self, unit: Unit, content: Tensor) -> None:
         """Let a unit leave. Nobody else may write to ``content``."""
-        if unit in self.coming:  # and was not asked for, being called for nothing
+        if unit in self.coming:  # called, but never used
             self.have(unit)
         self.outward.follow()
         with self.outward:

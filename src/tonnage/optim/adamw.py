@@ -128,7 +128,7 @@ class AdamW:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether a step is asked of a device and nothing of it waited for here, what it multiplies by included."""
+        """Whether ``step`` returns before the device has made the update, or computed the scale of its gradients."""
         devices = {local(one.parameter).device for one in self._trained.values()}
         beside = isinstance(self.tier, InMemory) and isinstance(self.gradients, gradient_tiers.InMemory)
         return beside and not self._lazy and all(map(kernels.is_unseen, devices))

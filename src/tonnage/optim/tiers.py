@@ -1,7 +1,7 @@
 """Where the optimizer's state rests: the interface, and the tier that needs nothing, memory beside the parameters.
 
-A tier hands out the state of a step piece by piece, in place, and is told by being asked for the next piece that the
-last one was updated. The update does not know which tier it works on.
+A tier hands out the state of a step piece by piece, to be changed in place. Who asks for the next piece has updated the
+last one. The update does not know which tier it works on.
 """
 
 from __future__ import annotations

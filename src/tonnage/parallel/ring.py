@@ -99,7 +99,7 @@ class Ring(Generic[Unit]):
         self.await_unit(unit)
         updates = self.updates()
         slot = next(slot for slot in self._slots if (slot.unit, slot.update) != (keeping, updates))
-        if slot.unit is not None and self.of(slot.unit) in (None, slot):  # it may have come anew, to the other
+        if slot.unit is not None and self.of(slot.unit) in (None, slot):  # else the other slot has a newer one
             self.left(slot.unit)
         if slot.coming is not None:  # and was not asked for
             self._inward.join(slot.coming)

@@ -164,7 +164,7 @@ class Layout:
 
     @property
     def gathers(self) -> bool:
-        """Whether gathered parameters are other memory than the shard."""
+        """Whether gathered parameters take memory besides that of the shard."""
         return self.shards > 1 or self.precision != "fp32"
 
 

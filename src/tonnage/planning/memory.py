@@ -450,7 +450,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     reduced_once = last_only or layout.zero <= 1
     alone = shards == 1  # with its shard, which is all of it
     copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends
-    # What was received last is held until more is; below ZeRO 3 only the first micro-batch receives.
+    # FSDP2 keeps what it gathered last until it gathers again; below ZeRO 3 only the first micro-batch gathers.
     received = unit if not alone and (layout.zero == 3 or last_only) else 0
     after_forward = root if layout.zero == 3 else everything
     part = 4 * model.share(shards)

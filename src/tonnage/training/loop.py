@@ -55,8 +55,8 @@ def train(
 ) -> bool:
     """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
 
-    It is enough that it does on one rank. Every rank calls this with its own ``job``. The last state is saved in
-    either case. Evaluations may end it too, where they find nothing better any more.
+    One rank's yes ends it on all. Every rank calls this with its own ``job``. The last state is saved in either case.
+    Evaluations may end it too, where they find nothing better any more.
 
     Returns:
         Whether the run went to its end.
@@ -107,8 +107,8 @@ def train(
         passes = partial(run_passes, job, step.micro_batches, weight / scale, tokens / scale, phases)
         losses = passes()
 
-        # A device that has this to do is asked what became of the step before. If that was not finite, the gradients
-        # are gone: to find out why, it was run again.
+        # The results of the step before are read only now, while the device works on this one. If they were not finite,
+        # that step was run again to find out why, and these gradients are gone.
         if late is not None:
             cursor, late = step_log.settle(late, cursor), None
             if cursor.skips > job.skip_limit:

@@ -38,7 +38,7 @@ from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.host.quantized import Format
 from tonnage.kernels.moments import keeps_blocks, row_length
-from tonnage.kernels.products import turning_pays
+from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.adapters import (
@@ -129,7 +129,7 @@ def _weigh_once(
 ) -> ModelProfile:
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     slow = processor_is_slow(Precision.of(how["precision"], 1).compute)
-    processor = (slow, turning_pays()) if how["device_type"] == "cpu" else ()
+    processor = (slow, processor_turns()) if how["device_type"] == "cpu" else ()
     described = config.to_dict()
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
