@@ -27,10 +27,11 @@ LEFT = [pytest.param(name, marks=pytest.mark.slow) for name in families.NAMES if
 OTHERS = {
     "afmoe": {"gate"},
     "deepseek_v4": {"o_a_proj"},
+    "jamba": {"dt_proj"},
     "phimoe": {"router"},
 }
-"""Layers that one of the two adapts and the other does not: routers, and layers in groups, with whose outputs peft's
-addition fails."""
+"""Layers that one of the two adapts and the other does not: routers, layers in groups, with whose outputs peft's
+addition fails, and one that is never called."""
 
 
 @pytest.mark.parametrize("name", [*FEW, *LEFT])
@@ -46,7 +47,7 @@ def test_peft_finds_every_addition_and_adapts_the_same_layers(name: str) -> None
     theirs = get_peft_model(model, LoraConfig(**{key: said[key] for key in fields if key in said}))
     names = {one.replace(".default", "") for one, _ in theirs.named_parameters() if "lora_" in one}
     assert names == set(peft.peft_names(targets, []).values())
-    if adapters.unreadable(families.built(name)) == {"out_proj"}:
+    if "out_proj" in adapters.not_adapted(families.built(name)):
         return  # peft refuses its own all-linear there
     adapted: Any = get_peft_model(families.built(name), LoraConfig(r=4, target_modules="all-linear"))
     differ = set(adapted.base_model.targeted_module_names) ^ {one.path for one in targets if not one.experts}
@@ -54,12 +55,31 @@ def test_peft_finds_every_addition_and_adapts_the_same_layers(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"), [("falcon_h1", "out_proj"), ("mamba", "out_proj"), ("deepseek_v3", "gate_proj")]
+    ("name", "layer", "why"),
+    [
+        ("falcon_h1", "out_proj", "peft could not load"),
+        ("mamba", "out_proj", "peft could not load"),
+        ("deepseek_v3", "gate_proj", "peft could not load"),
+        ("mamba", "dt_proj", "the model reads its weight"),
+        ("jamba", "dt_proj", "the model reads its weight"),
+    ],
 )
-def test_layers_that_peft_could_not_load_are_refused_by_name(name: str, layer: str) -> None:
+def test_layers_that_take_no_addition_are_refused_by_name(name: str, layer: str, why: str) -> None:
     model = families.built(name)
-    with pytest.raises(UserError, match=rf"{layer} cannot be adapted \(peft could not load the addition\)"):
+    with pytest.raises(UserError, match=rf"{layer} cannot be adapted \({why}"):
         find_targets(model, dissect(model), [layer])
+
+
+@pytest.mark.parametrize("name", [*FEW, "jamba", "mamba"])
+def test_every_layer_with_an_addition_is_called(name: str) -> None:
+    model = families.built(name).eval()
+    layers = [one for one in find_targets(model, dissect(model), "all-linear") if not one.experts]
+    called = set[str]()
+    for layer in layers:
+        layer.owner.register_forward_hook(lambda *_, path=layer.path: called.add(path))
+    with torch.no_grad():
+        model.to_empty(device="cpu")(torch.arange(40)[None], use_cache=False)
+    assert called == {layer.path for layer in layers}
 
 
 def test_what_is_made_of_a_linear_layer_is_one_if_it_computes_as_one() -> None:

@@ -47,6 +47,8 @@ MOST_NAMES = 12
 Whole = Literal["embeddings", "head", "norms"]
 STATE_SPACE = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Families whose ``out_proj`` peft refuses: kernels of theirs compute with its weight alone."""
+READS_STEPS = frozenset({"falcon_mamba", "jamba", "mamba"})
+"""Families that never call ``dt_proj``, but multiply by its weight."""
 STACKED = frozenset({"gate_proj", "up_proj", "down_proj"})
 """Names of layers that experts had before transformers stacked them: in families that it converts like Qwen 2's
 mixture, peft takes them for the experts, and has no addition to a layer of that name beside them."""
@@ -236,15 +238,17 @@ def whole_of(model: nn.Module, anatomy: Anatomy, names: Collection[str]) -> list
     return found if left == set().union(*(parts[kind] for kind in found)) else None
 
 
-def unreadable(model: nn.Module) -> frozenset[str]:
-    """Last names of linear layers of a model whose additions peft cannot load."""
+def not_adapted(model: nn.Module) -> Mapping[str, str]:
+    """Last names of linear layers of a model that take no addition, and why not."""
     from transformers import conversion_mapping
 
     family = str(getattr(getattr(model, "config", None), "model_type", ""))
-    if family in STATE_SPACE:
-        return frozenset({"out_proj"})
     patterns: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
-    return STACKED if patterns.get(family) == "qwen2_moe" else frozenset()
+    not_loaded = STACKED if patterns.get(family) == "qwen2_moe" else {"out_proj"} if family in STATE_SPACE else set()
+    not_called = {"dt_proj"} if family in READS_STEPS else set[str]()
+    return dict.fromkeys(sorted(not_loaded), "peft could not load the addition") | dict.fromkeys(
+        not_called, "the model reads its weight and does not call it: an addition would not be computed"
+    )
 
 
 def find_targets(
@@ -256,10 +260,10 @@ def find_targets(
     Raises:
         UserError: a name or pattern that matches nothing, or something that cannot be adapted.
     """
-    everything, hidden = list(adaptable(model, anatomy)), unreadable(model)
-    readable = [one for one in everything if one.experts or one.path.rpartition(".")[2] not in hidden]
-    eligible = readable if strict else everything
-    linear = [one for one in readable if not one.embeds]
+    everything, excluded = list(adaptable(model, anatomy)), not_adapted(model)
+    adapted = [one for one in everything if one.experts or one.path.rpartition(".")[2] not in excluded]
+    eligible = adapted if strict else everything
+    linear = [one for one in adapted if not one.embeds]
     patterns = (targets,) if isinstance(targets, str) else targets
     if ALL_LINEAR in patterns and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
         raise _cannot(ALL_LINEAR, left_out, linear)
@@ -271,8 +275,8 @@ def find_targets(
     for name in nothing:
         others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
         if others:
-            not_loaded = hidden.intersection(path.rpartition(".")[2] for path in others)
-            raise _cannot(name, others, linear, " (peft could not load the addition)" if not_loaded else "")
+            reasons = {excluded[last] for path in others if (last := path.rpartition(".")[2]) in excluded}
+            raise _cannot(name, others, linear, f" ({'; '.join(sorted(reasons))})" if reasons else "")
     if nothing:
         raise _matches_nothing("adapter.targets", nothing, [one.path for one in eligible], "layers")
     chosen = {id(one) for those in matched.values() for one in those}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tonnage.errors import Problem, UserError
 from tonnage.kernels.regions import region_of
 from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles
-from tonnage.model.adapters import Adapter, Target, adaptable, find_targets, is_addition, unreadable, whole_of
+from tonnage.model.adapters import Adapter, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.stored import read
 
@@ -98,9 +98,9 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     also = whole_of(model, anatomy, half)
     if also is None or not targets:
         raise _another_model(files, f"weights trained whole beside it: {', '.join(sorted(half)[:3])}")
-    hidden = unreadable(model)
-    readable = [target for target in eligible if target.experts or target.path.rpartition(".")[2] not in hidden]
-    chosen = short_names(targets, readable)
+    excluded = not_adapted(model)
+    all_linear = [target for target in eligible if target.experts or target.path.rpartition(".")[2] not in excluded]
+    chosen = short_names(targets, all_linear)
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
     return Adapter(files.rank, files.factor, chosen, tuple(also))
 
