@@ -34,7 +34,7 @@ from tonnage.training.isolation import FLOOR, TIMES, InDouble, Isolation, isolat
 
 SEEDS = (11, 12)
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 3, 2, 20, 200
+NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 4, 2, 20, 200
 RANK, FACTOR, ADDED = 4, 2.0, 0.05
 LEAK = 1e-4
 """By how much of itself the loss must differ where documents see each other."""

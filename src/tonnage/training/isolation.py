@@ -299,7 +299,18 @@ def _truth(plain: PreTrainedModel, documents: Sequence[Tensor]) -> _Truth:
 
 
 class InDouble(TorchFunctionMode):
-    """Within it, what classes compute in fp32 whatever they are given (norms, softmax, angles) is computed in fp64."""
+    """Within it, what classes compute in fp32 whatever they are given (norms, softmax, angles) is computed in fp64, and
+    so is what they make without naming a type (XGLM fills with the smallest number of what it is given)."""
+
+    def __enter__(self) -> InDouble:
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        torch.set_default_dtype(self._default)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.float:
