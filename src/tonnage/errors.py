@@ -131,11 +131,11 @@ REFUSALS = {
 news of a defect of ours."""
 
 
-def refused(error: OSError, what: str = "", path: str | Path | None = None, *, change: str = "") -> UserError | None:
-    """What the system refused, as the user's to mend; None where it is not.
+def refused(error: OSError, failure: str = "", path: str | Path | None = None, *, change: str = "") -> UserError | None:
+    """The ``UserError`` for something that the system refused and the user can mend; None if the user cannot.
 
-    ``what`` could not be done or written, in words (``the export could not be written``), at ``path``, by default the
-    one that the error names. ``change`` takes the place of the usual advice.
+    ``failure`` says what could not be done (``the export could not be written``). ``path`` is where; by default it is
+    the one that the error names. ``change`` replaces the usual advice.
     """
     if error.errno not in REFUSALS:
         return None
@@ -143,11 +143,11 @@ def refused(error: OSError, what: str = "", path: str | Path | None = None, *, c
     where = path or _named(error)
     where = where if len(str(where)) <= LONGEST_NAME else f"{str(where)[:LONGEST_NAME]}..."
     reason = os.strerror(error.errno)
-    found = f"{what}: {reason}" if what else reason
+    observed = f"{failure}: {reason}" if failure else reason
     if error.errno in ROOM and where:
         with contextlib.suppress(OSError):
-            found += f" ({shutil.disk_usage(_existing(Path(where))).free:,} bytes are free)"
-    return UserError(Problem(found, needed, change or usual, str(where or "")))
+            observed += f" ({shutil.disk_usage(_existing(Path(where))).free:,} bytes are free)"
+    return UserError(Problem(observed, needed, change or usual, str(where or "")))
 
 
 def _named(error: OSError) -> str:
@@ -165,31 +165,31 @@ def _lies_together(named: str, path: Path) -> bool:
 
 def _existing(path: Path) -> Path:
     """A path, or the nearest directory above it that is there."""
-    return next((one for one in (path, *path.parents) if one.exists()), path)
+    return next((place for place in (path, *path.parents) if place.exists()), path)
 
 
 _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
-def refusals(what: str, path: str | Path | None = None, *, change: str = "") -> Iterator[None]:
-    """Within it, what the system refuses is a ``UserError`` that says so of ``what`` and ``path`` (see ``refused``); of
-    another file that the error names, it says no more than that.
+def refusals(failure: str, path: str | Path | None = None, *, change: str = "") -> Iterator[None]:
+    """Turn what the system refuses within the block into a ``UserError`` that names ``failure`` and ``path`` (see
+    ``refused``). If the error names an unrelated file, the ``UserError`` names that file alone.
 
-    Libraries that are written in Rust (tokenizers, safetensors) raise errors of their own, with the system's number in
-    words; those count as well.
+    Libraries that are written in Rust (tokenizers, safetensors) raise errors of their own, whose text holds the
+    system's error number; those count as well.
     """
     try:
         yield
     except OSError as error:
         is_other = path is not None and not _lies_together(_named(error), Path(path))
-        explained = refused(error) if is_other else refused(error, what, path, change=change)
+        explained = refused(error) if is_other else refused(error, failure, path, change=change)
         if explained is None:
             raise
         raise explained from error
     except Exception as error:
         number_in_words = None if isinstance(error, TonnageError) else _NUMBER_IN_WORDS.search(str(error))
         number = int(number_in_words[1]) if number_in_words else 0
-        if (explained := refused(OSError(number, os.strerror(number)), what, path, change=change)) is None:
+        if (explained := refused(OSError(number, os.strerror(number)), failure, path, change=change)) is None:
             raise
         raise explained from error

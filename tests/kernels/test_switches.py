@@ -23,7 +23,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 from tonnage.training.resting import accumulate_in_fp32
-from tonnage.training.weigh import weigh, weigh_once
+from tonnage.training.weigh import Conditions, weigh, weigh_once
 
 STEPS = 3
 LENGTHS = (13, 40, 11)
@@ -183,9 +183,8 @@ def test_a_model_is_weighed_without_what_is_off(tmp_path: Path) -> None:
     """And what was found with other switches is not taken for it."""
 
     def weighed(*off: str) -> Any:
-        return weigh_once(
-            config(), None, precision="bf16", document_tokens=64, device_type="cpu", cache=tmp_path, kernels_off=off
-        )
+        conditions = Conditions(precision="bf16", document_tokens=64, device_type="cpu")
+        return weigh_once(config(), None, conditions, cache=tmp_path, kernels_off=off)
 
     whole, plain = weighed(), weighed(*KERNELS)
     assert whole.shares_prefixes

@@ -32,7 +32,7 @@ from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Line, ModelProfile
 from tonnage.training import weigh as module
 from tonnage.training.isolation import isolation_of
 from tonnage.training.ledger import Ledger
-from tonnage.training.weigh import weigh, weigh_once
+from tonnage.training.weigh import Conditions, weigh, weigh_once
 
 # All sizes differ, so that no term passes for another (documents of 96, hidden 320, and so on).
 NEOX: dict[str, Any] = {
@@ -158,22 +158,22 @@ def test_the_head_peaks_at_a_chunk_of_logits() -> None:
 
 
 def test_a_model_is_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keywords: dict[str, Any] = {"precision": "bf16", "document_tokens": 96, "device_type": "cuda", "cache": tmp_path}
-    first = weigh_once(LlamaConfig(**LLAMA), None, **keywords)
+    conditions = Conditions(precision="bf16", document_tokens=96, device_type="cuda")
+    first = weigh_once(LlamaConfig(**LLAMA), None, conditions, cache=tmp_path)
     monkeypatch.setattr(module, "weigh", None)
-    assert weigh_once(LlamaConfig(**LLAMA), None, **keywords) == first
+    assert weigh_once(LlamaConfig(**LLAMA), None, conditions, cache=tmp_path) == first
     elsewhere: Any = LlamaConfig(**LLAMA)
     elsewhere._name_or_path = str(tmp_path)
-    assert weigh_once(elsewhere, None, **keywords) == first
+    assert weigh_once(elsewhere, None, conditions, cache=tmp_path) == first
     elsewhere.auto_map = {"AutoConfig": "code.Config"}
     with pytest.raises(TypeError):  # its own code may be different there
-        weigh_once(elsewhere, None, **keywords)
+        weigh_once(elsewhere, None, conditions, cache=tmp_path)
     with pytest.raises(TypeError):  # another model is weighed anew
-        weigh_once(LlamaConfig(**LLAMA | {"hidden_size": 192}), None, **keywords)
+        weigh_once(LlamaConfig(**LLAMA | {"hidden_size": 192}), None, conditions, cache=tmp_path)
     for file in (tmp_path / "profiles").iterdir():
         file.write_text("{")
     with pytest.raises(TypeError):  # and so is one whose file is damaged
-        weigh_once(LlamaConfig(**LLAMA), None, **keywords)
+        weigh_once(LlamaConfig(**LLAMA), None, conditions, cache=tmp_path)
 
 
 def test_counting_alone_traces_nothing() -> None:

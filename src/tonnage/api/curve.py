@@ -22,10 +22,10 @@ SHOWN = {
 
 def curves(records: Sequence[Mapping[str, Any]]) -> str:
     """What the records of a run say, as SVGs side by side, each under its name."""
-    found = {name: [record[key] for record in records if key in record] for key, name in SHOWN.items()}
+    series = {name: [record[key] for record in records if key in record] for key, name in SHOWN.items()}
     return "".join(
         f'<div style="display: inline-block; margin: 6px 12px 0 0"><small>{name}</small><br>{drawn}</div>'
-        for name, values in found.items()
+        for name, values in series.items()
         if (drawn := curve(values, name))
     )
 

@@ -17,8 +17,8 @@ def frame_of(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     rows: dict[int, dict[str, Any]] = {}
     for record in records:
         if record["step"] and ("loss" in record or "eval_loss" in record):
-            told = {name: value for name, value in record.items() if name != "evaluation"}
-            rows.setdefault(record["step"], {}).update(_flat(told))
+            plain = {name: value for name, value in record.items() if name != "evaluation"}
+            rows.setdefault(record["step"], {}).update(_flat(plain))
     return pandas.DataFrame(list(rows.values()), index=pandas.Index(list(rows), name="step", dtype="int64"))
 
 

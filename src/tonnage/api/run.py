@@ -313,8 +313,8 @@ class Run:
 
         run = self._directory
         if run.by_hand.exists():
-            found = "a run whose steps a program takes, with a tonnage.Session"
-            raise UserError(Problem(found, "a run that workers train", "end that program", str(run.path)))
+            observed = "a run whose steps a program takes, with a tonnage.Session"
+            raise UserError(Problem(observed, "a run that workers train", "end that program", str(run.path)))
         if not self.is_working:
             change = f"to go on with it: tonnage train --resume {run.word}"
             raise UserError(Problem("nobody works on this run", "a run at work", change, str(run.path)))

@@ -88,10 +88,10 @@ def files_of(rows: Any) -> list[str]:
     ``UserError``."""
     found = _sources(rows, None)
     files = found if isinstance(found, list) else [found]
-    if not all(isinstance(one, str | os.PathLike) for one in files):
+    if not all(isinstance(source, str | os.PathLike) for source in files):
         needed = "a file, a list of files, or rows: a list of dictionaries, a frame"
         raise UserError(Problem("a dictionary", needed, "evaluate([row])", "evaluate"))
-    return [os.fspath(one) for one in files]
+    return [os.fspath(source) for source in files]
 
 
 def conversations_of(

@@ -106,9 +106,9 @@ class Session:
         from tonnage.training.ready import ready_job
 
         if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            found = "a process that has joined others" if dist.is_initialized() else "one of several processes"
+            observed = "a process that has joined others" if dist.is_initialized() else "one of several processes"
             change = "close() the session before, if that is one" if dist.is_initialized() else "start it alone"
-            raise UserError(Problem(found, "a process of its own: a session is one worker", change, "Session"))
+            raise UserError(Problem(observed, "a process of its own: a session is one worker", change, "Session"))
         check_trackers(config)
         check_output(config)
         self._directory = run = RunDirectory(config.output)
@@ -247,8 +247,8 @@ class Session:
 
         decision = self._decision
         if decision.config.precision == "fp16":
-            found = "precision: fp16, whose weights are cast around a whole forward pass"
-            raise UserError(Problem(found, "precision: bf16 or fp32", 'precision="bf16"', "sample"))
+            observed = "precision: fp16, whose weights are cast around a whole forward pass"
+            raise UserError(Problem(observed, "precision: bf16 or fp32", 'precision="bf16"', "sample"))
         conversations = conversations_of(prompts, "sample")
         self._samplings += 1
         (stage,) = self._hand.job.pipeline.stages
@@ -261,7 +261,7 @@ class Session:
             attention=decision.plan.layout.attention,
             batch_size=batch_size,
         )
-        return [Sample(one.text, one.tokens, one.prompt_tokens, one.stopped) for one in written]
+        return [Sample(answer.text, answer.tokens, answer.prompt_tokens, answer.stopped) for answer in written]
 
     def save(self) -> Path:
         """Save weights and optimizer into the run's directory, and export the model, in the place of an older export.
@@ -291,13 +291,15 @@ def _config_of(model_or_config: str | os.PathLike[str], data: Any, keys: dict[st
     path, words = words_of(model_or_config, data, keys)
     config = read_config(path, words)
     if config.launch.launcher != "local":
-        found = f"launch.with is {config.launch.launcher}"
-        raise UserError(Problem(found, "local: a session is a worker in this process", "leave it out", "launch.with"))
+        observed = f"launch.with is {config.launch.launcher}"
+        raise UserError(
+            Problem(observed, "local: a session is a worker in this process", "leave it out", "launch.with")
+        )
     if config.launch.workers == "auto":
         from tonnage.planning.workers import with_workers
 
         return with_workers(config, 1)
     if config.launch.workers != 1:
-        found = f"launch.workers is {config.launch.workers}"
-        raise UserError(Problem(found, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))
+        observed = f"launch.workers is {config.launch.workers}"
+        raise UserError(Problem(observed, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))
     return config

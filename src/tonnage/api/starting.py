@@ -80,9 +80,11 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
 def check_place_of_loss(config: Config, loss: Loss | None) -> None:
     """Refuse a loss of one's own where workers could not tell who gave it. Raises ``UserError``."""
     if loss is not None and config.launch.launcher != "local":
-        found = f"a loss of one's own, and launch.with is {config.launch.launcher}"
+        observed = f"a loss of one's own, and launch.with is {config.launch.launcher}"
         raise UserError(
-            Problem(found, "workers of this machine: its code runs in them", 'launch={"with": "local"}', "launch.with")
+            Problem(
+                observed, "workers of this machine: its code runs in them", 'launch={"with": "local"}', "launch.with"
+            )
         )
 
 

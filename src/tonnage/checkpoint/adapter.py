@@ -98,7 +98,7 @@ def export_adapter(
         for first, second in tied_names(model).items():  # peft has both
             if first in theirs:
                 tensors[f"{peft.PREFIX}{second}"] = tensors[theirs[first]].clone()
-        parts = [Part(name, (0,) * one.dim(), one.contiguous()) for name, one in sorted(tensors.items())]
+        parts = [Part(name, (0,) * tensor.dim(), tensor.contiguous()) for name, tensor in sorted(tensors.items())]
         weights, advance = temporary / adapter_files.WEIGHTS, counting(total, progress)
         digest = write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
         _write(temporary / adapter_files.CONFIG, adapter_config(model, targets, whole, described))
@@ -113,11 +113,11 @@ def export_adapter(
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
     """Parameters that are also another's, and the other's name."""
     first: dict[int, str] = {}
-    found = {}
-    for name, one in model.named_parameters(remove_duplicate=False):
-        if (before := first.setdefault(id(one), name)) != name:
-            found[before] = name
-    return found
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (before := first.setdefault(id(parameter), name)) != name:
+            tied[before] = name
+    return tied
 
 
 def adapter_config(
@@ -125,9 +125,9 @@ def adapter_config(
 ) -> dict[str, Any]:
     """What ``adapter_config.json`` says."""
     anatomy = dissect(model)
-    plain = [one for one in targets if not one.experts]
-    linear = [one for one in plain if not one.embeds]
-    experts = [".".join(one.path.rsplit(".", 3)[-3:]) for one in targets if one.experts]
+    plain = [target for target in targets if not target.experts]
+    linear = [target for target in plain if not target.embeds]
+    experts = [".".join(target.path.rsplit(".", 3)[-3:]) for target in targets if target.experts]
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
     alpha = described.alpha
     return {
@@ -141,8 +141,8 @@ def adapter_config(
         "use_rslora": described.rank_stabilised,
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
-        "fan_in_fan_out": any(one.lies_turned for one in linear),
-        "target_modules": _module_names(model, [one.path for one in plain]),
+        "fan_in_fan_out": any(target.lies_turned for target in linear),
+        "target_modules": _module_names(model, [target.path for target in plain]),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
         **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
@@ -160,8 +160,8 @@ def _module_names(model: PreTrainedModel, paths: Sequence[str]) -> list[str]:
 def _check(directory: Path, digest: str, model: PreTrainedModel, described: Described) -> None:
     """Read back what was written: byte for byte, and as an adapter of this model."""
     if hash_file(directory / adapter_files.WEIGHTS, PUBLIC_HASH) != digest:
-        found, needed = "other content than was written", "a disk that keeps what it is given"
-        raise UserError(Problem(found, needed, where=str(directory / adapter_files.WEIGHTS)))
+        observed, needed = "other content than was written", "a disk that keeps what it is given"
+        raise UserError(Problem(observed, needed, where=str(directory / adapter_files.WEIGHTS)))
     written = adapter_files.read_adapter(directory)
     found_there = peft.adapter_in(written, model, dissect(model))
     assert found_there.factor == described.adapter.factor
@@ -184,9 +184,9 @@ class Additions:
     form: Format | None = None
     """How the matrices were packed while the additions were trained."""
     packed: frozenset[str] = frozenset()
-    """Names of those that were."""
+    """Names of the matrices that were packed."""
     squares: dict[str, Squares] = field(default_factory=dict)
-    """Of each of those that has been merged."""
+    """Of each packed matrix that has been merged."""
 
     @staticmethod
     def of(shards: Shards, model: PreTrainedModel, adapter: Adapter, form: Format | None) -> Additions:
@@ -195,14 +195,14 @@ class Additions:
         targets = find_targets(model, anatomy, adapter.targets, strict=False)
         packed = frozenset[str]()
         if form is not None:
-            packed = packable_names(model, anatomy.blocks) & {one.weight for one in targets}
-        return Additions(shards, adapter.factor, {one.weight: one for one in targets}, form, packed)
+            packed = packable_names(model, anatomy.blocks) & {target.weight for target in targets}
+        return Additions(shards, adapter.factor, {target.weight: target for target in targets}, form, packed)
 
     def merged(self, name: str, value: Tensor) -> Tensor:
         """``value``, a parameter as it was, and the addition to it if there is one, in fp32."""
         if (target := self.targets.get(name)) is None:
             return value
-        down, up = (read_master(self.shards, one) for one in target.names())
+        down, up = (read_master(self.shards, matrix) for matrix in target.names())
         if self.form is not None and name in self.packed:
             self.squares[name] = Squares(*squares_and_lost(value, self.form), added(down, up, self.factor))
         return target.merged(value, down, up, self.factor)
@@ -211,7 +211,7 @@ class Additions:
         """Of matrices that were packed, how far that moved them, beside how far their additions did: a sentence."""
         if not self.squares:
             return []
-        size, off, moved = (sum(one[at] for one in self.squares.values()) for at in range(3))
+        size, off, moved = (sum(squares[at] for squares in self.squares.values()) for at in range(3))
         return [
             f"Additions were trained over weights in {self.form}, which is {math.sqrt(off / size):.2%} off the weights "
             f"that they are merged into here; they are {math.sqrt(moved / size):.2%} of these (Frobenius norms)."

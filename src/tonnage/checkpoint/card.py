@@ -271,11 +271,11 @@ def _settings(config: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple
 
 
 def _results(steps: list[Mapping[str, Any]], evaluations: list[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
-    for what, record in (("first", steps[:1]), ("last", steps[-1:])):
-        for found in record:
-            yield f"training loss, {what} step", _number(found["loss"])
-    for found in evaluations[-1:]:
-        yield f"evaluation loss after step {found['step']:,}", _number(found["eval_loss"])
+    for position, records in (("first", steps[:1]), ("last", steps[-1:])):
+        for record in records:
+            yield f"training loss, {position} step", _number(record["loss"])
+    for record in evaluations[-1:]:
+        yield f"evaluation loss after step {record['step']:,}", _number(record["eval_loss"])
     yield "tokens trained on", f"{sum(record.get('tokens') or 0 for record in steps):,}"
     if skipped := sum(bool(record.get("skipped")) for record in steps):
         yield "steps skipped as not finite", f"{skipped:,}"
@@ -283,8 +283,8 @@ def _results(steps: list[Mapping[str, Any]], evaluations: list[Mapping[str, Any]
 
 def _records(run: RunDirectory, last: int) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Steps and evaluations up to a step."""
-    found = [record for record in run.read_metrics() if record["step"] <= last]
-    return [r for r in found if "loss" in r], [r for r in found if "eval_loss" in r]
+    records = [record for record in run.read_metrics() if record["step"] <= last]
+    return [r for r in records if "loss" in r], [r for r in records if "eval_loss" in r]
 
 
 def _number(value: float | None) -> str:

@@ -41,7 +41,7 @@ class Trained:
 
     def num_bytes(self) -> int:
         """Of the model in fp32."""
-        return 4 * sum(one.numel() for one in self.model.parameters())
+        return 4 * sum(parameter.numel() for parameter in self.model.parameters())
 
     def enough_memory(self) -> str:
         """What is missing for a comparison; empty if nothing is."""
@@ -60,9 +60,9 @@ def prompts(vocab_size: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def logits_of(model: Any, asked: Iterable[Sequence[int]]) -> list[Tensor]:
+def logits_of(model: Any, token_ids: Iterable[Sequence[int]]) -> list[Tensor]:
     """Logits, fp32 (tokens, vocabulary), for each prompt."""
-    return [model(input_ids=torch.tensor([list(one)]), use_cache=False).logits[0].float() for one in asked]
+    return [model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float() for ids in token_ids]
 
 
 def load_plainly(directory: Path, **how: Any) -> Any:
@@ -115,11 +115,11 @@ def compare(trained: Trained, directory: Path) -> str:
     if missing := trained.enough_memory():
         return f"logits: {missing}"
     plain = load_plainly(directory, trust_remote_code=hasattr(trained.model.config, "auto_map"))
-    asked = prompts(plain.get_input_embeddings().weight.shape[0])
-    found = logits_of(plain, asked)
+    token_ids = prompts(plain.get_input_embeddings().weight.shape[0])
+    logits = logits_of(plain, token_ids)
     buffers = dict(plain.named_buffers())
     del plain
-    return told(found, logits_of_run(trained, buffers, asked), directory, "transformers")
+    return told(logits, logits_of_run(trained, buffers, token_ids), directory, "transformers")
 
 
 def told(logits: Sequence[Tensor], expected: Sequence[Tensor], where: Path, reader: str, most: float = SAME) -> str:
@@ -143,11 +143,11 @@ def told(logits: Sequence[Tensor], expected: Sequence[Tensor], where: Path, read
     return f"logits: in {reader} those of the run, {worst:.1g} apart at most, on {len(logits)} prompts"
 
 
-def _differs(where: Path, found: str, needed: str) -> UserError:
+def _differs(where: Path, observed: str, needed: str) -> UserError:
     return UserError(
         Problem(
             where=str(where),
-            found=found,
+            found=observed,
             needed=needed,
             change="report this: it is a defect; with --no-compare it is written all the same",
         )

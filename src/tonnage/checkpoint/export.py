@@ -3,9 +3,8 @@
 Tensors are put together from the shards one output file at a time: a file's tensors, and what renaming and splitting
 them for the family's file format takes, are all that is in memory, so never more than twice an output file. Where the
 run was started from weights, tensors have the names that they had there, and what was not trained is taken from there
-as it is (``origin``). The
-directory is written under a temporary name, read back through the same door as any model to be trained, and renamed.
-``checksums.json`` lists what was written, for ``tonnage verify``.
+as it is (``origin``). The directory is written under a temporary name, read back through the same door as any model to
+be trained, and renamed. ``checksums.json`` lists what was written, for ``tonnage verify``.
 """
 
 from __future__ import annotations
@@ -92,11 +91,11 @@ def export(
     """Write ``checkpoint`` as a model directory that plain transformers loads.
 
     ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card`` makes the model
-    card of what there is to say of the merge. ``finish`` does with the directory, before it is there under its name,
-    what else there is to do, given the run's parameters, and returns what is to be said. ``progress`` is told bytes
-    done (written, then read back) and bytes in all.
+    card from sentences on the merge. ``finish`` completes the directory before it has its final name, given the run's
+    parameters, and returns sentences to report. ``progress`` is told bytes done (written, then read back) and bytes in
+    all.
 
-    Returns what had to be changed in the model's own files, and what there is to say of the merge, a sentence for each.
+    Returns a sentence for each change to the model's own files, and for what there is to say of the merge.
 
     Raises:
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged, the origin has not any more what is
@@ -182,8 +181,8 @@ class _Weights:
 
 
 class _Completed(_Weights):
-    """The same of a run that trained a part of its model, or additions to it: what it did not train is the origin's,
-    and additions are added, in fp32, to the weights that were there."""
+    """The same of a run that trained only a part of its model, or additions to it: the rest is the origin's, and
+    additions are added to its weights in fp32."""
 
     def __init__(
         self,
@@ -207,7 +206,7 @@ class _Completed(_Weights):
         self._model, self._origin = model, origin
         self._trained = set(super().names())
         self._additions = Additions.of(self._shards, model, adapter, quantize) if adapter is not None else None
-        self._places = {name: one for one, name in origin.found.places}
+        self._places = {name: stored for stored, name in origin.found.places}
         self._groups = {name: group for group in origin.found.groups for name in group.parameters.values()}
 
     def names(self) -> list[str]:
@@ -231,7 +230,7 @@ class _Completed(_Weights):
             value = view[...]
         else:
             group, whole = self._groups[name], self._origin.found.whole
-            tensors = {one: view[...] for one, view in read([one for one, _ in group.sources])}
+            tensors = {stored: view[...] for stored, view in read([stored for stored, _ in group.sources])}
             value = group.converted(tensors, whole.model if whole is not None else self._model)[name]
         if self._additions is not None:
             value = self._additions.merged(name, value)
@@ -275,8 +274,8 @@ class _Layout:
             )
 
     def _taken_over(self) -> Iterator[_Unit]:
-        for one in self.carried:
-            yield _Unit(one.num_bytes, carried=one)
+        for tensor in self.carried:
+            yield _Unit(tensor.num_bytes, carried=tensor)
 
     def read(self, units: Sequence[_Unit]) -> dict[str, Tensor]:
         """The tensors of a file, under their names there."""
@@ -295,7 +294,7 @@ class _Layout:
 def _reverse_converters(model: PreTrainedModel) -> list[Any]:
     """What turns parameters into stored tensors; parameters that one of them names alike are turned together."""
     transforms = get_model_conversion_mapping(model, add_legacy=False)[::-1]
-    return [one.reverse_transform() for one in transforms if isinstance(one, WeightConverter)]
+    return [transform.reverse_transform() for transform in transforms if isinstance(transform, WeightConverter)]
 
 
 def _filled(units: Sequence[_Unit], shard_bytes: int) -> Iterator[list[_Unit]]:
@@ -354,11 +353,14 @@ def _check(
     whole = origin.found.whole if origin is not None else None
     names = Names(model, whole)
     places = sort(names, written)
-    by_key = {one.key: one for one in written}
+    by_key = {tensor.key: tensor for tensor in written}
     before = origin.found if origin is not None else Match(())
-    lost = [*places.missing, *(one.key for one in before.carried if by_key.get(one.key, one).shape != one.shape)]
-    lost += [one.key for one in before.carried if one.key not in by_key]
-    wrong = [name for one, name in places.places.items() if one.shape != tuple(model.get_parameter(name).shape)]
+    lost = [
+        *places.missing,
+        *(tensor.key for tensor in before.carried if by_key.get(tensor.key, tensor).shape != tensor.shape),
+    ]
+    lost += [tensor.key for tensor in before.carried if tensor.key not in by_key]
+    wrong = [name for tensor, name in places.places.items() if tensor.shape != tuple(model.get_parameter(name).shape)]
     wrong += [
         problem.found for problem in faults(places.groups, names, whole.model if whole else model, str(directory))
     ]
@@ -367,13 +369,15 @@ def _check(
             Problem(
                 where=str(directory),
                 found=f"an export without {', '.join([*lost, *wrong]) or 'nothing'} and with "
-                f"{', '.join(one.key for one in places.unplaced) or 'nothing'} besides",
+                f"{', '.join(tensor.key for tensor in places.unplaced) or 'nothing'} besides",
                 needed="exactly the tensors of the model",
                 change="report this: it is a defect",
             )
         )
-    trained = [one for one, _ in before.places] + [one for group in before.groups for one, _ in group.sources]
-    renamed = [one.key for one in trained if one.key not in by_key]
+    trained = [tensor for tensor, _ in before.places] + [
+        tensor for group in before.groups for tensor, _ in group.sources
+    ]
+    renamed = [tensor.key for tensor in trained if tensor.key not in by_key]
     if not renamed:
         return []
     several = f"{len(renamed):,} tensors are" if len(renamed) > 1 else "1 tensor is"

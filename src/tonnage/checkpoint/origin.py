@@ -61,11 +61,11 @@ def read_origin(
     return Origin(match, {name: tuple(several) for name, several in keys.items()})
 
 
-def _refused(directory: Path, found: str) -> UserError:
+def _refused(directory: Path, observed: str) -> UserError:
     return UserError(
         Problem(
             where=str(directory),
-            found=f"{found}, where the export takes what was not trained",
+            found=f"{observed}, where the export takes what was not trained",
             needed="the files of the model that the run was started from",
             change="put them back there (or download the model again), then export once more",
         )

@@ -24,8 +24,8 @@ def check_empty(directory: Path) -> None:
 
 @contextmanager
 def published(directory: Path, needed: str) -> Iterator[Path]:
-    """Where an export is written that becomes ``directory``; where writing fails, nothing stays. ``needed`` says what
-    for, in bytes.
+    """A directory to write an export into, which is renamed to ``directory`` when it is whole; if writing fails,
+    nothing stays. ``needed`` says how many bytes it takes, for what.
 
     Raises:
         UserError: the disk does not take it.

@@ -53,17 +53,17 @@ def push(
                     where=f"{where} {repository}",
                 )
             )
-        _commit(api, url.repo_id, directory, message, [one.rfilename for one in info.siblings or ()])
+        _commit(api, url.repo_id, directory, message, [file.rfilename for file in info.siblings or ()])
     except (HFValidationError, LocalTokenNotFoundError, ValueError) as error:
-        found, change = str(error).strip().split("\n")[0], "log in: hf auth login"
+        reason, change = str(error).strip().split("\n")[0], "log in: hf auth login"
     except HfHubHTTPError as error:
-        found, change = f"the hub refused: {str(error).strip().splitlines()[0]}", "log in: hf auth login"
+        reason, change = f"the hub refused: {str(error).strip().splitlines()[0]}", "log in: hf auth login"
     except (transport_error, OSError) as error:
-        found, change = f"the hub cannot be reached ({type(error).__name__})", "try again; the export is kept"
+        reason, change = f"the hub cannot be reached ({type(error).__name__})", "try again; the export is kept"
     else:
         return str(url)
     raise UserError(
-        Problem(found, "a repository that you may write to, as owner/name", change, f"{where} {repository}")
+        Problem(reason, "a repository that you may write to, as owner/name", change, f"{where} {repository}")
     )
 
 

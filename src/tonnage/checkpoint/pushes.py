@@ -37,8 +37,8 @@ class Pushed:
     def of(run: RunDirectory, repository: str) -> Pushed:
         """What is noted for a repository. Raises ``UserError`` when the note cannot be read."""
         path = run.path / FOLDER / "pushed.json"
-        found = read_record(path, Pushed) if path.is_file() else Pushed()
-        return found if found.repository == repository else Pushed(repository)
+        record = read_record(path, Pushed) if path.is_file() else Pushed()
+        return record if record.repository == repository else Pushed(repository)
 
     def write(self, run: RunDirectory) -> None:
         """Keep it. Raises ``OSError``."""

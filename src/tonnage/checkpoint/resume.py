@@ -30,7 +30,7 @@ from tonnage.parallel.world import World
 
 
 def choose(checkpoints: Path, step: int | None = None) -> Path:
-    """The newest complete checkpoint, or that of ``step``, if what can be seen of it without reading it all is sound.
+    """The newest complete checkpoint, or that of ``step``, checked as far as that is possible without reading it all.
 
     Raises:
         UserError: there is none, or it is damaged; the earlier ones are named.
@@ -71,8 +71,8 @@ def choose(checkpoints: Path, step: int | None = None) -> Path:
             )
         )
     if state["step"] != step_of(chosen):
-        found = f"the state of step {state['step']:,} in the checkpoint of step {step_of(chosen):,}"
-        raise damaged(chosen, Problem(found, f"step {step_of(chosen):,}", where=str(chosen / STATE)))
+        observed = f"the state of step {state['step']:,} in the checkpoint of step {step_of(chosen):,}"
+        raise damaged(chosen, Problem(observed, f"step {step_of(chosen):,}", where=str(chosen / STATE)))
     return chosen
 
 
@@ -169,13 +169,14 @@ def restore(
 
 
 def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Mapping[str, Tensor]) -> str:
-    """Read the moments of a parameter, from whatever form they are stored in; says so if it is another one."""
+    """Read the moments of a parameter, and convert them if they are stored in another form. Returns a note on the
+    conversion, or an empty text."""
     local, region = region_of(parameter)
     row, local_row = row_length(parameter.shape), row_length(local.shape)
     own = {part: region_of(optimizer[f"{name}.{part}"]) for part in PARTS if f"{name}.{part}" in optimizer}
-    here = {part: tensor for part, (tensor, _) in own.items()}
+    tensors = {part: tensor for part, (tensor, _) in own.items()}
     stored = {part: f"optimizer.{name}.{part}" for part in PARTS if f"optimizer.{name}.{part}" in shards}
-    if {part: tensor.dtype for part, tensor in here.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
+    if {part: tensor.dtype for part, tensor in tensors.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
         for part, (tensor, held) in own.items():
             shards.read_into(tensor, stored[part], held)
         return ""
@@ -187,12 +188,12 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
         read = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
         shape = [side.stop - side.start for side in cut]
         columns = (slice(None), *region[1:]) if cut is not region else (slice(None),) * len(shape)
-        m, v = (one.view(shape)[columns].reshape(-1) for one in decode(_moments(read, row)))
+        m, v = (moment.view(shape)[columns].reshape(-1) for moment in decode(_moments(read, row)))
         # The random bits of rounding to bf16: by the place in the whole parameter, so that they depend on no layout.
         key, first = noise_key(0, 0, name), region[0].start * local_row if region else 0
         number = (torch.tensor(_signed(value), dtype=torch.int32, device=local.device) for value in (key, first))
-        encode(_moments(here, local_row), m, v, v.sqrt(), *number)
-    return f"moments: {_name(shards.dtype(stored['m']))} as {_name(here['m'].dtype)}, rounded where it must be"
+        encode(_moments(tensors, local_row), m, v, v.sqrt(), *number)
+    return f"moments: {_name(shards.dtype(stored['m']))} as {_name(tensors['m'].dtype)}, rounded where it must be"
 
 
 PARTS = ("m", "v", "m_scale", "v_scale")

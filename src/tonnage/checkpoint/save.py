@@ -91,14 +91,14 @@ class Cursor:
     """Steps skipped in a row, up to now."""
     loss_scale: float = 1.0
     good_steps: int = 0
-    """In a row, at this loss scale."""
+    """Steps in a row, not skipped, at this loss scale."""
     best_figure: str = ""
-    """By which evaluations are compared; empty before the first."""
+    """The figure by which evaluations are compared; empty before the first."""
     best_step: int = -1
-    """After which that was best; -1 before the first evaluation."""
+    """The step after which it was best; -1 before the first evaluation."""
     best_value: float = 0.0
     stale: int = 0
-    """Evaluations since then, none of which was better."""
+    """Evaluations since the best one."""
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Cursor:
@@ -342,7 +342,7 @@ def shard_name(rank: int) -> str:
 
 
 def _note(shard: Path) -> Path:
-    """The file by which a rank says that its shard is on disk, with what hash."""
+    """The file in which a rank says that its shard is on disk, and its hash."""
     return shard.with_name(f".{shard.name}.json")
 
 
@@ -352,9 +352,9 @@ def _wait_for(note: Path) -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise TimeoutError(errno.ETIMEDOUT, f"another rank has not written its part ({note.name})")
         time.sleep(0.02)
-    found = read_json(note)
-    assert isinstance(found, dict)
-    return found
+    record = read_json(note)
+    assert isinstance(record, dict)
+    return record
 
 
 def publish(path: Path, sums: Mapping[str, Mapping[str, Any]] | None = None, *, sync_too: Sequence[Path] = ()) -> None:
@@ -396,12 +396,13 @@ def synchronise(directory: Path, *, files: bool = True) -> None:
 
 
 def explained(error: OSError, path: Path, what: str, *, needed: str, change: str) -> UserError:
-    """Why ``what`` could not be written to ``path``; ``needed`` and ``change`` are for a disk that is full."""
+    """The ``UserError`` for ``what`` that could not be written to ``path``; ``needed`` and ``change`` are for a disk
+    that is full."""
     what = f"{what} could not be written"
-    told = refused(error, what, path)
-    if told is None:
+    error_shown = refused(error, what, path)
+    if error_shown is None:
         return UserError(Problem(f"{what}: {error.strerror}", "a disk that takes it", change, str(path)))
-    (problem,) = told.problems
+    (problem,) = error_shown.problems
     return UserError(replace(problem, needed=needed if error.errno in ROOM else problem.needed, change=change))
 
 

@@ -115,7 +115,8 @@ def in_file_order(parts: Iterable[Part]) -> list[Part]:
 
 
 def counting(total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
-    """What takes numbers of bytes one after another, and tells ``progress`` how many of ``total`` are done."""
+    """A function that takes numbers of bytes, one after another, and tells ``progress`` how many of ``total`` are
+    done."""
     done = 0
 
     def advance(num_bytes: int) -> None:
@@ -218,8 +219,8 @@ class Shards:
         for file in sorted(checkpoint.glob("*.safetensors")):
             for name, stored in read_header(file).items():
                 if any(len(other.shape) != len(stored.shape) for other in self._stored[name]):
-                    found = f"parts of {name} with another number of dimensions than elsewhere"
-                    raise UserError(Problem(found, "the file as it was written", where=str(file)))
+                    observed = f"parts of {name} with another number of dimensions than elsewhere"
+                    raise UserError(Problem(observed, "the file as it was written", where=str(file)))
                 self._stored[name].append(stored)
 
     def __contains__(self, name: str) -> bool:
@@ -272,7 +273,7 @@ class Shards:
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """What a file holds, by name. Raises ``UserError`` if it is not whole safetensors."""
+    """The tensors that a file holds, by name. Raises ``UserError`` if it is not whole safetensors."""
     try:
         return _read_header(file)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:

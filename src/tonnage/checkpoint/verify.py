@@ -139,18 +139,18 @@ def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, 
 
 
 def check_hash(file: Listed, advanced: Callable[[int], None] = lambda num_bytes: None) -> Problem | None:
-    """What is wrong with the content of a file; ``advanced`` is called with the bytes of every chunk read."""
-    if (found := hash_file(file.path, file.hash_name, advanced)) == file.digest:
+    """The problem with the content of a file, if any; ``advanced`` is called with the bytes of every chunk read."""
+    if (digest := hash_file(file.path, file.hash_name, advanced)) == file.digest:
         return None
     return Problem(
-        f"content that has changed since it was written ({file.hash_name} {found[:16]}...)",
+        f"content that has changed since it was written ({file.hash_name} {digest[:16]}...)",
         f"{file.hash_name} {file.digest[:16]}...",
         where=str(file.path),
     )
 
 
 def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]:
-    """What of a checkpoint's state is wrong in itself, or does not agree with the list of its files."""
+    """Problems of a checkpoint's state: in itself, or where it disagrees with the list of its files."""
     try:
         read_state(checkpoint)
         stated = read_record(checkpoint / STATE, CursorForm).shards
@@ -162,7 +162,10 @@ def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]
     shards = {file.path.name: Written(file.num_bytes, file.digest) for file in listed if file.path.name != STATE}
     for name in sorted(shards | stated):
         if shards.get(name) != stated.get(name):
-            digests = [f"{one.xxh3_128[:16]}..." if one else "nothing" for one in (shards.get(name), stated.get(name))]
+            digests = [
+                f"{written.xxh3_128[:16]}..." if written else "nothing"
+                for written in (shards.get(name), stated.get(name))
+            ]
             yield Problem(
                 f"{COMPLETE} says {digests[0]} of it, {STATE} {digests[1]}: one was changed after it was written",
                 "the same in both",
@@ -171,7 +174,7 @@ def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]
 
 
 def check_checkpoint(checkpoint: Path) -> list[Problem]:
-    """What can be seen to be wrong without reading the tensors: names, sizes, headers, everything that is JSON."""
+    """Problems that can be seen without reading the tensors: in names, sizes, headers, and everything that is JSON."""
     try:
         listed = listed_files(checkpoint)
     except UserError as error:

@@ -21,9 +21,9 @@ def conclude(run: RunDirectory, console: Console) -> None:
     from tonnage.decide.exports import step_of_export
     from tonnage.report.comparison import leave_comparison
 
-    found = leave_comparison(run, step_of_export(run))
-    show(found, console)
-    if not found.passed:
+    comparison = leave_comparison(run, step_of_export(run))
+    show(comparison, console)
+    if not comparison.passed:
         sys.exit(FAILED_GATE)
 
 

@@ -108,8 +108,8 @@ def _check(prompt: str | None, file: str | None, output: Path | None, template: 
 
     problems = []
     if (prompt is None) == (file is None):
-        found = "neither --prompt nor --file" if prompt is None else "both --prompt and --file"
-        problems.append(Problem(found, "one of them"))
+        observed = "neither --prompt nor --file" if prompt is None else "both --prompt and --file"
+        problems.append(Problem(observed, "one of them"))
     if output is not None and file is None:
         problems.append(Problem("--output without --file", "rows to write: --output belongs to --file"))
     if output is not None and not output.absolute().parent.is_dir():
@@ -118,7 +118,7 @@ def _check(prompt: str | None, file: str | None, output: Path | None, template: 
         raise UserError(*problems)
     if output is not None:  # the answers may take hours
         with refusals("the answers could not be written", output):
-            inputs = [one for one in (file, template) if one is not None]
+            inputs = [path for path in (file, template) if path is not None]
             check_file(output, is_own=_is_answered, inputs=inputs, where="--output")
             check_writable(output.parent)
 

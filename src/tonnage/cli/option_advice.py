@@ -38,7 +38,7 @@ _FORMAT = re.compile(r"\bformat: (\w+)")
 
 def with_options(error: UserError, options: Collection[str]) -> UserError:
     """The same problems with the ``options`` of a command in the place of keys of a config."""
-    return UserError(*(_of_command(one, options) for one in error.problems))
+    return UserError(*(_of_command(problem, options) for problem in error.problems))
 
 
 def _of_command(problem: Problem, options: Collection[str]) -> Problem:
@@ -75,4 +75,4 @@ def _as_option(key: str, value: str, options: Collection[str]) -> str:
     if (option := OPTIONS.get(key)) not in options:
         return ""
     values = value.strip("[]").split(", ") if value.startswith("[") else [value]
-    return " ".join(f"{option} {shlex.quote(one.strip(chr(34)))}" for one in values)
+    return " ".join(f"{option} {shlex.quote(word.strip(chr(34)))}" for word in values)

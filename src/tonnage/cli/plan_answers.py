@@ -65,9 +65,9 @@ def plan_as_json(plan: Plan, ways: Sequence[Compared]) -> str:
     return json.dumps(asdict(plan) | {"ways": [_way(one) for one in ways]}, indent=2)
 
 
-def _way(one: Compared) -> dict[str, Any]:
-    told: dict[str, Any] = {"way": one.way.name, "override": one.way.override, "fits": one.fits}
-    return told | (_figures(one.plan) if one.plan is not None else {"why_not": one.why_not})
+def _way(compared: Compared) -> dict[str, Any]:
+    fields: dict[str, Any] = {"way": compared.way.name, "override": compared.way.override, "fits": compared.fits}
+    return fields | (_figures(compared.plan) if compared.plan is not None else {"why_not": compared.why_not})
 
 
 def largest_as_json(found: Largest) -> str:
@@ -75,8 +75,8 @@ def largest_as_json(found: Largest) -> str:
     following = None
     if found.next_plan is not None:
         following = {"value": found.next_value} | _figures(found.next_plan)
-    told = {"key": found.key, "value": found.value, "limit": found.limit, "whose_limit": found.whose_limit}
-    return json.dumps(told | _figures(found.plan) | {"next": following}, indent=2)
+    fields = {"key": found.key, "value": found.value, "limit": found.limit, "whose_limit": found.whose_limit}
+    return json.dumps(fields | _figures(found.plan) | {"next": following}, indent=2)
 
 
 def _figures(plan: Plan) -> dict[str, Any]:

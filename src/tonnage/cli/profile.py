@@ -71,8 +71,8 @@ def profile(
     with progress_bar(console) as progress:
         decision = decide(config, overrides or [], progress)
     if decision.plan.num_steps < (needed := 2 * steps + 1):
-        found = f"{decision.plan.num_steps} steps in the run"
-        raise UserError(Problem(found, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
+        observed = f"{decision.plan.num_steps} steps in the run"
+        raise UserError(Problem(observed, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
     with (
         refusals("the profile could not be written", folder),
         made(folder),

@@ -34,7 +34,7 @@ class Flow:
     duplicate: int = 0
     """In duplicate rows that were dropped."""
     left_out: int = 0
-    """In rows that the mixture left out, or that come after the first ones that a source wants."""
+    """In rows that the mixture left out, or that lie beyond what a source's ``first`` takes."""
 
     def __add__(self, other: Flow) -> Flow:
         return Flow(*(a + b for a, b in zip(self.__dict__.values(), other.__dict__.values(), strict=True)))
@@ -67,11 +67,11 @@ class Lengths:
             return Lengths()
         edges = _edges(int(lengths.max()))
         counts, _ = np.histogram(lengths, bins=np.append(edges, edges[-1] * 2 + 1))
-        found = np.percentile(lengths, PERCENTILES, method="higher")
+        percentiles = np.percentile(lengths, PERCENTILES, method="higher")
         return Lengths(
             {int(edge): int(count) for edge, count in zip(edges, counts, strict=True) if count},
             int(lengths.max()),
-            {f"p{name}": int(value) for name, value in zip(PERCENTILES, found, strict=True)},
+            {f"p{name}": int(value) for name, value in zip(PERCENTILES, percentiles, strict=True)},
         )
 
 
@@ -96,11 +96,11 @@ class SourceAccount:
     commit: str = ""
     """Of a hub data set: what its revision was."""
     left: tuple[str, ...] = ()
-    """Files beside that were not read: of other splits, texts among files of rows, and those of other kinds."""
+    """Files that lie there and were not read: of other splits, texts among files of rows, files of other kinds."""
     bytes: int = 0
     """Of its files, as they lie on the disk."""
     bytes_unread: int = 0
-    """Behind damage, of which no row is made."""
+    """Behind a damaged place: no row is made of them."""
     rows_read: int = 0
     rows_train: int = 0
     rows_validation: int = 0
@@ -122,11 +122,11 @@ class SourceAccount:
     unread: Mapping[str, int] = field(default_factory=dict)
     """Fields that hold something and that nothing reads -> how often they were there, the most frequent first."""
     turns_moved: int = 0
-    """Turns whose first token begins in the template's header, as it holds the end of that and their beginning."""
+    """Turns whose first token begins in the template's header: it holds both the header's end and their beginning."""
     rows_trimmed: int = 0
-    """Rows that held a first or last token that the template puts there itself, once now."""
+    """Rows that brought a first or last token of their own, removed because the template writes it too."""
     rows_without_thoughts: int = 0
-    """Rows of which the template leaves out what was thought before the last question."""
+    """Rows whose thoughts before the last question the template leaves out."""
     rows_with_control_tokens: int = 0
     """Rows with documents whose own words hold the characters of control tokens."""
     control_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -195,8 +195,8 @@ class Account:
     @property
     def supervised_loss(self) -> float:
         """Fraction of the supervised tokens that was cut."""
-        found = self.total.supervised
-        return found.cut / found.read if found.read else 0.0
+        supervised = self.total.supervised
+        return supervised.cut / supervised.read if supervised.read else 0.0
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless everything adds up, sources and packs."""
@@ -213,7 +213,7 @@ class Account:
         """The account as plain values, with what follows from them, for ``data.json`` and ``--json``."""
         value = asdict(self)
         value["total"] = {
-            key: found for key, found in asdict(self.total).items() if key not in ("role", "format", "lengths")
+            key: entry for key, entry in asdict(self.total).items() if key not in ("role", "format", "lengths")
         }
         value["supervised_loss"] = self.supervised_loss
         for name, packs in (("train", self.train), ("validation", self.validation)):
@@ -224,13 +224,13 @@ class Account:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Account:
         """The account back from ``to_json``."""
-        given: dict[str, Any] = {f.name: value[f.name] for f in fields(Account)}
-        given["sources"] = tuple(_source(source) for source in value["sources"])
-        given["train"] = _packs(value["train"])
-        given["validation"] = None if value["validation"] is None else _packs(value["validation"])
+        arguments: dict[str, Any] = {f.name: value[f.name] for f in fields(Account)}
+        arguments["sources"] = tuple(_source(source) for source in value["sources"])
+        arguments["train"] = _packs(value["train"])
+        arguments["validation"] = None if value["validation"] is None else _packs(value["validation"])
         for name in ("added_tokens", "end_of_turn"):
-            given[name] = tuple(value[name])
-        return Account(**given)
+            arguments[name] = tuple(value[name])
+        return Account(**arguments)
 
 
 def _source(value: Mapping[str, Any]) -> SourceAccount:
@@ -249,22 +249,22 @@ def _source(value: Mapping[str, Any]) -> SourceAccount:
 
 
 def _packs(value: Mapping[str, Any]) -> PackAccount:
-    return PackAccount(**{key: found for key, found in value.items() if key != "fill"})
+    return PackAccount(**{key: entry for key, entry in value.items() if key != "fill"})
 
 
 def total(sources: Iterable[SourceAccount]) -> SourceAccount:
     """The sum of accounts; lengths are left to the sources."""
-    found = SourceAccount("total", role="", format="")
+    result = SourceAccount("total", role="", format="")
     for source in sources:
         sums: dict[str, Any] = {
-            f.name: getattr(found, f.name) + getattr(source, f.name)
+            f.name: getattr(result, f.name) + getattr(source, f.name)
             for f in fields(SourceAccount)
-            if isinstance(getattr(found, f.name), int | Flow)
+            if isinstance(getattr(result, f.name), int | Flow)
         }
         for name in ("bad_kinds", "unread", "control_tokens"):
-            counts = dict(getattr(found, name))
+            counts = dict(getattr(result, name))
             for kind, count in getattr(source, name).items():
                 counts[kind] = counts.get(kind, 0) + count
             sums[name] = counts
-        found = SourceAccount("total", role="", format="", **sums)
-    return found
+        result = SourceAccount("total", role="", format="", **sums)
+    return result

@@ -1,7 +1,7 @@
 """Rows of one part into documents, in bounded memory.
 
-Rows come in chunks of about a megabyte. They are read, rendered and cut into words here while ``tokenizers`` encodes
-what is new in the chunk before on threads of its own, in Rust.
+Rows come in chunks of about a megabyte. While one chunk is read, rendered and cut into words here, ``tokenizers``
+encodes the new words of the chunk before, in Rust, on threads of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tonnage.forms.formats import Form
 from tonnage.forms.reader import Reader
 
 CONTROL_ROWS = 5
-"""First rows with control tokens in their words that are named."""
+"""How many rows with control tokens in their words are named; the first ones."""
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 1 << 20
 FOLD = "put the system message at the beginning of the first question: data.fold_system: true"
@@ -45,14 +45,14 @@ class _Pending:
     row: int
     conversation: Conversation
     script: int = 0
-    asked: int = 0
-    """How many texts were asked for, to find its borders."""
+    num_requests: int = 0
+    """How many renderings it needs: to find its borders, and its control tokens."""
     whole: str = ""
     spans: Sequence[Span] = ()
     controls: tuple[str, ...] = ()
     """Control tokens in its own words."""
     as_words: bool = False
-    """Whether ``whole`` has stand-ins for all other control tokens."""
+    """Whether these are trained as words: ``whole`` then has stand-ins for all other control tokens."""
 
 
 class PartBuilder:
@@ -99,20 +99,19 @@ class PartBuilder:
         return totals
 
     def build_task(self, task: Mapping[str, Any], advance: Callable[[int], None] = lambda rows: None) -> dict[str, Any]:
-        """Build the part of a task that comes from another process, and answer it: plain values both."""
+        """Build the part of a ``task`` from another process. Task and answer are plain values."""
         totals = self.build(Part.from_json(task["part"]), Form(**task["form"]), Path(task["out"]), advance)
         return {"number": task["number"], "totals": totals.to_json()}
 
     def documents(self, rows: Iterator[Row], form: Form) -> list[tuple[int, Document | RowError]]:
-        """Documents of rows that lie in memory, with the rows' numbers, and in the place of one the reason why a row
-        makes none."""
-        found: list[tuple[int, Document | RowError]] = []
+        """Documents of rows in memory, each with its row's number; where a row makes none, the error says why."""
+        documents: list[tuple[int, Document | RowError]] = []
 
-        def add(row: int, made: Document | RowError) -> None:
-            found.append((row, made))
+        def add(row: int, document: Document | RowError) -> None:
+            documents.append((row, document))
 
         self._through(rows, Reader(form, carry=self._options.carry), add, PartTotals(), add)
-        return sorted(found, key=lambda pair: pair[0])
+        return sorted(documents, key=lambda pair: pair[0])
 
     def _through(
         self,
@@ -123,11 +122,11 @@ class PartBuilder:
         refuse: Callable[[int, RowError], None],
         advance: Callable[[int], None] = lambda rows: None,
     ) -> None:
-        """Rows in chunks, one of which is encoded while the next is read."""
+        """Take rows through in chunks: one is encoded while the next is read."""
         waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
         for chunk in _chunks(rows):
             pending = self._render(chunk, reader, totals, refuse)
-            usual = [("", ()) if one.as_words else (one.whole, one.spans) for one in pending]
+            usual = [("", ()) if entry.as_words else (entry.whole, entry.spans) for entry in pending]
             batch = self._encoder.begin([whole for whole, _ in usual], [spans for _, spans in usual])
             running = self._run(batch)
             if waiting is not None:
@@ -153,61 +152,64 @@ class PartBuilder:
         refuse: Callable[[int, RowError], None],
     ) -> list[_Pending]:
         pending: list[_Pending] = []
-        wanted: list[list[Request]] = [[] for _ in self._templates]
+        requests_by_template: list[list[Request]] = [[] for _ in self._templates]
         for number, row in chunk:
             totals.rows += 1
             try:
                 if isinstance(row, RowError):
                     raise row
-                found = reader.read(row)
+                conversations = reader.read(row)
             except Exception as error:
                 refuse(number, as_row_error(error))
                 continue
-            totals.rows += len(found) - 1
-            for conversation in found:
-                one = _Pending(number, conversation, min(bool(conversation.tools), len(self._templates) - 1))
+            totals.rows += len(conversations) - 1
+            for conversation in conversations:
+                entry = _Pending(number, conversation, min(bool(conversation.tools), len(self._templates) - 1))
                 try:
-                    asked = self._asked(one, totals) if conversation.is_chat else []
+                    own_requests = self._requests_of(entry, totals) if conversation.is_chat else []
                 except Exception as error:
                     refuse(number, as_row_error(error))
                     continue
-                one.asked = len(asked)
-                wanted[one.script] += asked
-                pending.append(one)
-        rendered = [iter(template.render_many(asked)) for template, asked in zip(self._templates, wanted, strict=True)]
-        kept: list[_Pending] = []
-        for one in pending:
+                entry.num_requests = len(own_requests)
+                requests_by_template[entry.script] += own_requests
+                pending.append(entry)
+        rendered = [
+            iter(template.render_many(own_requests))
+            for template, own_requests in zip(self._templates, requests_by_template, strict=True)
+        ]
+        marked: list[_Pending] = []
+        for entry in pending:
             try:
-                self._mark(one, list(islice(rendered[one.script], one.asked)))
-                kept.append(one)
+                self._mark(entry, list(islice(rendered[entry.script], entry.num_requests)))
+                marked.append(entry)
             except Exception as error:
                 reason = as_row_error(error)
-                system = one.conversation.is_chat and one.conversation.turns[0].role == "system"
-                if system and "system" in self._recipe.scripts[one.script].shape.lacks:
+                system = entry.conversation.is_chat and entry.conversation.turns[0].role == "system"
+                if system and "system" in self._recipe.scripts[entry.script].shape.lacks:
                     reason.change = reason.change or FOLD
-                refuse(one.row, reason)
-        return kept
+                refuse(entry.row, reason)
+        return marked
 
-    def _asked(self, one: _Pending, totals: PartTotals) -> list[Request]:
-        """What must be rendered of a conversation: what finds its borders, and where control tokens stand in its own
-        words, these broken up. Raises ``RowError``."""
-        script, setting = self._recipe.scripts[one.script], self._options.control_tokens
-        one.conversation = conversation = self._suited(one.conversation, script, totals)
+    def _requests_of(self, entry: _Pending, totals: PartTotals) -> list[Request]:
+        """The renderings that a conversation needs: those that find its borders and, if its own words hold control
+        tokens, one more with these broken up. Raises ``RowError``."""
+        script, setting = self._recipe.scripts[entry.script], self._options.control_tokens
+        entry.conversation = conversation = self._suited(entry.conversation, script, totals)
         for number, turn in enumerate(conversation.turns):
             if turn.role == "assistant":
                 check_thoughts(turn.message, number)
-        asked = requests(conversation, script.shape, self._options.train_on)
-        one.controls = self._controls.in_words(conversation.messages, conversation.tools)
-        if one.controls and setting == "error":
-            raise refused(one.controls)
-        one.as_words = bool(one.controls) and setting == "text" and script.shape.writes_turns
-        if one.as_words:
-            asked.append((*self._controls.broken(conversation.messages, conversation.tools), False))
-        return asked
+        own_requests = requests(conversation, script.shape, self._options.train_on)
+        entry.controls = self._controls.in_words(conversation.messages, conversation.tools)
+        if entry.controls and setting == "error":
+            raise refused(entry.controls)
+        entry.as_words = bool(entry.controls) and setting == "text" and script.shape.writes_turns
+        if entry.as_words:
+            own_requests.append((*self._controls.broken(conversation.messages, conversation.tools), False))
+        return own_requests
 
     def _suited(self, conversation: Conversation, script: Script, totals: PartTotals) -> Conversation:
-        """The conversation without tokens that the template will put there, and without a system message of its own
-        where the template takes none and it is to be folded."""
+        """The conversation without first and last tokens that the template writes itself; a system message that the
+        template does not take is folded into the first question, if the options say so."""
         if self._options.fold_system and "system" in script.shape.lacks and conversation.turns[0].role == "system":
             conversation = _folded(conversation)
         start = script.template.special.get("bos_token", "")
@@ -224,28 +226,28 @@ class PartBuilder:
         totals.trimmed += 1
         return conversation
 
-    def _mark(self, one: _Pending, texts: Sequence[str | RowError]) -> None:
-        conversation = one.conversation
+    def _mark(self, entry: _Pending, texts: Sequence[str | RowError]) -> None:
+        conversation = entry.conversation
         if conversation.ids is not None:
             return
         if conversation.text is not None:
-            one.whole, one.spans = self._framed(conversation.text, conversation.pieces)
+            entry.whole, entry.spans = self._framed(conversation.text, conversation.pieces)
         else:
             whole = texts[0]
             if isinstance(whole, RowError):
                 raise whole
-            openings, broken = (texts[1:-1], texts[-1]) if one.as_words else (texts[1:], whole)
-            one.spans = self._borders[one.script].find(conversation, whole, openings)
+            openings, broken = (texts[1:-1], texts[-1]) if entry.as_words else (texts[1:], whole)
+            entry.spans = self._borders[entry.script].find(conversation, whole, openings)
             if isinstance(broken, RowError):
                 raise broken
-            one.whole = self._controls.words(whole, broken) if one.as_words else whole
-        if len(one.whole) > MAX_ROW_BYTES:
+            entry.whole = self._controls.words(whole, broken) if entry.as_words else whole
+        if len(entry.whole) > MAX_ROW_BYTES:
             raise RowError(
-                "too_large", f"the row makes a text of {len(one.whole):,} characters; at most {MAX_ROW_BYTES:,}"
+                "too_large", f"the row makes a text of {len(entry.whole):,} characters; at most {MAX_ROW_BYTES:,}"
             )
 
     def _framed(self, text: str, pieces: Pieces | None) -> tuple[str, list[Span]]:
-        """A plain text with its first and last token, each once, and what of it is trained."""
+        """A plain text with its first and last token, each exactly once, and its trained spans."""
         start, end = self._recipe.text_start, self._recipe.text_end
         start = "" if start and text.startswith(start) else start
         end = "" if end and text.endswith(end) else end
@@ -272,26 +274,26 @@ class PartBuilder:
         refuse: Callable[[int, RowError], None],
     ) -> None:
         running.result()
-        for one, document in zip(pending, self._encoder.documents(batch), strict=True):
-            if one.conversation.ids is not None:
-                document = self._of_ids(one.conversation)
-            elif one.as_words:
-                document = self._controls.encoder(self._recipe.tokenizer_json).document(one.whole, one.spans)
+        for entry, document in zip(pending, self._encoder.documents(batch), strict=True):
+            if entry.conversation.ids is not None:
+                document = self._of_ids(entry.conversation)
+            elif entry.as_words:
+                document = self._controls.encoder(self._recipe.tokenizer_json).document(entry.whole, entry.spans)
             if isinstance(document, RowError):
-                refuse(one.row, document)
+                refuse(entry.row, document)
                 continue
             if not document.supervised:
-                refuse(one.row, RowError("nothing_supervised", "no token of the row is trained on"))
+                refuse(entry.row, RowError("nothing_supervised", "no token of the row is trained on"))
                 continue
             totals.moved += document.moved
-            if one.controls:
+            if entry.controls:
                 totals.with_controls += 1
-                totals.control_rows = [*totals.control_rows, one.row][:CONTROL_ROWS]
-                for token in one.controls:
+                totals.control_rows = [*totals.control_rows, entry.row][:CONTROL_ROWS]
+                for token in entry.controls:
                     totals.controls[token] = totals.controls.get(token, 0) + 1
             totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
-            document.carried = one.conversation.carried
-            add(one.row, document)
+            document.carried = entry.conversation.carried
+            add(entry.row, document)
 
     def _of_ids(self, conversation: Conversation) -> Document | RowError:
         """A row of tokens as a document."""
@@ -312,7 +314,7 @@ class PartBuilder:
 
 
 def _folded(conversation: Conversation) -> Conversation:
-    """The system message at the beginning of the first user's."""
+    """The conversation with its system message at the beginning of the first user message."""
     system, *turns = conversation.turns
     words = system.message["content"].rstrip()
     at = next((at for at, turn in enumerate(turns) if turn.role == "user"), None)
@@ -325,7 +327,7 @@ def _folded(conversation: Conversation) -> Conversation:
 
 
 def _without_ends(conversation: Conversation, start: str, closed: Sequence[int], ends: tuple[str, ...]) -> Conversation:
-    """Without the token that the first message begins with, and those that close the messages ``closed``."""
+    """The conversation without ``start`` before its first message, and without the ends of the messages ``closed``."""
     turns = list(conversation.turns)
     if start:
         message = turns[0].message

@@ -51,8 +51,8 @@ def entry(directory: Path, build: Callable[[Path], None], waiting: Callable[[], 
     """Make sure that an entry is there, building it if need be; returns whether it was built now.
 
     ``build`` gets a new directory to fill; ``waiting`` is called a few times a second while another process does so.
-    Raises ``UserError`` when the cache cannot be written or others may have
-    written it, and whatever ``build`` raises, in which case nothing stays behind.
+    Raises ``UserError`` when the cache cannot be written or others may have written it, and whatever ``build`` raises,
+    in which case nothing stays behind.
     """
     trusted(directory.parent.parent, directory.parent.name, directory.name)
     if directory.is_dir():
@@ -81,8 +81,8 @@ def entry(directory: Path, build: Callable[[Path], None], waiting: Callable[[], 
 
 
 def discard(directory: Path, is_bad: Callable[[], bool]) -> None:
-    """Remove an entry whose content is not what it was, for which ``is_bad`` looks while nobody builds it. Who has its
-    files open keeps them."""
+    """Remove an entry that ``is_bad`` finds damaged, checked while nobody builds it. Who has its files open keeps
+    them."""
     with _faults(directory.parent):
         lock = _open_lock(directory)
     try:
@@ -112,24 +112,24 @@ def _take(lock: int, waiting: Callable[[], None] | None) -> None:
 
 @contextmanager
 def _faults(directory: Path) -> Iterator[None]:
-    """What the file system refuses to the cache, as a ``UserError``; of other files it is left as it is."""
+    """Raise errors of the file system on files of the cache as ``UserError``; those on other files pass unchanged."""
     try:
         yield
     except OSError as error:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
         if named is not None and not (named.is_relative_to(directory.parent) or directory.is_relative_to(named)):
             raise
-        what, change = "the cache could not be written", "set TONNAGE_CACHE (or data.cache) to another directory"
-        explained = refused(error, what, directory, change=change)
-        found = f"{what}: {error.strerror or error}"  # numpy tells no number
-        raise explained or UserError(Problem(found, "a disk that takes it", change, str(directory))) from error
+        summary, change = "the cache could not be written", "set TONNAGE_CACHE (or data.cache) to another directory"
+        explained = refused(error, summary, directory, change=change)
+        message = f"{summary}: {error.strerror or error}"  # numpy's errors have no number
+        raise explained or UserError(Problem(message, "a disk that takes it", change, str(directory))) from error
 
 
 def _open_lock(directory: Path) -> int:
     path = directory.with_suffix(".lock")
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except PermissionError:  # in a cache that is shared, that of somebody else: to lock it, reading is enough
+    except PermissionError:  # somebody else's, in a shared cache: to lock it, reading is enough
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -149,13 +149,13 @@ def _move(building: Path, directory: Path) -> bool:
 def _sweep(directory: Path) -> None:
     """Remove what killed builders left beside an entry whose lock is held."""
     for path in directory.parent.glob(".*.*.*"):
-        found = _UNFINISHED.fullmatch(path.name)
-        if found is None or (found["kernel"] != _kernel() and not _is_idle(path)):
+        match = _UNFINISHED.fullmatch(path.name)
+        if match is None or (match["kernel"] != _kernel() and not _is_idle(path)):
             continue
-        if found["key"] == directory.name:
+        if match["key"] == directory.name:
             shutil.rmtree(path, ignore_errors=True)
             continue
-        lock = _open_lock(directory.with_name(found["key"]))
+        lock = _open_lock(directory.with_name(match["key"]))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
@@ -212,8 +212,8 @@ def remembered_digest(cache: Path, file: str, digest: Callable[[str], str]) -> s
         return note.read_text(encoding="ascii")
     except OSError:
         pass
-    found = digest(file)
+    file_digest = digest(file)
     with kept(note, "files are read once more to know them again"):
         room_for(note)
-        write_whole(note, found)
-    return found
+        write_whole(note, file_digest)
+    return file_digest

@@ -49,7 +49,7 @@ TOOL_USE = "tool_use"
 TEXT_START = "text_start"
 """What a template writes for the beginning-of-text token, where the tokenizer puts one before a text."""
 WRITTEN_OUT = "written out"
-"""What a template is called whose text is in the config."""
+"""The name of a template whose text is in the config."""
 MOST_BYTES = 4 << 20
 """Of a template's file."""
 
@@ -67,12 +67,14 @@ class Choice:
 def extended(
     tokenizer: PreTrainedTokenizerBase, eos_token: str | None, added: Sequence[str]
 ) -> tuple[PreTrainedTokenizerBase, tuple[str, ...]]:
-    """A copy of the tokenizer with another end-of-text token and with special tokens, and those that are new to its
-    vocabulary; the tokenizer itself where it has all of that."""
-    known = tokenizer.get_vocab() if eos_token or added else {}
-    asked = dict.fromkeys([*added, *([eos_token] if eos_token else [])])
-    missing = tuple(token for token in asked if token not in known)
-    plain = [token for token in asked if token in known and known[token] not in tokenizer.added_tokens_decoder]
+    """A copy of the tokenizer with this end-of-text token and these special tokens, and those of them that are new to
+    its vocabulary; the tokenizer itself if it has them all."""
+    vocabulary = tokenizer.get_vocab() if eos_token or added else {}
+    tokens = dict.fromkeys([*added, *([eos_token] if eos_token else [])])
+    missing = tuple(token for token in tokens if token not in vocabulary)
+    plain = [
+        token for token in tokens if token in vocabulary and vocabulary[token] not in tokenizer.added_tokens_decoder
+    ]
     if not missing and not plain and eos_token in (None, tokenizer.eos_token):
         return tokenizer, ()
     own = copy.deepcopy(tokenizer)
@@ -92,23 +94,23 @@ def choose(
     """A copy of the tokenizer that carries the chosen template and its special tokens.
 
     ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one
-    answer. What the template is told besides, its ``arguments``, stands at its head as defaults: whoever uses the
-    tokenizer later opens turns as they were opened in training. Raises ``UserError`` for an unknown name, an unreadable
+    answer. The template's ``arguments`` are written at its head as defaults, so that whoever uses the tokenizer later
+    opens turns as they were opened in training. Raises ``UserError`` for an unknown name, an unreadable
     file, or a tokenizer without an end-of-text token where one is needed.
     """
     own, choice = _choose(name, tokenizer, formats, single_turn)
     if arguments:
-        head = "".join(_default(one) for one in arguments.items() if one[0].isidentifier()) + "\n"
+        head = "".join(_default(argument) for argument in arguments.items() if argument[0].isidentifier()) + "\n"
         text: Any = own.chat_template
-        own.chat_template = {one: head + t for one, t in text.items()} if isinstance(text, dict) else head + text
+        own.chat_template = {key: head + body for key, body in text.items()} if isinstance(text, dict) else head + text
     return own, choice
 
 
 def _default(argument: tuple[str, object]) -> str:
-    """What gives a variable of a template a value, unless whoever renders it does."""
+    """Template text that gives a variable its value unless whoever renders the template does."""
     name, value = argument
-    said = "none" if value is None else json.dumps(value).replace("%", "\\u0025")
-    return f"{{%- if {name} is not defined %}}{{%- set {name} = {said} %}}{{%- endif %}}"
+    literal = "none" if value is None else json.dumps(value).replace("%", "\\u0025")
+    return f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif %}}"
 
 
 _DEFAULTS = re.compile(r"\A(?:\{%- if \w+ is not defined %\}\{%- set \w+ = [^%]* %\}\{%- endif %\})+\n")
@@ -126,10 +128,10 @@ def _choose(
             named = "" if len(own) == 1 else f": {default!r} of {', '.join(map(repr, own))}"
             extra = f", {TOOL_USE!r} where a row has tools" if default == "default" and TOOL_USE in own else ""
             reason = f"the tokenizer's own{named}{extra}{unused}"
-            kept = own if default == "default" else {**own, "default": own[default]}
+            templates = own if default == "default" else {**own, "default": own[default]}
             if default != "default":
-                kept.pop(TOOL_USE, None)
-            return _with(tokenizer, kept, (), Choice("tokenizer", reason))
+                templates.pop(TOOL_USE, None)
+            return _with(tokenizer, templates, (), Choice("tokenizer", reason))
         if name in ("auto", "tokenizer"):
             raise UserError(
                 Problem(
@@ -193,12 +195,12 @@ def _read(name: str, own: object) -> str:
             raise ValueError(f"it has {path.stat().st_size:,} bytes; a template has {MOST_BYTES:,} at most")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        found = f"no built-in template and no file {name[:200]!r}"
+        message = f"no built-in template and no file {name[:200]!r}"
     except (OSError, ValueError, RuntimeError) as error:
-        found = f"the template {name[:200]!r} cannot be read ({error})"
+        message = f"the template {name[:200]!r} cannot be read ({error})"
     raise UserError(
         Problem(
-            found=found,
+            found=message,
             needed=f"auto, tokenizer, {', '.join(names)}, the path of a Jinja file, or its text",
             where="data.template",
         )
@@ -217,9 +219,9 @@ def _with(
     tokenizer: PreTrainedTokenizerBase, text: str | dict[str, str], special: tuple[str, ...], choice: Choice
 ) -> tuple[PreTrainedTokenizerBase, Choice]:
     vocabulary = tokenizer.get_vocab() if special else {}
-    known = tokenizer.added_tokens_decoder
+    added_tokens = tokenizer.added_tokens_decoder
     missing = [token for token in special if token not in vocabulary]
-    plain = [token for token in special if token in vocabulary and vocabulary[token] not in known]
+    plain = [token for token in special if token in vocabulary and vocabulary[token] not in added_tokens]
     # The vocabulary is shared with the tokenizer given, unless it must grow.
     own = copy.deepcopy(tokenizer) if missing or plain else copy.copy(tokenizer)
     own.chat_template = text
@@ -250,10 +252,12 @@ def of_tokenizer(
                 where="template",
             )
         )
-    given = dict(arguments or {})
-    if given:
-        _check_arguments(own, given)
-    return ChatTemplate(own, dict(tokenizer.special_tokens_map), given, date if "strftime_now" in own else "")
+    template_arguments = dict(arguments or {})
+    if template_arguments:
+        _check_arguments(own, template_arguments)
+    return ChatTemplate(
+        own, dict(tokenizer.special_tokens_map), template_arguments, date if "strftime_now" in own else ""
+    )
 
 
 _OURS = frozenset(
@@ -261,22 +265,22 @@ _OURS = frozenset(
 )
 
 
-def _check_arguments(text: str, given: Mapping[str, object]) -> None:
+def _check_arguments(text: str, arguments: Mapping[str, object]) -> None:
     """Refuse arguments that a template never looks at."""
     from jinja2 import Environment, meta
     from jinja2.exceptions import TemplateError
 
     try:
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", _DEFAULTS.sub("", text)))
-        known = sorted(meta.find_undeclared_variables(parsed) - _OURS - _GLOBALS)
+        variables = sorted(meta.find_undeclared_variables(parsed) - _OURS - _GLOBALS)
     except (TemplateError, RecursionError):
-        return  # which rendering it will say
-    unknown = [name for name in given if name not in known]
+        return  # rendering it will say so
+    unknown = [name for name in arguments if name not in variables]
     if unknown:
         raise UserError(
             Problem(
                 found=f"template arguments that the template never looks at: {', '.join(unknown)}",
-                needed=f"arguments that it knows: {', '.join(known) or 'it knows none'}",
+                needed=f"arguments that it knows: {', '.join(variables) or 'it knows none'}",
                 change="correct or remove them",
                 where="data.template_arguments",
             )

@@ -1,4 +1,4 @@
-"""Control tokens in the words of rows: characters that the tokenizer takes for marks of the template's, and are none.
+"""Control tokens in the words of rows: characters that the tokenizer takes for the template's marks, but are words.
 
 A user may write ``<|im_end|>``, or ``<s>`` in a page of HTML. In a rendered text nothing tells these from the tokens
 that the template wrote. So such a conversation, and only such a one, is rendered a second time with a character inside
@@ -32,10 +32,10 @@ SAID = frozenset(
 )
 """Tokens around thoughts and calls of tools: in the assistant's words they are what it says."""
 KEPT = "kept_control_tokens"
-"""Where a tokenizer's own settings name those that stay tokens in the words of prompts."""
+"""The tokenizer setting that names those that stay tokens in the words of prompts."""
 
 _BRACKETED = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)
-"""Of a vocabulary's plain tokens, which may be line breaks and words, those that look like marks."""
+"""Fits plain tokens that look like marks; others are line breaks or words."""
 _BREAK = "\U0010fffd"
 _FIRST_STAND_IN = 0x100000
 """Of a plane of Unicode that is for private use."""
@@ -53,13 +53,13 @@ def control_tokens(
     """A tokenizer's special tokens, and those that are not special by which a template's turns are told apart; without
     those that rows are ``asked_for`` to hold, unless they tell turns apart."""
     special, frame = frozenset(special_tokens(tokenizer)), "".join(shape.frame for shape in shapes)
-    found = []
+    texts = []
     for token in tokenizer.added_tokens_decoder.values():
         marks_turns = token.content in frame and token.content not in SAID and _BRACKETED.fullmatch(token.content)
         is_plain = token.content not in special or token.content in asked_for
         if token.content.strip() and not token.single_word and (marks_turns or not is_plain):
-            found.append(token.content)
-    return tuple(sorted(found))
+            texts.append(token.content)
+    return tuple(sorted(texts))
 
 
 class ControlTokens:
@@ -77,12 +77,12 @@ class ControlTokens:
         """The control tokens that messages and tools hold, each once, in order."""
         if self._any is None:
             return ()
-        found: dict[str, None] = {}
+        tokens: dict[str, None] = {}
         for value, pattern in [*((message, self._pattern_of(message)) for message in messages), (tools, self._any)]:
             for text in _texts(value):
                 if pattern is not None and any(first in text for first in self._firsts):
-                    found |= dict.fromkeys(pattern.findall(text))
-        return tuple(found)
+                    tokens |= dict.fromkeys(pattern.findall(text))
+        return tuple(tokens)
 
     def broken(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
@@ -91,8 +91,8 @@ class ControlTokens:
         return [_broken(message, self._pattern_of(message)) for message in messages], _broken(tools, self._any)
 
     def words(self, whole: str, broken: str) -> str:
-        """The text ``whole`` with stand-ins for its control tokens, apart from those that ``broken``, the same with
-        messages as ``broken`` made them, shows to be words; for ``encoder``. Raises ``RowError``."""
+        """The text ``whole`` with stand-ins for its control tokens, except those that are words, for ``encoder``. Text
+        ``broken``, rendered from messages that the method of this name made, shows which are. Raises ``RowError``."""
         if self._any is None:
             return whole
         pieces = broken.split(_BREAK)
@@ -102,24 +102,26 @@ class ControlTokens:
                 "the template does not take the control tokens in its words for words like others",
                 "data.control_tokens: keep (they stay tokens), or take them out of the row",
             )
-        found: list[str] = []
+        segments: list[str] = []
         at = first = 0
         for piece in pieces[:-1]:
             first += len(piece)
             token = self._any.match(whole, first - 1)
             if token is not None and token.start() >= at:
-                found += [self._stood_in(whole[at : token.start()]), token[0]]
+                segments += [self._stood_in(whole[at : token.start()]), token[0]]
                 at = token.end()
-        return "".join([*found, self._stood_in(whole[at:])])
+        return "".join([*segments, self._stood_in(whole[at:])])
 
     def encoder(self, tokenizer_json: str) -> Encoder:
-        """For texts with stand-ins."""
+        """The encoder of texts with stand-ins."""
         if self._encoder is None or self._encoder[0] != tokenizer_json:
-            known = {token["content"]: token["id"] for token in json.loads(tokenizer_json)["added_tokens"]}
+            ids = {token["content"]: token["id"] for token in json.loads(tokenizer_json)["added_tokens"]}
             encoder = Encoder(with_stand_ins(tokenizer_json, self._stand_ins))
-            if moved := [token for token, one in self._stand_ins.items() if encoder.token_id(one) != known[token]]:
+            if moved := [
+                token for token, stand_in in self._stand_ins.items() if encoder.token_id(stand_in) != ids[token]
+            ]:
                 raise RuntimeError(f"control tokens get other ids when they are renamed: {moved[:3]}")
-            encoder.names = {one: token for token, one in self._stand_ins.items()}
+            encoder.names = {stand_in: token for token, stand_in in self._stand_ins.items()}
             self._encoder = tokenizer_json, encoder
         return self._encoder[1]
 

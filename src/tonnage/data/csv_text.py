@@ -1,10 +1,10 @@
 """CSV read record by record, so that damage stays where it is and is said with its size.
 
 What ``csv`` reads without a complaint goes through it. A record that it cannot read, or whose quotes are not in pairs,
-is one bad row: a quote that is never closed would make an answer of all rows behind it. Where such a record ends
-is found line by line: a quoted field goes on up to a quote before a separator or the end of a line, so that the rows
-of a damaged record never become rows of their own. A record may be of several lines, or several records that a quote
-joined; nobody can know, and so the bytes of all lines but its first count as not read.
+is one bad row: a quote that is never closed would turn all rows behind it into one answer. Where such a record ends
+is found line by line: a quoted field goes on up to a quote before a separator or the end of a line, so that the lines
+of a damaged record never become rows of their own. It may be one record of several lines, or several records that a
+quote joined. Nobody can know, and so the bytes of all its lines but the first count as not read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Record = tuple[int, dict[str, Any] | RowError]
 
 
 def separated_by(file: Path) -> str:
-    """The kind of a file of records: that of its ending, unless its header has one column then and several with
+    """The kind of a file of records: that of its ending, unless its header has one column then, but several with
     another separator. Raises any of ``DAMAGED``."""
     usual = kind_suffix(file).removeprefix(".")
     with open_file(file) as opened:
@@ -80,7 +80,7 @@ class _Records:
     def __init__(self, opened: Iterator[str], separator: str) -> None:
         self._opened, self._separator = opened, separator
         self._line = 0
-        """The last one taken, from 1."""
+        """Number of the last line taken, from 1."""
         self._held: list[str] = []
         """Lines of the record that is read."""
         self._reader = csv.reader(self._lines(), delimiter=separator, strict=True)

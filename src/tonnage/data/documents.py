@@ -2,8 +2,8 @@
 
 A row of a file is one document: the number of the row it came from, its tokens, the spans of them that are trained on
 with their weights, how many tokens that is, a 64-bit key of its content, and the numbers that go with it, if the
-options carry any. Documents know nothing of lengths, packs
-or validation, so that a change of those needs no tokenising.
+options carry any. Documents know nothing of lengths, packs or validation, so that a change of those needs no
+tokenising.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class HalfRead:
     file: str
     row: int
     reason: str
-    """Of the first damage."""
+    """Why its first damage, at ``row``, cannot be read."""
     unread_bytes: int
     file_bytes: int
 

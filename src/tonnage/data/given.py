@@ -66,7 +66,7 @@ class Sources:
         return ["messages" if form.format == "completion" and self.with_turns else form.format for form in self.forms]
 
     def key(self, at: int) -> str:
-        """Where the config says a source."""
+        """The config's key of source number ``at``."""
         side, count = (
             ("train", self.num_train) if at < self.num_train else ("validation", len(self.given) - self.num_train)
         )
@@ -77,49 +77,50 @@ class Sources:
 def read_sources(options: Data) -> Sources:
     """All sources with the forms of their rows. Raises ``UserError`` with the problems of all of them."""
     validation = options.validation if isinstance(options.validation, tuple) else ()
-    given = options.train + validation
-    found = Sources(given, len(options.train), [], [], [], [], True, False, 1.0)
+    all_sources = options.train + validation
+    sources = Sources(all_sources, len(options.train), [], [], [], [], True, False, 1.0)
     problems: list[Problem] = []
     single_turn, with_turns, sizes = True, False, []
-    for index, source in enumerate(given):
+    for index, source in enumerate(all_sources):
         try:
             resolved = resolve(source, index)
             sample, first_bad = _sample(resolved.parts)
-            form = _form(source, found.key(index), sample, first_bad)
+            form = _form(source, sources.key(index), sample, first_bad)
         except UserError as error:
             problems += error.problems
             continue
-        found.parts.extend(resolved.parts)
-        found.forms.append(form)
-        found.commits.append(resolved.commit)
-        found.left.append(resolved.left)
+        sources.parts.extend(resolved.parts)
+        sources.forms.append(form)
+        sources.commits.append(resolved.commit)
+        sources.left.append(resolved.left)
         sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
         single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form))
         with_turns |= any(_has_turns(rename(row, form.columns)) for row in sample)
     if problems:
         raise UserError(*problems)
     row_bytes = float(np.mean(sizes)) if sizes else 1.0
-    return replace(found, single_turn=single_turn, with_turns=with_turns, row_bytes=row_bytes)
+    return replace(sources, single_turn=single_turn, with_turns=with_turns, row_bytes=row_bytes)
 
 
 def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
-    """The first readable rows of each of the first files, and why the first row that is not readable is not."""
+    """The first readable rows of each of the first files, and why the first unreadable row is unreadable."""
     rows: list[dict[str, Any]] = []
-    seen: dict[str, int] = {}
+    row_counts: dict[str, int] = {}
     first_bad = ""
     for part in parts:
-        found = seen.get(part.file, 0)
-        if found or (part.file not in seen and len(seen) >= SAMPLED_FILES):  # its first part may hold no readable row
+        count = row_counts.get(part.file, 0)
+        # A file's first part may hold no readable row.
+        if count or (part.file not in row_counts and len(row_counts) >= SAMPLED_FILES):
             continue
         for number, row in first_rows(part):
             if isinstance(row, dict):
                 rows.append(row)
-                found += 1
+                count += 1
             else:
                 first_bad = first_bad or f"{part.file}:{number}: {row.reason}"
-            if found >= SAMPLED_ROWS or number >= 16 * SAMPLED_ROWS:
+            if count >= SAMPLED_ROWS or number >= 16 * SAMPLED_ROWS:
                 break
-        seen[part.file] = found
+        row_counts[part.file] = count
     return rows, first_bad
 
 
@@ -137,11 +138,11 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
             )
         )
     renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
-    found = detect(renamed)
-    if len(found) == 1:
-        return _as_asked(Form(found[0], dict(source.columns), dict(source.roles)), source, where)
+    formats = detect(renamed)
+    if len(formats) == 1:
+        return _as_asked(Form(formats[0], dict(source.columns), dict(source.roles)), source, where)
     columns = ", ".join(map(str, list(sample[0])[:20]))
-    if not found:
+    if not formats:
         change = advice(key, source.path, sample[0])
         if not change and source.columns:
             change = "correct columns, which maps our fields to those of the rows"
@@ -161,18 +162,18 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
         Problem(
             found=f"rows of several forms in one file: {', '.join(dict.fromkeys(filter(None, apart)))}"
             if mixed
-            else f"rows that fit several forms: {', '.join(found)} (fields: {columns})",
+            else f"rows that fit several forms: {', '.join(formats)} (fields: {columns})",
             needed="one form",
             change="write the rows of each form to a file of their own"
             if mixed
-            else f"{key}: {written({'path': source.path, 'format': found[0]})} (or {', '.join(found[1:])})",
+            else f"{key}: {written({'path': source.path, 'format': formats[0]})} (or {', '.join(formats[1:])})",
             where=where,
         )
     )
 
 
 def _as_asked(form: Form, source: Source, where: str) -> Form:
-    """The form with all that the source says of it. Raises ``UserError`` for what it cannot be told."""
+    """The form with the settings of its source. Raises ``UserError`` for those that do not fit it."""
     _check_columns(form, source, where)
     if source.system == "drop" and not FORMATS[form.format].is_chat:
         problem = Problem(f"system: drop for rows of form {form.format}", "conversations", "leave system out", where)

@@ -23,12 +23,12 @@ from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import Form, detect, known_forms
 
 MOST_TOLD = 10
-"""Problems of rows."""
+"""Problems of rows that an error names."""
 
 
 @dataclass(frozen=True)
 class HeldPacks:
-    """Packs in memory; of a data set on disk, what a step asks for."""
+    """Packs in memory, with what a step uses of a ``PackedDataset``."""
 
     packs: tuple[Pack, ...]
     rows: tuple[int, ...]
@@ -67,42 +67,42 @@ class Packer:
         Raises:
             UserError: a row makes no document, or one that is too long; names it by its number, from 0.
         """
-        given = plain_rows(rows)
-        made: list[tuple[int, Document]] = []
+        row_dicts = plain_rows(rows)
+        documents: list[tuple[int, Document]] = []
         problems: list[Problem] = []
-        for number, one in self._builder.documents(iter(enumerate(given)), self._form(given)):
+        for number, result in self._builder.documents(iter(enumerate(row_dicts)), self._form(row_dicts)):
             where = f"{SHOWN}:{number}"
-            if isinstance(one, RowError):
-                problems.append(Problem(one.reason, "a row that can be trained on", one.change, where))
-            elif (length := len(one.tokens)) > self._max_length:
+            if isinstance(result, RowError):
+                problems.append(Problem(result.reason, "a row that can be trained on", result.change, where))
+            elif (length := len(result.tokens)) > self._max_length:
                 problems.append(
                     Problem(f"{length:,} tokens", f"at most {self._max_length:,} (data.max_length)", where=where)
                 )
             else:
-                made.append((number, one))
+                documents.append((number, result))
         if problems:
             more = len(problems) - MOST_TOLD
-            told = [Problem(f"{more:,} more rows like these", "rows that can be trained on")] if more > 0 else []
-            raise UserError(*problems[:MOST_TOLD], *told)
-        lengths = np.array([len(one.tokens) for _, one in made])
-        pack_of = best_fit(lengths, self._max_length, np.arange(len(made)))
+            summary = [Problem(f"{more:,} more rows like these", "rows that can be trained on")] if more > 0 else []
+            raise UserError(*problems[:MOST_TOLD], *summary)
+        lengths = np.array([len(document.tokens) for _, document in documents])
+        pack_of = best_fit(lengths, self._max_length, np.arange(len(documents)))
         packs = (np.flatnonzero(pack_of == number) for number in range(int(pack_of.max()) + 1))
         return HeldPacks(
-            tuple(self._pack([(int(at), made[at][1]) for at in pack]) for pack in packs),
-            tuple(number for number, _ in made),
+            tuple(self._pack([(int(at), documents[at][1]) for at in pack]) for pack in packs),
+            tuple(number for number, _ in documents),
         )
 
     def _pack(self, documents: Sequence[tuple[int, Document]]) -> Pack:
         weights = []
-        for _, one in documents:
-            weights.append(np.zeros(len(one.tokens), dtype=np.float32))
-            for start, stop, weight in one.spans:
+        for _, document in documents:
+            weights.append(np.zeros(len(document.tokens), dtype=np.float32))
+            for start, stop, weight in document.spans:
                 weights[-1][max(start, 1) : stop] = weight
-        carried = np.array([one.carried for _, one in documents], dtype=np.float64).T
+        carried = np.array([document.carried for _, document in documents], dtype=np.float64).T
         return Pack(
-            input_ids=np.concatenate([one.tokens for _, one in documents]).astype(np.int32),
+            input_ids=np.concatenate([document.tokens for _, document in documents]).astype(np.int32),
             weights=np.concatenate(weights),
-            lengths=np.array([len(one.tokens) for _, one in documents], dtype=np.int32),
+            lengths=np.array([len(document.tokens) for _, document in documents], dtype=np.int32),
             documents=np.array([number for number, _ in documents], dtype=np.int64),
             prefixes=np.full(len(documents), -1, dtype=np.int16),
             starts=np.zeros(len(documents), dtype=np.int32),
@@ -114,9 +114,13 @@ class Packer:
         for form in self._forms:
             if form.columns and {*form.columns.values()}.difference(form.optional) <= rows[0].keys():
                 return form
-        found = detect(rows)
-        if len(found) == 1:
-            return next((form for form in self._forms if form.format == found[0] and not form.columns), Form(found[0]))
+        formats = detect(rows)
+        if len(formats) == 1:
+            return next(
+                (form for form in self._forms if form.format == formats[0] and not form.columns), Form(formats[0])
+            )
         columns = ", ".join(map(str, list(rows[0])[:20]))
-        fits = f"rows that fit several forms: {', '.join(found)} (fields: {columns})" if found else f"fields {columns}"
+        fits = (
+            f"rows that fit several forms: {', '.join(formats)} (fields: {columns})" if formats else f"fields {columns}"
+        )
         raise UserError(Problem(fits, f"rows of one form that is known: {known_forms()}", where=SHOWN))

@@ -50,20 +50,22 @@ def hub_files(source: Source) -> Found:
     where = f"data: {source.path}"
     if "[" in source.split:
         split, _, part = source.split.partition("[")
-        found = re.fullmatch(r":(\d+)(%?)\]", part)
-        first = "1000" if found is None else f"{int(found[1]) / 100:g}" if found[2] else found[1]
-        is_all = found is not None and found[2] and int(found[1]) >= 100  # which a fraction does not say: 1 is one row
+        match = re.fullmatch(r":(\d+)(%?)\]", part)
+        first = "1000" if match is None else f"{int(match[1]) / 100:g}" if match[2] else match[1]
+        is_all = match is not None and match[2] and int(match[1]) >= 100  # no fraction says this: 1 is one row
         change = f"set split: {split}" + ("" if is_all else f", first: {first}")
         raise UserError(Problem(f"a part of a split ({source.split})", "a whole split", change, where))
-    given: dict[str, Any] = {"name": source.name, "revision": source.revision}
+    load_arguments: dict[str, Any] = {"name": source.name, "revision": source.revision}
     if source.files:
-        given["data_files"] = {source.split: list(source.files)}
+        load_arguments["data_files"] = {source.split: list(source.files)}
     try:
         import datasets
 
         with _no_waiting_for_the_hub(source) as commit:
             dataset = datasets.load_dataset(
-                source.path, split=source.split, **{key: value for key, value in given.items() if value is not None}
+                source.path,
+                split=source.split,
+                **{key: value for key, value in load_arguments.items() if value is not None},
             )
     except Exception as error:
         raise UserError(_no_data_set(source, error)) from error
@@ -108,15 +110,15 @@ def _no_data_set(source: Source, error: Exception) -> Problem:
     )
 
 
-def _names_to_choose_from(said: str) -> list[str] | None:
+def _names_to_choose_from(message: str) -> list[str] | None:
     """Subsets that ``datasets`` lists where one must be chosen, or where the one that was named is none of them."""
-    found = re.search(r"(?:Config name is missing|BuilderConfig '.*' not found).*?\[(.*?)\]", said, re.DOTALL)
-    return re.findall(r"'([^']*)'", found[1]) if found else None
+    match = re.search(r"(?:Config name is missing|BuilderConfig '.*' not found).*?\[(.*?)\]", message, re.DOTALL)
+    return re.findall(r"'([^']*)'", match[1]) if match else None
 
 
-def _splits_to_choose_from(said: str) -> list[str] | None:
-    found = re.search(r"Unknown split .*?\[(.*?)\]", said, re.DOTALL)
-    return re.findall(r"'([^']*)'", found[1]) if found else None
+def _splits_to_choose_from(message: str) -> list[str] | None:
+    match = re.search(r"Unknown split .*?\[(.*?)\]", message, re.DOTALL)
+    return re.findall(r"'([^']*)'", match[1]) if match else None
 
 
 @contextmanager
@@ -133,8 +135,8 @@ def _no_waiting_for_the_hub(source: Source) -> Iterator[str]:
     before, commit = datasets.config.HF_HUB_OFFLINE, ""
     try:
         api = HfApi(endpoint=datasets.config.HF_ENDPOINT)
-        told = api.dataset_info(source.path, revision=source.revision, timeout=HUB_SECONDS)
-        commit = str(getattr(told, "sha", None) or "")
+        info = api.dataset_info(source.path, revision=source.revision, timeout=HUB_SECONDS)
+        commit = str(getattr(info, "sha", None) or "")
     except (HfHubHTTPError, ValueError):
         pass  # it has answered, or no hub has such a name: ``datasets`` says why it will not give the data set
     except Exception:
@@ -202,7 +204,7 @@ def _by_readme(directory: Path, files: Sequence[Path], source: Source) -> Found:
                 where=problem.where,
             )
         raise UserError(problem) from error
-    splits = {str(split): [Path(str(file)) for file in found] for split, found in data_files.items()}
+    splits = {str(split): [Path(str(file)) for file in paths] for split, paths in data_files.items()}
     if source.split not in splits:
         raise UserError(
             Problem(
@@ -224,8 +226,8 @@ def _left(directory: Path, files: Sequence[Path], mine: Sequence[Path]) -> tuple
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that a file's name, or its folders', say."""
+    """The split that the name of a file, or of one of its folders, says."""
     for part in (file.name, *reversed(file.parts[:-1])):
-        if found := _WORD.search(part.lower()):
-            return _SPLIT_OF[found[1]]
+        if match := _WORD.search(part.lower()):
+            return _SPLIT_OF[match[1]]
     return None

@@ -65,7 +65,7 @@ def plain_rows(rows: Any) -> list[dict[str, Any]]:
 
 
 def shown_name(path: str) -> str:
-    """What an account calls a source: its path, but of rows that lay in memory, that they did."""
+    """What an account calls a source: its path, or ``SHOWN`` for rows that lay in memory."""
     return SHOWN if Path(path).name == FILE and Path(path).parent.parent.name == "rows" else path
 
 

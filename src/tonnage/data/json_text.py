@@ -29,7 +29,7 @@ MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
 HEAD_BYTES = 1 << 16
 BLOCK_BYTES = 1 << 20
-"""That are taken from a file at a time."""
+"""Taken from a file at a time."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _OF_A_ROW = frozenset(
     (
@@ -50,7 +50,7 @@ class Damaged(Exception):
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object from its fields. Raises ``RowError`` where one stands twice: which one is meant nobody knows."""
+    """An object from its fields. Raises ``RowError`` where one stands twice: nobody knows which is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

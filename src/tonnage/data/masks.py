@@ -46,13 +46,13 @@ def requests(conversation: Conversation, shape: TurnShape, train_on: str) -> lis
 
 
 def supervised_turns(conversation: Conversation, train_on: str) -> list[int]:
-    """Indices of the turns whose borders are looked for: with ``train_on: all``, of those that are not trained, or not
-    like the rest."""
+    """Indices of the assistant's turns whose borders are looked for: those that are trained, or with ``train_on: all``
+    those that are not trained like the rest."""
     answers = [(at, turn) for at, turn in enumerate(conversation.turns) if turn.role == "assistant"]
     if train_on == "all":
         return [at for at, turn in answers if turn.weight != 1 or turn.pieces is not None]
-    wanted = answers[-1:] if train_on == "last" else answers
-    return [at for at, turn in wanted if turn.weight > 0 or turn.has_weight]
+    chosen = answers[-1:] if train_on == "last" else answers
+    return [at for at, turn in chosen if turn.weight > 0 or turn.has_weight]
 
 
 class Borders:
@@ -102,8 +102,8 @@ class Borders:
         """Where a turn begins."""
         if whole.startswith(opening):
             return len(opening)
-        # The whole goes another way than the opening. Where that is behind the messages before and behind a header, or
-        # the beginning of one, it is where the turn begins; unless it is in the words, which happen to begin alike.
+        # The whole parts from the opening at some place. Behind the messages before and a header, or the beginning of
+        # one, the turn begins at this place; unless it lies in the words, which happen to begin alike.
         begins = agreement(whole, self._otherwise(conversation, turn))
         same = min(self._before_token(opening, agreement(whole, opening)), begins)
         before = self._template.render(conversation.messages[:turn], conversation.tools)
@@ -128,11 +128,11 @@ class Borders:
         messages = conversation.messages
         message = messages[turn]
         if not message.get("tool_calls") and not message.get("reasoning_content"):
-            said = message["content"].strip()
+            words = message["content"].strip()
             at = start
             while at < len(whole) and whole[at].isspace():
                 at += 1
-            if whole.startswith(said, at) and (closed := closing(whole, at + len(said), self._shape.ends)):
+            if whole.startswith(words, at) and (closed := closing(whole, at + len(words), self._shape.ends)):
                 return closed[1]
         at = max(start, self._end_of_words(conversation, turn, whole))
         stop = len(whole)
@@ -140,12 +140,14 @@ class Borders:
             with suppress(RowError):
                 later = self._otherwise(conversation, turn + 1)
                 stop = max(at, agreement(whole, later)) if later != whole else stop
-        found = [(place, token) for token in self._shape.ends if (place := whole.find(token, at, stop)) >= 0]
-        if not found:
-            found = [(place, token) for token in self._shape.specials if (place := whole.find(token, at, stop)) >= 0]
-        if not found:
+        candidates = [(place, token) for token in self._shape.ends if (place := whole.find(token, at, stop)) >= 0]
+        if not candidates:
+            candidates = [
+                (place, token) for token in self._shape.specials if (place := whole.find(token, at, stop)) >= 0
+            ]
+        if not candidates:
             raise RowError("never_closed", f"message {turn}: the template puts no special token after it")
-        place, token = min(found, key=lambda one: (one[0], -len(one[1])))
+        place, token = min(candidates, key=lambda candidate: (candidate[0], -len(candidate[1])))
         return place + len(token)
 
     def _end_of_words(self, conversation: Conversation, turn: int, whole: str) -> int:
@@ -163,16 +165,16 @@ class Borders:
         pieces = conversation.turns[turn].pieces
         if pieces is None:
             return [(start, end, conversation.turns[turn].weight)]
-        said = conversation.turns[turn].message["content"]
+        words = conversation.turns[turn].message["content"]
         at = start
-        while not whole.startswith(said, at) and at < end and whole[at].isspace():
+        while not whole.startswith(words, at) and at < end and whole[at].isspace():
             at += 1
         skipped = 0
-        if not whole.startswith(said, at):
-            skipped = len(said) - len(said.lstrip())
+        if not whole.startswith(words, at):
+            skipped = len(words) - len(words.lstrip())
             at = agreement(whole, self._otherwise(conversation, turn))
-            said = said.strip()
-        if not whole.startswith(said, at) or at + len(said) > end:
+            words = words.strip()
+        if not whole.startswith(words, at) or at + len(words) > end:
             raise RowError("mask", f"message {turn}: its parts are not found in the text that the template made of it")
         spans: list[Span] = []
         border, first = start, at - skipped
@@ -202,22 +204,22 @@ class Borders:
         lacks = self._shape.lacks
         last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
         for number, message in enumerate(messages):
-            what = "results" if message["role"] == "tool" else "calls" if "tool_calls" in message else ""
-            if what in lacks:
+            kind = "results" if message["role"] == "tool" else "calls" if "tool_calls" in message else ""
+            if kind in lacks:
                 role = message["role"]
-                reason = f"the template leaves out message {number} ({role}): it has no place for {_PLACES[what]}"
+                reason = f"the template leaves out message {number} ({role}): it has no place for {_PLACES[kind]}"
                 raise RowError("left_out", reason)
             for part in _words(message, number > last_user):
-                found = whole.find(part, at)
-                if found < 0:
+                position = whole.find(part, at)
+                if position < 0:
                     # Parts of one message may change places, but none may be missing.
-                    found = whole.find(part)
-                    if found < 0:
+                    position = whole.find(part)
+                    if position < 0:
                         role = message["role"]
                         reason = f"message {number} ({role}) is not in the text the template made of it: {part[:60]!r}"
                         raise RowError("left_out", reason)
                 else:
-                    at = found
+                    at = position
         if not conversation.tools:
             return
         names = [tool["function"]["name"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
@@ -259,9 +261,9 @@ def _with_other_words(message: Message) -> Message:
 
     content = message["content"]
     if message["role"] == "assistant" and "</think>" in content:
-        thought, said = content.rsplit("</think>", 1)
+        thought, answer = content.rsplit("</think>", 1)
         opened = "<think>\n" if "<think>" in thought else ""
-        content = f"{opened}{other(content)}\n</think>\n\n{other(content + said)}"
+        content = f"{opened}{other(content)}\n</think>\n\n{other(content + answer)}"
     elif content or "tool_calls" not in message:
         content = other(content)
     changed = {**message, "content": content}
@@ -296,16 +298,16 @@ def _mark_outside(text: str) -> str:
 
 def _everything_but(spans: Sequence[Span], length: int) -> list[Span]:
     """All of a text with weight 1, and the spans with theirs."""
-    found: list[Span] = []
+    all_spans: list[Span] = []
     at = 0
     for start, stop, weight in spans:
         if start > at:
-            found.append((at, start, 1.0))
-        found.append((start, stop, weight))
+            all_spans.append((at, start, 1.0))
+        all_spans.append((start, stop, weight))
         at = stop
     if at < length:
-        found.append((at, length, 1.0))
-    return found
+        all_spans.append((at, length, 1.0))
+    return all_spans
 
 
 def _words(message: Message, recent: bool) -> list[str]:
@@ -330,11 +332,11 @@ def _all_words(messages: Sequence[Message]) -> str:
     )
 
 
-def _parted(what: str, beginning: str, whole: str) -> RowError:
+def _parted(subject: str, beginning: str, whole: str) -> RowError:
     at = agreement(beginning, whole)
     return RowError(
         "not_a_prefix",
-        f"{what}, rendered alone, part from the whole at character {at}: "
+        f"{subject}, rendered alone, part from the whole at character {at}: "
         f"{beginning[at : at + 40]!r} alone, {whole[at : at + 40]!r} in the whole",
         "data.train_on: last (the template writes what comes before otherwise where it is not the end)",
     )

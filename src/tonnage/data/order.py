@@ -57,10 +57,10 @@ def pack_at(position: int, num_packs: int, seed: int) -> int:
 def mix_all(values: np.ndarray) -> np.ndarray:
     """``mix`` of every value, uint64."""
     with np.errstate(over="ignore"):
-        found = values + np.uint64(0x9E3779B97F4A7C15)
-        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: np.ndarray = found ^ (found >> np.uint64(31))
+        bits = values + np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: np.ndarray = bits ^ (bits >> np.uint64(31))
         return mixed
 
 

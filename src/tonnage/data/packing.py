@@ -53,8 +53,8 @@ def best_fit(lengths: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarra
             place = bisect.bisect_left(rooms, length)
             if place < len(rooms):
                 room = rooms.pop(place)
-                found = groups.pop(room)
-                members = found[0] if len(found) == 1 else np.concatenate(found)
+                arrays = groups.pop(room)
+                members = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
             else:
                 room = capacity
                 members = np.arange(num_packs, num_packs - (-left // (capacity // length)), dtype=np.int64)

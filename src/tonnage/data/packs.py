@@ -45,7 +45,7 @@ class Pack:
     prefixes: np.ndarray
     """int16 (num_documents,): number of the longest common prefix that each begins with, -1 for none."""
     starts: np.ndarray
-    """int32 (num_documents,): of each the first token that is here, 0 unless the document was split."""
+    """int32 (num_documents,): where in each document its first token of this pack is, 0 unless it was split."""
     carried: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Numbers that go with the documents, by name: float64 (num_documents,) each."""
 
@@ -57,7 +57,7 @@ class PackSizes:
     tokens: np.ndarray
     """int64"""
     supervised: np.ndarray
-    """int64. At most, where a document was split: all of its may lie in one piece."""
+    """int64. Where a document was split, an upper bound: all of its supervised tokens may lie in one piece."""
     own: np.ndarray
     """int64: tokens after a common prefix, or of documents that have none."""
     prefixes: np.ndarray
@@ -86,7 +86,7 @@ class PackedDataset:
         names = ("num_packs", "num_documents", "num_tokens", "supervised_tokens", "max_length")
         totals = {name: int(described[name]) for name in names}
         prefixes = tuple(Prefix(length, parent) for length, parent in described["common_prefixes"])
-        in_order = bool(described.get("in_order", False))  # which packs before it was an option do not say
+        in_order = bool(described.get("in_order", False))  # packs from before this option do not say
         return cls(Path(path), **totals, common_prefixes=prefixes, in_order=in_order)
 
     def pack_at(self, position: int, seed: int) -> int:
@@ -118,10 +118,10 @@ class PackedDataset:
         micro_batch: int,
         share_prefixes: bool,
     ) -> tuple[int, int, float, float]:
-        """Of the rows of a run that trains packs in an ``order``: tokens of the fullest, supervised tokens of the one
-        that has most of them, tokens on average, and those of their documents.
+        """Sizes of the rows of a run that trains packs in an ``order``: most tokens of a row, most supervised tokens of
+        a row, mean tokens of a row, and mean tokens of the documents in a row.
 
-        With ``share_prefixes`` a row has every common prefix once.
+        The last two differ with ``share_prefixes``, where a row has every common prefix once.
         """
         step, within = np.divmod(np.arange(len(order)), packs_per_step)
         turn, worker = np.divmod(within, workers)
@@ -129,29 +129,29 @@ class PackedDataset:
         by_row = np.argsort(row, kind="stable")
         begins = np.flatnonzero(np.diff(row[by_row], prepend=-1))
         packs, sizes = order[by_row], self._sizes
-        supervised, whole = (np.add.reduceat(one[packs], begins) for one in (sizes.supervised, sizes.tokens))
+        supervised, whole = (np.add.reduceat(amounts[packs], begins) for amounts in (sizes.supervised, sizes.tokens))
         tokens = whole
         if share_prefixes:
             tokens = np.add.reduceat(sizes.own[packs], begins)
-            there = np.bitwise_or.reduceat(sizes.prefixes[packs], begins)
-            for number, one in enumerate(self.common_prefixes):
-                added = one.length - (self.common_prefixes[one.parent].length if one.parent >= 0 else 0)
-                tokens += added * ((there >> np.uint64(number)) & np.uint64(1)).astype(np.int64)
+            prefix_bits = np.bitwise_or.reduceat(sizes.prefixes[packs], begins)
+            for number, prefix in enumerate(self.common_prefixes):
+                added = prefix.length - (self.common_prefixes[prefix.parent].length if prefix.parent >= 0 else 0)
+                tokens += added * ((prefix_bits >> np.uint64(number)) & np.uint64(1)).astype(np.int64)
         return int(tokens.max()), int(supervised.max()), float(tokens.mean()), float(whole.mean())
 
     @cached_property
     def _sizes(self) -> PackSizes:
         arrays, begins = self._arrays, self._arrays["offsets"][:-1]
-        lengths, which = np.asarray(arrays["lengths"], dtype=np.int64), np.asarray(arrays["prefixes"])
+        lengths, prefix_numbers = np.asarray(arrays["lengths"], dtype=np.int64), np.asarray(arrays["prefixes"])
         supervised = np.minimum(self.source.column("supervised")[arrays["documents"]], lengths)
         chains = [chain(self.common_prefixes, number) for number in range(len(self.common_prefixes))]
-        bits = np.array([*(sum(1 << one for one in those) for those in chains), 0], dtype=np.uint64)
-        shared = np.array([*(one.length for one in self.common_prefixes), 0])
+        bits = np.array([*(sum(1 << number for number in members) for members in chains), 0], dtype=np.uint64)
+        shared = np.array([*(prefix.length for prefix in self.common_prefixes), 0])
         return PackSizes(
             tokens=np.add.reduceat(lengths, begins),
             supervised=np.add.reduceat(supervised, begins),
-            own=np.add.reduceat(lengths - shared[which], begins),
-            prefixes=np.bitwise_or.reduceat(bits[which], begins),
+            own=np.add.reduceat(lengths - shared[prefix_numbers], begins),
+            prefixes=np.bitwise_or.reduceat(bits[prefix_numbers], begins),
         )
 
     @cached_property
@@ -180,7 +180,7 @@ class PackedDataset:
                     weights[at + begin : at + stop] = weight
             at += length
         prefixes, carry = np.array(arrays["prefixes"][first:last]), self.source.carry
-        carried = np.array([self.source.carried(one) for one in documents.tolist()]).T if carry else ()
+        carried = np.array([self.source.carried(document) for document in documents.tolist()]).T if carry else ()
         return Pack(input_ids, weights, lengths, documents, prefixes, starts, dict(zip(carry, carried, strict=True)))
 
     def lengths(self, index: int) -> np.ndarray:
@@ -192,8 +192,8 @@ class PackedDataset:
         """Supervised tokens of every document of a pack, int64 (num_documents,); at most, of one that was split."""
         arrays = self._arrays
         documents = arrays["documents"][int(arrays["offsets"][index]) : int(arrays["offsets"][index + 1])]
-        found: np.ndarray = np.minimum(self.source.column("supervised")[documents], self.lengths(index))
-        return found
+        counts: np.ndarray = np.minimum(self.source.column("supervised")[documents], self.lengths(index))
+        return counts
 
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document of ``Pack.documents`` came from."""

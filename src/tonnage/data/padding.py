@@ -1,8 +1,8 @@
 """Which documents of a step go through the model together, each in a row of its own that is padded at the right.
 
 A forward computes as many tokens as it has rows, times the longest of them. Documents are sorted by length and cut into
-forwards so that least is computed, where a forward costs besides what some tokens do. What a step is made of, and so
-its loss, does not depend on it.
+forwards so that the least is computed; every forward costs as much as ``FORWARD_TOKENS`` more. This changes neither
+the documents of a step nor its loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def in_chunks(lengths: Lengths, chunk: int) -> Lengths:
 def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.ndarray]:
     """Cut documents of some ``lengths``, (documents,), into forwards of at most ``most_tokens``, padding included.
 
-    Each document counts as a multiple of ``chunk`` tokens, as blocks compute it that go through documents in chunks.
+    Each document counts as a multiple of ``chunk`` tokens, since some blocks compute documents in whole chunks.
 
     Returns indices of documents, for each forward; the longest come first. Of documents that are as long, those that
     come first stay first.
@@ -45,8 +45,8 @@ def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.n
         costs = sizes[first] * (stops - first) + FORWARD_TOKENS + least[first + 1 : most + 1]
         best = int(np.argmin(costs))
         least[first], ends[first] = costs[best], stops[best]
-    found, first = [], 0
+    batches, first = [], 0
     while first < number:
-        found.append(order[first : ends[first]])
+        batches.append(order[first : ends[first]])
         first = int(ends[first])
-    return found
+    return batches

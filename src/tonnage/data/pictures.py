@@ -87,27 +87,27 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
     sources that not all can have one, the first."""
     sources = prepared.account.sources[:MOST_ROWS]
     most = max(1, min(ROWS, MOST_ROWS // max(1, len(sources))))
-    found: list[list[Picture]] = [[] for _ in sources]
+    rows: list[list[Picture]] = [[] for _ in sources]
     special = frozenset(prepared.tokenizer.all_special_ids)
     for dataset, role in ((prepared.train, "train"), (prepared.validation, "validation")):
         if dataset is None:
             continue
-        wanted = {at for at, source in enumerate(sources) if source.role == role}
+        role_sources = {at for at, source in enumerate(sources) if source.role == role}
         firsts = np.array([dataset.source.first_of_part(part) for part in range(len(dataset.source.parts))])
         for position in range(min(dataset.num_packs, MOST_PACKS)):
-            if all(len(found[at]) == most for at in wanted):
+            if all(len(rows[at]) == most for at in role_sources):
                 break
             pack, at = dataset.pack(dataset.pack_at(position, seed)), 0
             for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):
                 tokens, at = slice(at, at + length), at + length
                 part = int(np.searchsorted(firsts, document, side="right")) - 1
                 source = dataset.source.parts[part].source
-                if source in wanted and len(found[source]) < most:
+                if source in role_sources and len(rows[source]) < most:
                     ids, weights = pack.input_ids[tokens].tolist(), pack.weights[tokens].tolist()
                     shown = pieces(ids[:MOST_TOKENS], weights[:MOST_TOKENS], prepared.tokenizer, special)
                     supervised = sum(weight > 0 for weight in weights)
-                    found[source].append(Picture(*dataset.where(document), len(ids), supervised, shown))
-    return asdict(Pictures([_of(*one) for one in zip(sources, found, strict=True)]))
+                    rows[source].append(Picture(*dataset.where(document), len(ids), supervised, shown))
+    return asdict(Pictures([_of(*pair) for pair in zip(sources, rows, strict=True)]))
 
 
 def _of(source: SourceAccount, rows: list[Picture]) -> SourcePictures:

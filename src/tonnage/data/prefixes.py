@@ -37,20 +37,23 @@ class Prefix:
 
 def chain(prefixes: Sequence[Prefix], number: int) -> tuple[int, ...]:
     """A prefix and those that it goes on from, the shortest first; nothing for -1."""
-    found: list[int] = []
+    numbers: list[int] = []
     while number >= 0:
-        found.append(number)
+        numbers.append(number)
         number = prefixes[number].parent
-    return tuple(reversed(found))
+    return tuple(reversed(numbers))
 
 
-def within(prefixes: Sequence[Prefix], which: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def within(prefixes: Sequence[Prefix], numbers: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Of documents cut to ``lengths``, the longest prefixes of theirs after which they still go on."""
-    length, parent = np.array([*(one.length for one in prefixes), 0]), [*(one.parent for one in prefixes), -1]
-    found = which.copy()
-    while (short := length[found] >= lengths).any():
-        found[short] = np.array(parent, dtype=found.dtype)[found[short]]
-    return found
+    length, parent = (
+        np.array([*(prefix.length for prefix in prefixes), 0]),
+        [*(prefix.parent for prefix in prefixes), -1],
+    )
+    result = numbers.copy()
+    while (short := length[result] >= lengths).any():
+        result[short] = np.array(parent, dtype=result.dtype)[result[short]]
+    return result
 
 
 @dataclass(frozen=True)
@@ -86,21 +89,21 @@ def find_prefixes(batches: Iterable[Tokens]) -> tuple[tuple[Prefix, ...], np.nda
 
     Documents belong together if they have the same ``LEAST`` tokens next, and share what all of these go on with.
     """
-    corpus, found = _Corpus(batches), list[Prefix]()
-    which = np.full(len(corpus.lengths), -1, dtype=np.int16)
-    fewest = max(2, -(-len(which) // RARE))
-    waiting = [(-len(which), 0, -1)]  # the largest first: its documents, what they share, which prefix that is
-    while waiting and len(found) < MOST:
+    corpus, prefixes = _Corpus(batches), list[Prefix]()
+    prefix_of = np.full(len(corpus.lengths), -1, dtype=np.int16)
+    fewest = max(2, -(-len(prefix_of) // RARE))
+    waiting = [(-len(prefix_of), 0, -1)]  # the largest first: its documents, what they share, which prefix that is
+    while waiting and len(prefixes) < MOST:
         _, shared, parent = heappop(waiting)
-        documents = np.flatnonzero((which == parent) & (corpus.lengths > shared + LEAST))
-        for members in _alike(corpus, documents, shared, fewest)[: MOST - len(found)]:
+        documents = np.flatnonzero((prefix_of == parent) & (corpus.lengths > shared + LEAST))
+        for members in _alike(corpus, documents, shared, fewest)[: MOST - len(prefixes)]:
             length = shared + _in_common(corpus, members, shared)
             if length < shared + LEAST:  # keys were equal by chance
                 continue
-            which[members] = len(found)
-            heappush(waiting, (-len(members), length, len(found)))
-            found.append(Prefix(length, parent))
-    return tuple(found), which
+            prefix_of[members] = len(prefixes)
+            heappush(waiting, (-len(members), length, len(prefixes)))
+            prefixes.append(Prefix(length, parent))
+    return tuple(prefixes), prefix_of
 
 
 def _alike(corpus: _Corpus, documents: np.ndarray, begin: int, fewest: int) -> list[np.ndarray]:

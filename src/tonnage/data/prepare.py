@@ -7,8 +7,8 @@ Two entries of the cache come out, each addressed by everything that decides its
     packs/KEY        which documents go into which pack, and the account of it all
                      (documents, lengths, policies, validation, mixture, seed)
 
-so that another ``max_length`` needs no tokenising, and a second run needs nothing at all. What the user has said must
-not happen (bad rows, over-long rows, too much lost) is checked every time, on the account.
+so that another ``max_length`` needs no tokenising, and a second run needs nothing at all. What the options forbid (bad
+rows, over-long rows, too much lost) is checked on the account every time.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Prepared:
     forms: tuple[Form, ...]
     """Of the rows of each source."""
     date: str = ""
-    """The day that templates were told, in ISO form; empty where none asks for it."""
+    """The day with which templates were rendered, in ISO form; empty if none asks for it."""
     general: PackedDataset | None = None
-    """Rows that are evaluated besides, and not trained on."""
+    """Further rows that are evaluated and never trained on."""
 
 
 def prepare(
@@ -78,8 +78,8 @@ def prepare(
     """Read, render, tokenise and pack, or find it done already.
 
     ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
-    tokenising, ``None`` for as many as make sense; it changes no byte. Nor does ``cluster``, whose nodes tokenise what
-    is worth more than one process. Raises ``UserError`` with every problem of the files and formats at once, and
+    tokenising, ``None`` for as many as make sense; it changes no byte. Nor does ``cluster``, on whose nodes larger data
+    are tokenised. Raises ``UserError`` with every problem of the files and formats at once, and
     ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
@@ -144,7 +144,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
     today = datetime.date.today().isoformat() if options.date == "auto" else options.date
     own = tokenizer.chat_template
     tools = [None, True] if isinstance(own, dict) and TOOL_USE in own else [None]
-    templates = [of_tokenizer(tokenizer, one, options.template_arguments, today) for one in tools]
+    templates = [of_tokenizer(tokenizer, with_tools, options.template_arguments, today) for with_tools in tools]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
     scripts = tuple(Script(template, turn_shape(template, tokenizer)) for template in templates)
@@ -159,11 +159,13 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
 
 
 def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, Any]:
-    """The tokenizer's settings, with the control tokens that stay tokens where a prompt holds them."""
+    """The tokenizer's settings, with the control tokens that stay tokens in the words of prompts."""
     words = () if recipe.options.control_tokens == "keep" else recipe.controls
-    kept = [token for token in control_tokens(tokenizer, [one.shape for one in recipe.scripts]) if token not in words]
+    kept_tokens = [
+        token for token in control_tokens(tokenizer, [script.shape for script in recipe.scripts]) if token not in words
+    ]
     settings = {name: value for name, value in tokenizer.init_kwargs.items() if name != KEPT}
-    return settings | ({KEPT: kept} if kept else {})
+    return settings | ({KEPT: kept_tokens} if kept_tokens else {})
 
 
 def _documents(
@@ -195,10 +197,12 @@ def _documents(
         totals = build_all(building, advance)
         stored = []
         base = 0
-        for part, found in zip(sources.parts, totals, strict=True):
+        for part, part_totals in zip(sources.parts, totals, strict=True):
             base = base if part.start else 0
-            stored.append({"source": part.source, "files": part.files, "row_base": base, "totals": found.to_json()})
-            base += found.lines
+            stored.append(
+                {"source": part.source, "files": part.files, "row_base": base, "totals": part_totals.to_json()}
+            )
+            base += part_totals.lines
         described: dict[str, Any] = {"parts": stored} | (
             {"carry": recipe.options.carry} if recipe.options.carry else {}
         )
@@ -213,11 +217,11 @@ SHOWN = (
     *("max_length", "over_length", "train_on", "pack", "order", "duplicates", "mixture", "validation", "seed"),
     *("template_arguments", "date", "fold_system", "control_tokens"),
 )
-"""What an account repeats of the options."""
+"""The options that an account repeats."""
 
 
 def _shown(options: Data, seed: int, date: str) -> dict[str, Any]:
-    """``SHOWN`` as plain values; ``date`` is what templates were told."""
+    """The options in ``SHOWN`` as plain values; ``date`` is the one that templates were rendered with."""
     validation = options.validation if isinstance(options.validation, float | int) else "sources of their own"
     values = options.model_dump(include={*SHOWN}) | {"validation": validation, "seed": seed, "date": date}
     return {name: values[name] for name in SHOWN}

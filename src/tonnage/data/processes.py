@@ -32,7 +32,7 @@ MAX_PROCESSES = 16
 
 
 def num_processes(total_bytes: int, num_parts: int) -> int:
-    """How many processes are worth starting; 0 is none beside this one."""
+    """How many processes are worth starting besides this one."""
     if total_bytes < SMALL_BYTES or num_parts < 2:
         return 0
     return min(len(os.sched_getaffinity(0)), num_parts, MAX_PROCESSES)
@@ -49,8 +49,8 @@ def build_parts(
 ) -> list[PartTotals]:
     """Build every part into ``directory``; totals in the order of the parts.
 
-    ``forms``: one per source. ``processes``: how many build, none beside this one for 0. More than that is left to the
-    nodes of a ``cluster``, where there is one; ``directory`` must then be the same place on all of them. ``advance`` is
+    ``forms``: one per source. ``processes``: how many to start; with 0, this process builds. With a ``cluster``, any
+    other number leaves the work to its nodes, and ``directory`` must be the same place on all of them. ``advance`` is
     called with numbers of rows, from this thread or others.
 
     Raises ``TonnageError`` when a process dies, ``UserError`` where the cluster does not answer or a node does not see
@@ -82,7 +82,7 @@ def build_parts(
 
 
 class _Shared:
-    """Batches of tasks that processes take from a list, each the next one when it has done one."""
+    """Batches of tasks in a list. A process that has done one takes the next."""
 
     def __init__(
         self, job: Mapping[str, Any], batches: Sequence[Sequence[Mapping[str, Any]]], advance: Callable[[int], None]
@@ -94,7 +94,7 @@ class _Shared:
         self._errors: list[Exception] = []
 
     def build(self, processes: int, who: str) -> list[PartTotals]:
-        """The totals of all tasks. Raises what stopped a process, which ``who`` is in a sentence."""
+        """The totals of all tasks. Raises the error that stopped a process; its message names the process ``who``."""
         with ExitStack() as stack:
             threads = []
             for _ in range(processes):
@@ -135,7 +135,7 @@ class _Shared:
             self._errors.append(TonnageError(f"{who} died: {reason}"))
 
     def _hear(self, worker: subprocess.Popen[str], tasks: int) -> None:
-        """What a process answers until so many tasks are done. Raises ``ValueError`` where it ends before that."""
+        """Read a process's answers until it has done ``tasks``. Raises ``ValueError`` if it ends before that."""
         assert worker.stdout is not None
         while tasks:
             answer = json.loads(worker.stdout.readline())
@@ -151,7 +151,7 @@ class _Shared:
 
 
 class _Refused(Exception):
-    """A process has said why it builds no more."""
+    """A process has stopped building and said why."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

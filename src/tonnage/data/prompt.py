@@ -29,12 +29,12 @@ def encode_prompt(
     or its template refuses the conversation.
     """
     tools = conversation.tools if isinstance(conversation, Conversation) else None
-    given = conversation.messages if isinstance(conversation, Conversation) else conversation
-    messages: list[Message] = [dict(message) for message in given]
+    originals = conversation.messages if isinstance(conversation, Conversation) else conversation
+    messages: list[Message] = [dict(message) for message in originals]
     template = of_tokenizer(tokenizer, tools)
     shape = turn_shape(template, tokenizer)
-    kept = tokenizer.init_kwargs.get(KEPT, ())
-    controls = _controls(tuple(token for token in control_tokens(tokenizer, [shape]) if token not in kept))
+    kept_tokens = tokenizer.init_kwargs.get(KEPT, ())
+    controls = _controls(tuple(token for token in control_tokens(tokenizer, [shape]) if token not in kept_tokens))
     try:
         text = shape.opening(template.render(messages, tools, opened=shape.opens))
         text.encode()
@@ -56,22 +56,22 @@ _controls = lru_cache(maxsize=4)(ControlTokens)
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids at which the assistant's turn is over: the template's closing token and the end of text."""
-    found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if isinstance(tokenizer.chat_template, str | dict):
         for end in reversed(turn_shape(of_tokenizer(tokenizer), tokenizer).stops):
             closing = tokenizer.convert_tokens_to_ids(end)
             if isinstance(closing, int):
-                found.insert(0, closing)
-    return tuple(dict.fromkeys(found))
+                ids.insert(0, closing)
+    return tuple(dict.fromkeys(ids))
 
 
 def turn_shape(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> TurnShape:
     """The shape of the assistant's turn. Raises ``UserError`` when turns are never closed."""
-    told = json.dumps([dict(template.special), dict(template.arguments)], sort_keys=True, default=str)
-    return _shape(template.text, told, template.date, special_tokens(tokenizer))
+    context = json.dumps([dict(template.special), dict(template.arguments)], sort_keys=True, default=str)
+    return _shape(template.text, context, template.date, special_tokens(tokenizer))
 
 
 @lru_cache(maxsize=16)
-def _shape(text: str, told: str, date: str, tokens: tuple[str, ...]) -> TurnShape:
-    special, arguments = json.loads(told)
+def _shape(text: str, context: str, date: str, tokens: tuple[str, ...]) -> TurnShape:
+    special, arguments = json.loads(context)
     return TurnShape.of(ChatTemplate(text, special, arguments, date), tokens)

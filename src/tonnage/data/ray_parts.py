@@ -29,9 +29,9 @@ class Builder:
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """One task to its answer, both as JSON; what this node does not see is an answer too."""
         task = json.loads(row["task"])
-        for what, path in (("the rows", Path(task["part"]["file"])), ("data.cache", Path(task["out"]).parent)):
+        for name, path in (("the rows", Path(task["part"]["file"])), ("data.cache", Path(task["out"]).parent)):
             if not path.exists():
-                return {"answer": json.dumps({"problem": asdict(_unseen(what, path))})}
+                return {"answer": json.dumps({"problem": asdict(_unseen(name, path))})}
         return {"answer": json.dumps(self._builder.build_task(task))}
 
 

@@ -29,7 +29,7 @@ class Recipe:
 
     tokenizer_json: str
     scripts: tuple[Script, ...]
-    """One, or another one besides for conversations with tools."""
+    """One, or two: the second is for conversations with tools."""
     options: Data
     text_start: str
     """What goes before a plain text: the beginning-of-text token where the tokenizer puts one."""
@@ -51,7 +51,7 @@ class Recipe:
         }
 
     def _plain(self) -> dict[str, Any]:
-        scripts = [{"template": asdict(one.template), "shape": asdict(one.shape)} for one in self.scripts]
+        scripts = [{"template": asdict(script.template), "shape": asdict(script.shape)} for script in self.scripts]
         own = ("tokenizer_json", "text_start", "text_end", "controls")
         return {name: getattr(self, name) for name in own} | {"scripts": scripts}
 
@@ -61,12 +61,13 @@ class Recipe:
         value = json.loads(text)
         scripts = [
             Script(
-                ChatTemplate(**one["template"]), TurnShape(**{name: _frozen(of) for name, of in one["shape"].items()})
+                ChatTemplate(**script["template"]),
+                TurnShape(**{name: _frozen(entry) for name, entry in script["shape"].items()}),
             )
-            for one in value["scripts"]
+            for script in value["scripts"]
         ]
         options = Data.model_validate_json(value["options"])
-        plain = {name: _frozen(of) for name, of in value.items()}
+        plain = {name: _frozen(entry) for name, entry in value.items()}
         return Recipe(**plain | {"scripts": tuple(scripts), "options": options})
 
 

@@ -1,4 +1,4 @@
-"""Data that were read and must not be trained on as they are: what the user has said must not happen."""
+"""Refuses data that were read and must not be trained on as they are, because the options forbid it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DataError(UserError):
 def refuse(account: Account, options: Data, documents: Documents, sources: Sources, most_positions: int | None) -> None:
     """Raise ``DataError`` with all that the options forbid. No ``max_length`` beyond ``most_positions`` is advised."""
     problems = list(_columns_never_seen(documents, sources))
-    if not options.carry:  # else a loss of one's own is given numbers of the rows, and may learn from both kinds
+    if not options.carry:  # with it, a loss of one's own gets numbers of rows, and may learn from both kinds
         problems += _verdicts(documents, sources)
     half_read = list(_half_read(documents, options))
     whole = account.total
@@ -83,9 +83,9 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
 def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Problem]:
     """Columns that a source names and no row of it has."""
     for at, (source, form) in enumerate(zip(sources.given, sources.forms, strict=True)):
-        seen = most_first(part.totals.columns for part in documents.parts if part.source == at)
+        columns = most_first(part.totals.columns for part in documents.parts if part.source == at)
         for ours, theirs in form.columns.items():
-            if theirs not in seen and ours not in form.optional:
+            if theirs not in columns and ours not in form.optional:
                 yield Problem(
                     found=f"columns says that {ours!r} stands in {theirs!r}, and no row has such a column",
                     needed="a column of the rows",
@@ -97,11 +97,11 @@ def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Prob
 def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
     """Columns that say which answers are good ones, where all of them would be trained."""
     for at, (source, form) in enumerate(zip(sources.given, sources.forms, strict=True)):
-        seen: dict[str, Counter[str]] = {}
+        values_by_column: dict[str, Counter[str]] = {}
         for part in documents.parts:
             for column, values in part.totals.values.items() if part.source == at else ():
-                seen.setdefault(column, Counter()).update(values)
-        for verdict in verdicts_in(seen, plain_text=not FORMATS[form.format].is_chat):
+                values_by_column.setdefault(column, Counter()).update(values)
+        for verdict in verdicts_in(values_by_column, plain_text=not FORMATS[form.format].is_chat):
             yield Problem(verdict.found, "answers that are all to be learned", verdict.change, f"data: {source.path}")
 
 
@@ -119,7 +119,7 @@ def _half_read(documents: Documents, options: Data) -> Iterator[Problem]:
 
 
 def _bad_rows(account: Account, documents: Documents, sources: Sources, *, can_skip: bool) -> Iterator[Problem]:
-    """Bad rows, those with the same reason as one, and how many there are; ``can_skip``: whether all else is read."""
+    """A problem per reason why rows are bad, then one with their number; ``can_skip``: whether skipping them helps."""
     alike: dict[tuple[int, str], list[tuple[str, int]]] = {}
     changes: dict[tuple[int, str], str] = {}
     for part, bad in documents.bad_rows():

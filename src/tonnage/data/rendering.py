@@ -27,12 +27,12 @@ from tonnage.forms.conversation import Message, RowError
 REASONING = ("thinking", "reasoning")
 """Names under which templates look for what we call ``reasoning_content``."""
 SECONDS = 5.0
-"""Of the processor, for one rendering at most; the longest of real ones take a hundredth of one."""
+"""Of processor time, at most, for one rendering; the longest real ones take 0.01."""
 LEAST_SECONDS, MORE_SECONDS = 1.0, 0.1
 """For any conversation, and for each of its messages."""
 LOOK_SECONDS = 0.05
 MORE_BYTES = 512 << 20
-"""That the process may grow by while it renders one conversation."""
+"""By which the process may grow while it renders one conversation."""
 MOST_PIECES = 1_000_000
 MOST_CHARACTERS = 64 << 20
 LONGEST_FORMAT = 200
@@ -74,14 +74,14 @@ class TooMuch(Exception):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template with what it is told besides messages and tools."""
+    """A template with its inputs besides messages and tools."""
 
     text: str
     special: Mapping[str, str]
     """The special tokens that it may use, by name."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     date: str = ""
-    """In ISO form, for a template that asks for it; nothing is the time at which it is rendered."""
+    """In ISO form, for a template that asks for it; empty is the time at which it is rendered."""
 
     @cached_property
     def _render(self) -> Any:
@@ -101,15 +101,15 @@ class ChatTemplate:
             from transformers.utils import chat_template_utils
 
             template = chat_template_utils._compile_jinja_template(self.text)
-            given = {**template.globals, **self.special, **self.arguments, "documents": None}
+            variables = {**template.globals, **self.special, **self.arguments, "documents": None}
         except Exception:
             return None
         if dated := "strftime_now" in self.text:
-            given["strftime_now"] = _clock(self.date)
+            variables["strftime_now"] = _clock(self.date)
         concat, run = template.environment.concat, template.root_render_func
 
         def direct(messages: list[Message], tools: list[dict[str, Any]] | None, opened: bool) -> str:
-            values = {**given, "messages": messages, "tools": tools, "add_generation_prompt": opened}
+            values = {**variables, "messages": messages, "tools": tools, "add_generation_prompt": opened}
             pieces = list(islice(run(template.new_context(values, shared=True)), MOST_PIECES))
             if len(pieces) == MOST_PIECES or sum(map(len, pieces)) > MOST_CHARACTERS:
                 raise TooMuch("it writes more than any conversation holds")
@@ -189,7 +189,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None,
         opened: bool,
     ) -> str | None:
-        """The text if the calls of tools had ids of nine characters, for a template that cannot do without."""
+        """The text with ids of nine characters for calls of tools, for a template that cannot do without."""
         if not any("tool_calls" in message for message in messages):
             return None
         try:
@@ -200,7 +200,7 @@ class ChatTemplate:
 
 def with_ids(messages: Sequence[Message]) -> list[Message]:
     """Messages whose calls are numbered, ``call00001`` and on, and whose results say which call they answer."""
-    found: list[Message] = []
+    numbered: list[Message] = []
     renamed: dict[str, str] = {}
     waiting: list[str] = []
     number = 0
@@ -221,8 +221,8 @@ def with_ids(messages: Sequence[Message]) -> list[Message]:
                 waiting.remove(name)
             if name:
                 message = {**message, "tool_call_id": name}
-        found.append(message)
-    return found
+        numbered.append(message)
+    return numbered
 
 
 def _aliased(messages: list[Message]) -> list[Message]:
@@ -260,14 +260,14 @@ def _in_words(error: Exception) -> RowError:
 def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], None]]:
     """End what computes for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
 
-    Gives a function that starts anew, for a conversation: a short one gets less time. Signals reach the main thread
-    alone; in another one nothing is bounded. With ``alone``, where no other thread of this process is at work, no
-    single request for memory is larger either.
+    Gives a function that starts the clock anew for a conversation; a short one gets less time. Signals reach the main
+    thread alone; in another one nothing is bounded. With ``alone``, where no other thread of this process is at work,
+    no single request for memory is larger either.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda messages: None
         return
-    began, seen, held, most = time.thread_time(), -1.0, 0, SECONDS
+    began, last_began, held, most = time.thread_time(), -1.0, 0, SECONDS
     ended = False  # raising a second time would interrupt what handles the first
 
     def again(messages: Sequence[Message]) -> None:
@@ -276,14 +276,14 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], No
         most = min(SECONDS, LEAST_SECONDS + MORE_SECONDS * len(messages))
 
     def look(number: int, frame: FrameType | None) -> None:
-        nonlocal seen, held, ended
+        nonlocal last_began, held, ended
         if ended:
             return
         if time.thread_time() - began > most:
             ended = True
             raise TooMuch(f"it went on for more than {most:g} s")
-        if seen != began:  # the first look at this conversation
-            seen, held = began, _resident_bytes()
+        if last_began != began:  # the first look at this conversation
+            last_began, held = began, _resident_bytes()
         elif _resident_bytes() - held > MORE_BYTES:
             ended = True
             raise TooMuch(f"it took more than {MORE_BYTES >> 20} MiB of memory")

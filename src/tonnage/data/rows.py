@@ -21,7 +21,7 @@ from tonnage.forms.conversation import RowError
 PART_BYTES = 16 << 20
 """Of lines in a part, about."""
 ALL = 1 << 62
-"""Where a part ends of which nobody knows how long it is."""
+"""The end of a part whose length nobody knows."""
 MOST_UNPACKED_BYTES = 256 << 20
 """Of a row of Parquet or Arrow, in which a text that stands there many times is stored once."""
 UNPACKED_ONLY = ("parquet", "arrow")
@@ -313,18 +313,18 @@ def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
 
 
 def _unpacked_bytes(batch: Any) -> int:
-    """About how large the values are when each stands for itself."""
+    """About how large the values are when none is stored once for many places."""
     import pyarrow as pa
 
     size, waiting = 0, list(batch.columns)
     while waiting:
-        one = waiting.pop()
-        if pa.types.is_dictionary(one.type):
-            size += len(one) * (one.dictionary.nbytes // max(1, len(one.dictionary)))
-        elif pa.types.is_list(one.type) or pa.types.is_large_list(one.type):
-            waiting.append(one.flatten())
-        elif pa.types.is_struct(one.type):
-            waiting += one.flatten()
+        column = waiting.pop()
+        if pa.types.is_dictionary(column.type):
+            size += len(column) * (column.dictionary.nbytes // max(1, len(column.dictionary)))
+        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            waiting.append(column.flatten())
+        elif pa.types.is_struct(column.type):
+            waiting += column.flatten()
         else:
-            size += one.nbytes
+            size += column.nbytes
     return size

@@ -43,9 +43,9 @@ class Selection:
 
         self.duplicate = np.zeros(len(documents), dtype=bool)
         for side in (self.is_train, ~self.is_train):
-            found = np.flatnonzero(side)
-            _, first = np.unique(self.content[found], return_index=True)
-            self.duplicate[np.delete(found, first)] = True
+            indices = np.flatnonzero(side)
+            _, first = np.unique(self.content[indices], return_index=True)
+            self.duplicate[np.delete(indices, first)] = True
 
         # Every document is in exactly one state; those that are packed have pieces.
         beyond = self._beyond_the_first()
@@ -66,12 +66,12 @@ class Selection:
         self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
 
     def _beyond_the_first(self) -> np.ndarray:
-        """Which documents come after the first ones that are all that a source wants; bad rows are none of them."""
+        """Which documents come after those that a source's ``first`` takes; bad rows do not count."""
         beyond = np.zeros(len(self.source), dtype=bool)
         for at, source in enumerate(self.sources.given):
             if source.first is not None:
-                found = np.flatnonzero(self.source == at)
-                beyond[found[round(source.first * len(found)) if source.first < 1 else int(source.first) :]] = True
+                indices = np.flatnonzero(self.source == at)
+                beyond[indices[round(source.first * len(indices)) if source.first < 1 else int(source.first) :]] = True
         return beyond
 
     def _fit(self) -> None:
@@ -115,37 +115,37 @@ class Selection:
 
     def _pick_validation(self, usable: np.ndarray) -> np.ndarray:
         """The smallest set of contents, taken in an order that the seed decides, that has the wanted share of rows."""
-        found = np.flatnonzero(usable)
+        indices = np.flatnonzero(usable)
         picked = np.zeros(len(usable), dtype=bool)
-        contents, inverse, counts = np.unique(self.content[found], return_inverse=True, return_counts=True)
+        contents, inverse, counts = np.unique(self.content[indices], return_inverse=True, return_counts=True)
         if len(contents) < 2:
             return picked
         order = np.argsort(_mixed(contents, self.seed), kind="stable")
         share = self.options.validation
         assert not isinstance(share, tuple)
-        wanted = math.ceil(share * len(found))
-        taken = min(int(np.searchsorted(np.cumsum(counts[order]), wanted)) + 1, len(contents) - 1)
+        target = math.ceil(share * len(indices))
+        taken = min(int(np.searchsorted(np.cumsum(counts[order]), target)) + 1, len(contents) - 1)
         chosen = np.zeros(len(contents), dtype=bool)
         chosen[order[:taken]] = True
-        picked[found] = chosen[inverse]
+        picked[indices] = chosen[inverse]
         return picked
 
     def _mix(self, rows: np.ndarray) -> None:
         """How often each training row is seen per epoch."""
         sources, options = self.sources, self.options
-        wanted = np.array([source.weight for source in sources.given[: sources.num_train]])
+        weights = np.array([source.weight for source in sources.given[: sources.num_train]])
         tokens = np.array([int(self.kept_tokens[rows & (self.source == at)].sum()) for at in range(sources.num_train)])
         if options.mixture == "tokens":
-            wanted = np.where(tokens > 0, wanted, 0)
-            if wanted.sum() > 0:
-                wanted = wanted / wanted.sum() * tokens.sum() / np.maximum(tokens, 1)
-        for at, times in enumerate(wanted.tolist()):
+            weights = np.where(tokens > 0, weights, 0)
+            if weights.sum() > 0:
+                weights = weights / weights.sum() * tokens.sum() / np.maximum(tokens, 1)
+        for at, times in enumerate(weights.tolist()):
             whole, fraction = divmod(times, 1.0)
-            found = np.flatnonzero(rows & (self.source == at))
-            self.copies[found] = int(whole)
+            indices = np.flatnonzero(rows & (self.source == at))
+            self.copies[indices] = int(whole)
             if fraction > 1e-9:
-                order = np.argsort(_mixed(found.astype(np.uint64), self.seed + 1), kind="stable")
-                self.copies[found[order[: round(fraction * len(found))]]] += 1
+                order = np.argsort(_mixed(indices.astype(np.uint64), self.seed + 1), kind="stable")
+                self.copies[indices[order[: round(fraction * len(indices))]]] += 1
 
     def write(self, building: Path, choice: Choice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]) -> None:
         """Write packs and account."""
@@ -156,9 +156,9 @@ class Selection:
         with bad_rows.open("w", encoding="utf-8") as out:
             for part, row in self.documents.bad_rows():
                 file, number = part.where(row.row)
-                told = {"file": file, "row": number, "kind": row.kind, "reason": row.reason, "change": row.change}
-                told |= {"unread_bytes": row.unread} if row.unread else {}
-                out.write(json.dumps(told) + "\n")
+                record = {"file": file, "row": number, "kind": row.kind, "reason": row.reason, "change": row.change}
+                record |= {"unread_bytes": row.unread} if row.unread else {}
+                out.write(json.dumps(record) + "\n")
                 kinds[part.source][row.kind] = kinds[part.source].get(row.kind, 0) + 1
         if not any(kinds):
             bad_rows.unlink()
@@ -225,19 +225,19 @@ class Selection:
                 "supervised_tokens": account.supervised,
                 "max_length": self.options.max_length,
                 "in_order": self.options.order == "given",
-                "common_prefixes": [[one.length, one.parent] for one in self.common_prefixes],
+                "common_prefixes": [[prefix.length, prefix.parent] for prefix in self.common_prefixes],
             },
         )
         return account
 
     def _account(self, at: int, kinds: dict[str, int]) -> SourceAccount:
-        here = self.source == at
+        in_source = self.source == at
         parts = [part for part in self.documents.parts if part.source == at]
         source = self.sources.given[at]
         files = {file for part in parts for file in part.files}
 
         def rows(state: np.ndarray) -> int:
-            return int(np.count_nonzero(here & state))
+            return int(np.count_nonzero(in_source & state))
 
         return SourceAccount(
             name=shown_name(source.path),
@@ -258,9 +258,9 @@ class Selection:
             rows_left_out=rows(self.left_out),
             rows_truncated=rows(self.truncated & (self.train | self.validation)),
             rows_split=rows(self.split & (self.train | self.validation)),
-            tokens=self._flow(here, self.lengths, self.kept_tokens),
-            supervised=self._flow(here, self.supervised, self.kept_supervised),
-            turns_without_end=int(self.lost_ends[here & (self.train | self.validation)].sum()),
+            tokens=self._flow(in_source, self.lengths, self.kept_tokens),
+            supervised=self._flow(in_source, self.supervised, self.kept_supervised),
+            turns_without_end=int(self.lost_ends[in_source & (self.train | self.validation)].sum()),
             rows_nothing_supervised=kinds.get("nothing_supervised", 0),
             bad_kinds=dict(sorted(kinds.items())),
             unread=most_first(part.totals.unread for part in parts),
@@ -270,20 +270,20 @@ class Selection:
             rows_with_control_tokens=sum(part.totals.with_controls for part in parts),
             control_tokens=most_first(part.totals.controls for part in parts),
             control_token_rows=_places(parts),
-            lengths=Lengths.of(self.lengths[here]),
+            lengths=Lengths.of(self.lengths[in_source]),
         )
 
-    def _flow(self, here: np.ndarray, whole: np.ndarray, kept: np.ndarray) -> Flow:
+    def _flow(self, in_source: np.ndarray, whole: np.ndarray, remaining: np.ndarray) -> Flow:
         def count(amounts: np.ndarray, state: np.ndarray) -> int:
-            return int(amounts[here & state].sum(dtype=np.int64))
+            return int(amounts[in_source & state].sum(dtype=np.int64))
 
         in_packs = self.train | self.validation
         return Flow(
-            read=int(whole[here].sum(dtype=np.int64)),
-            repeated=count(kept.astype(np.int64) * (self.copies - 1), self.train),
-            train=count(kept.astype(np.int64) * self.copies, self.train),
-            validation=count(kept, self.validation),
-            cut=count(whole - kept, in_packs) + count(whole, self.dropped),
+            read=int(whole[in_source].sum(dtype=np.int64)),
+            repeated=count(remaining.astype(np.int64) * (self.copies - 1), self.train),
+            train=count(remaining.astype(np.int64) * self.copies, self.train),
+            validation=count(remaining, self.validation),
+            cut=count(whole - remaining, in_packs) + count(whole, self.dropped),
             duplicate=count(whole, self.duplicate_dropped),
             left_out=count(whole, self.left_out),
         )
@@ -298,8 +298,8 @@ def _places(parts: Sequence[StoredPart]) -> tuple[str, ...]:
 def most_first(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sums of counts, the largest first."""
     whole: Counter[str] = Counter()
-    for one in counts:
-        whole.update(one)
+    for part in counts:
+        whole.update(part)
     return dict(whole.most_common())
 
 

@@ -1,8 +1,8 @@
 """How a template opens and closes the assistant's turn, and what it has a place for: learned once, by trying it.
 
-A template is asked to render a few of them, in which words stand that stand nowhere else; where they are in the text,
-and what stands around them, is its shape. What it raises at is what it does not take. A template that never closes a
-turn is refused here: a model trained on it would never stop.
+A template renders a few conversations with words that stand nowhere else. Where these are in the text, and what stands
+around them, is its shape. What it raises at, it does not take. A template that never closes a turn is refused here: a
+model trained on it would never stop.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TurnShape:
     """Whether the text of a conversation begins with the beginning-of-text token."""
     ends: tuple[str, ...]
     """The special tokens that close a turn: one that another question follows, the last one, one that ends in a call;
-    the second and third only where they are others."""
+    the second and third only where they differ."""
     specials: tuple[str, ...]
     """All special tokens of the tokenizer, the longest first."""
     within: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
     opener = opened[len(before) :] if opened.startswith(before) else ""
     header = first[len(before) : start].rstrip(" ") if first.startswith(before) else ""
     earlier_header = four[len(before) : middle].rstrip(" ") if four.startswith(before) else ""
-    shared = max((agreement(one, opener) for one in (header, earlier_header)), default=0)
+    shared = max((agreement(text, opener) for text in (header, earlier_header)), default=0)
     opens = opened != before and (first.startswith(opened) or bool(opener[:shared].strip()))
     begins = bool(template.special.get("bos_token")) and first.startswith(template.special["bos_token"])
     ends = _ends(earlier, last, opener or header, ordered)
@@ -144,9 +144,9 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
     if (after_call := tokens_in(behind, ordered)) and not set(after_call) & set(ends):
         ends.append(after_call[-1])
     thought = _text(template, [_ASK, _THOUGHT], tools) or ""
-    said = thought.find("Both of them.", len(before))
+    answer_start = thought.find("Both of them.", len(before))
     talk = [{"role": "system", "content": "Mind the plums."}, _ASK, both]
-    within = [end for end in ends if len(ends) > 1 and end in thought[len(before) : max(said, len(before))]]
+    within = [end for end in ends if len(ends) > 1 and end in thought[len(before) : max(answer_start, len(before))]]
     return TurnShape(
         opens,
         opener,
@@ -168,10 +168,10 @@ def _ends(earlier: str, last: str, header: str, specials: Sequence[str]) -> list
     begins = next(iter(tokens_in(header, specials)), "")
     if begins and (at := both.find(begins)) > 0:
         both = both[:at]
-    elif len(both) < min(len(earlier), len(last)) and len(found := tokens_in(both, specials)) > 1:
-        rest = both[both.rfind(found[-1]) + len(found[-1]) :]
+    elif len(both) < min(len(earlier), len(last)) and len(tokens := tokens_in(both, specials)) > 1:
+        rest = both[both.rfind(tokens[-1]) + len(tokens[-1]) :]
         if any(token.startswith(rest) for token in specials):
-            both = both[: both.rfind(found[-1])]  # the beginning of a header, which goes on with a role
+            both = both[: both.rfind(tokens[-1])]  # the beginning of a header, which goes on with a role
     if common := tokens_in(both, specials):
         return [common[-1]]
     return list(dict.fromkeys((tokens_in(earlier, specials)[0], tokens_in(last, specials)[0])))
@@ -191,10 +191,10 @@ def _cannot(reason: str) -> UserError:
     )
 
 
-def _unclosed(what: str) -> UserError:
+def _unclosed(fault: str) -> UserError:
     return UserError(
         Problem(
-            found=f"the chat template {what}",
+            found=f"the chat template {fault}",
             needed="a special token after every answer: a model trained without one never stops",
             change="put {{ eos_token }} after the assistant's content, or name another template",
             where="data.template",
@@ -219,18 +219,18 @@ def _lacking(template: ChatTemplate, tools: Tools) -> list[str]:
         "results": ([_ASK, _CALL, _RESULT, answer], [_TOOL], ("Half a pound.",)),
         "thoughts": ([_ASK, _THOUGHT], tools, ("I saw two pears.",)),
     }
-    found = []
-    for name, (messages, given, words) in probes.items():
-        text = _text(template, messages, given)
+    lacking = []
+    for name, (messages, probe_tools, words) in probes.items():
+        text = _text(template, messages, probe_tools)
         if text is None and name == "system":
-            found.append(name)
+            lacking.append(name)
         if text is None:
             continue
-        if name in ("calls", "results") and (without := _text(template, messages[:1], given)) is not None:
+        if name in ("calls", "results") and (without := _text(template, messages[:1], probe_tools)) is not None:
             text = text[agreement(text, without) :]  # apart from where the tools are described
         if not all(word in text for word in words):
-            found.append(name)
-    return found
+            lacking.append(name)
+    return lacking
 
 
 def closing(text: str, at: int, specials: Sequence[str]) -> tuple[str, int] | None:

@@ -55,19 +55,19 @@ class Resolved:
     commit: str = ""
     """Of a hub data set, what its revision is now."""
     left: tuple[str, ...] = ()
-    """Files beside that are not read: of other splits, texts among files of rows, and those of other kinds."""
+    """Files that lie there and are not read: of other splits, texts among files of rows, files of other kinds."""
 
 
 def resolve(source: Source, index: int) -> Resolved:
     """Parts of a source, in order. Raises ``UserError`` when it is missing, empty or of an unknown kind."""
-    found = _files(source)
-    for file in found.files:
+    resolved = _files(source)
+    for file in resolved.files:
         if file.stat().st_size == 0:
             raise UserError(
                 Problem(found=f"{file} is empty (0 bytes)", needed="at least one row", where=f"data: {source.path}")
             )
-    texts = [file for file in found.files if _kind(file) == "text" and not _holds_json(file)]
-    if source.documents != "file" and not any(_kind(file) == "text" for file in found.files):
+    texts = [file for file in resolved.files if _kind(file) == "text" and not _holds_json(file)]
+    if source.documents != "file" and not any(_kind(file) == "text" for file in resolved.files):
         raise UserError(
             Problem(
                 found=f"documents: {source.documents}, and no file of plain text",
@@ -76,11 +76,13 @@ def resolve(source: Source, index: int) -> Resolved:
                 where=f"data: {source.path}",
             )
         )
-    if source.documents == "file" and len(texts) == len(found.files) > 1:
+    if source.documents == "file" and len(texts) == len(resolved.files) > 1:
         groups = [list(map(str, texts[at : at + TEXTS_OF_PART])) for at in range(0, len(texts), TEXTS_OF_PART)]
-        return Resolved([Part(index, one[0], "file", more=tuple(one[1:])) for one in groups], found.commit, found.left)
-    parts = [part for file in found.files for part in _parts(file, index, source)]
-    return Resolved(parts, found.commit, found.left)
+        return Resolved(
+            [Part(index, group[0], "file", more=tuple(group[1:])) for group in groups], resolved.commit, resolved.left
+        )
+    parts = [part for file in resolved.files for part in _parts(file, index, source)]
+    return Resolved(parts, resolved.commit, resolved.left)
 
 
 def _files(source: Source) -> Found:
@@ -130,8 +132,8 @@ def _files(source: Source) -> Found:
 
 def _check_file(path: Path, where: str) -> None:
     if not path.is_file():
-        what = "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no regular file"
-        raise UserError(Problem(found=f"{path} is {what}", needed="a file with rows in it", where=where))
+        fault = "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no regular file"
+        raise UserError(Problem(found=f"{path} is {fault}", needed="a file with rows in it", where=where))
     if _kind(path) is None:
         ending = f"{kind_suffix(path)}{packing_of(path)}" or path.suffix
         raise UserError(
@@ -147,16 +149,16 @@ def _check_file(path: Path, where: str) -> None:
 
 
 def _no_split(files: list[Path], source: Source) -> list[Path]:
-    """The files, if what the source says of splits means anything for them."""
-    said = {"name": source.name, "revision": source.revision}
+    """The files. Raises ``UserError`` where the source names a subset, revision or split that they cannot have."""
+    settings = {"name": source.name, "revision": source.revision}
     if source.split != "train" and not all(_kind(file) == "json" for file in files):
-        said["split"] = source.split
-    if given := [name for name, value in said.items() if value is not None]:
+        settings["split"] = source.split
+    if names := [name for name, value in settings.items() if value is not None]:
         raise UserError(
             Problem(
-                found=f"{' and '.join(given)} for a file, which has none",
+                found=f"{' and '.join(names)} for a file, which has none",
                 needed="a hub data set, or a directory that is a copy of one",
-                change=f"leave {' and '.join(given)} out, or name the directory",
+                change=f"leave {' and '.join(names)} out, or name the directory",
                 where=f"data: {source.path}",
             )
         )
@@ -166,7 +168,7 @@ def _no_split(files: list[Path], source: Source) -> list[Path]:
 def _named(path: Path, source: Source) -> Found:
     """The files of a directory that a source names, in the order in which it does, each once."""
     where = f"data: {source.path}"
-    found: list[Path] = []
+    files: list[Path] = []
     for name in source.files:
         try:
             fitting = sorted(file for file in matching(path / name) if not file.is_dir())
@@ -174,10 +176,10 @@ def _named(path: Path, source: Source) -> Found:
             raise UserError(Problem(f"{name}: no pattern: {error}", "a name or a pattern", where=where)) from None
         if not fitting:
             raise UserError(Problem(f"no file {name} in this directory", "at least one file", where=where))
-        found += [file for file in fitting if file not in found]
-    for file in found:
+        files += [file for file in fitting if file not in files]
+    for file in files:
         _check_file(file, where)
-    return Found(_no_split(found, source))
+    return Found(_no_split(files, source))
 
 
 def _below(path: Path, source: Source) -> Found:
@@ -186,11 +188,11 @@ def _below(path: Path, source: Source) -> Found:
     files: list[Path] = []
     others: list[Path] = []
     links: list[str] = []
-    seen = 0
+    num_entries = 0
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        seen += len(folders) + len(names)
-        if seen > MOST_FILES:
+        num_entries += len(folders) + len(names)
+        if num_entries > MOST_FILES:
             raise UserError(
                 Problem(
                     found=f"a directory with more than {MOST_FILES:,} files and folders below it",
@@ -211,19 +213,19 @@ def _below(path: Path, source: Source) -> Found:
         return replace(copy, left=(*copy.left, *beside))
     rows = [file for file in files if _kind(file) != "text" or _holds_json(file)]
     texts = [file for file in files if file not in set(rows) and not _ABOUT.match(file.name)]
-    found = sorted(rows or texts)
-    if not found:
+    chosen = sorted(rows or texts)
+    if not chosen:
         raise UserError(
             Problem(found="a directory without data files", needed=f"files ending in {', '.join(KINDS)}", where=where)
         )
-    for file in found:
+    for file in chosen:
         _check_file(file, where)
     left = tuple(str(file.relative_to(path)) for file in texts) if rows else ()
-    return Found(_no_split(found, source), left=(*left, *beside))
+    return Found(_no_split(chosen, source), left=(*left, *beside))
 
 
 def _by_ending(files: Sequence[Path]) -> Iterator[str]:
-    """Names of files of kinds that are not read; only how many there are of an ending that several have."""
+    """Names of files of kinds that are not read; if several have an ending, only how many."""
     alike: dict[str, list[Path]] = {}
     for file in files:
         alike.setdefault(file.suffix, []).append(file)
@@ -279,8 +281,8 @@ def _parts(file: Path, index: int, source: Source) -> list[Part]:
 
 def _unreadable(file: Path, kind: str, error: BaseException) -> UserError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    what = f"{kind} file" if kind else "file"
-    return UserError(Problem(found=f"not a readable {what} ({reason})", needed=f"a whole {what}", where=str(file)))
+    noun = f"{kind} file" if kind else "file"
+    return UserError(Problem(found=f"not a readable {noun} ({reason})", needed=f"a whole {noun}", where=str(file)))
 
 
 def _refuse_utf_16(file: Path) -> None:

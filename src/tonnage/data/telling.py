@@ -120,12 +120,12 @@ def _some(names: Sequence[str], most: int = 12) -> str:
 def grouped(counts: Mapping[int, int]) -> dict[tuple[int, int], int]:
     """At most about two dozen bins, from the fine ones: whole, half or quarter powers of two."""
     for parts in (4, 2, 1):
-        found: dict[tuple[int, int], int] = {}
+        bins: dict[tuple[int, int], int] = {}
         for edge in sorted(counts):
             power = 1 << (edge.bit_length() - 1)
             step = max(1, power // parts)
             low = power + (edge - power) // step * step
-            found[low, low + step - 1] = found.get((low, low + step - 1), 0) + counts[edge]
-        if len(found) <= 24:
+            bins[low, low + step - 1] = bins.get((low, low + step - 1), 0) + counts[edge]
+        if len(bins) <= 24:
             break
-    return found
+    return bins

@@ -102,11 +102,11 @@ class _Vocabulary(dict[str, bytes]):
 
     def learn(self, encodings: Sequence[Encoding]) -> None:
         """Add the tokens of the next words."""
-        found = [encoding.ids for encoding in encodings]
-        counts = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+        ids = [encoding.ids for encoding in encodings]
+        counts = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         self._starts = np.append(self._starts, len(self._tokens) + np.cumsum(counts) - counts)
         self._counts = np.append(self._counts, counts)
-        flat = np.fromiter(itertools.chain.from_iterable(found), dtype=np.int32, count=int(counts.sum()))
+        flat = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(counts.sum()))
         self._tokens = np.append(self._tokens, flat)
 
     def tokens(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +149,7 @@ class Encoder:
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = _plain(tokenizer_json)
         self.names: Mapping[str, str] = {}
-        """What tokens are called in a message, where it is not what they are."""
+        """Names of tokens in messages, where they differ from the tokens themselves."""
         self._by_word = split_pattern(self._tokenizer) is not None
         self._normalizer = self._tokenizer.normalizer
         self._windows: dict[str, list[int]] = {}
@@ -289,14 +289,14 @@ class Encoder:
         taken = text[where:at]
         if where <= at and len(taken) <= LONGEST_TAKEN and not (inside and taken.strip()):
             return parted, True
-        what = (
+        reason = (
             "two parts of a message meet inside of a token"
             if inside
             else ("the text before the answer, tokenised alone, is not how the whole begins")
         )
         raise RowError(
             "border",
-            f"{what}: they part at token {parted} (character {where}): "
+            f"{reason}: they part at token {parted} (character {where}): "
             f"{self._show(alone, parted)} alone, {self._show(ids, parted)} in the whole",
         )
 
@@ -311,8 +311,8 @@ class Encoder:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token; ``None`` if there is none."""
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        number: int | None = self._tokenizer.token_to_id(token)
+        return number
 
     def _window_holds(self, text: str, encoding: Encoding, ids: list[int], at: int, token: int) -> bool:
         if token < len(ids):
@@ -329,12 +329,12 @@ class Encoder:
         if first and place is None:
             return False
         window = text[place[0] if first and place else 0 : at]
-        known = self._windows.get(window)
-        if known is None:
+        window_ids = self._windows.get(window)
+        if window_ids is None:
             if len(self._windows) > KNOWN_WINDOWS:
                 self._windows.clear()
-            known = self._windows[window] = self.ids(window)
-        return ids[first:token] == known
+            window_ids = self._windows[window] = self.ids(window)
+        return ids[first:token] == window_ids
 
 
 def _in_tokens(spans: Sequence[Span], places: dict[int, int]) -> list[Span]:

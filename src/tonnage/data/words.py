@@ -187,13 +187,13 @@ class Scanner:
         """The text between added tokens and the tokens, in turn; the first and the last are text."""
         sections = [text]
         for split in self._splits:
-            found: list[str] = []
+            parts: list[str] = []
             for number, section in enumerate(sections):
                 if number % 2:
-                    found.append(section)
+                    parts.append(section)
                 else:
-                    found += split(section)
-            sections = found
+                    parts += split(section)
+            sections = parts
         return sections
 
 

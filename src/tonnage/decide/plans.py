@@ -295,7 +295,7 @@ def _plan_of(
     from tonnage.planning.space import no_room_for_saves
     from tonnage.training.building import trains_of
     from tonnage.training.isolation import isolation_of, outgrows
-    from tonnage.training.weigh import weigh_once
+    from tonnage.training.weigh import Conditions, weigh_once
 
     launch, machine, here = config.launch, place.machine, place.here
     elsewhere = here and (
@@ -304,26 +304,25 @@ def _plan_of(
     if elsewhere:  # on nodes that are taken to be like this one, where the config does not describe them
         assert isinstance(launch, SlurmLaunch | RayLaunch)
         machine = replace(machine, nodes=launch.nodes)
+    cache = default_directory()
     isolation = isolation_of(
         model_config,
         device=torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu"),
         long_documents=outgrows(model_config, data.max_length),
-        cache=default_directory(),
+        cache=cache,
     )
     _check_recompute(config, model_config, isolation)
+    conditions = Conditions(
+        config.precision,
+        weighed or data.max_length,
+        machine.kind,
+        arrangement=isolation.arrangement,
+        attention=isolation.attention,
+        trains=trains_of(config),
+    )
     parts = {
         degree: weigh_once(
-            model_config,
-            vocab_size,
-            precision=config.precision,
-            document_tokens=weighed or data.max_length,
-            device_type=machine.kind,
-            cache=default_directory(),
-            tensor=degree,
-            arrangement=isolation.arrangement,
-            attention=isolation.attention,
-            trains=trains_of(config),
-            kernels_off=config.kernels_off,
+            model_config, vocab_size, replace(conditions, tensor=degree), cache=cache, kernels_off=config.kernels_off
         )
         for degree in degrees(config, model_config, machine)
     }

@@ -88,6 +88,6 @@ def literal_variable(path: str) -> str:
     so_far = Path(path).anchor or "."
     for name in Path(path).parts[bool(Path(path).anchor) :]:
         so_far = f"{so_far}/{name}"
-        if (found := _VARIABLE.search(name)) and not Path(so_far).exists():
-            return found[0]
+        if (match := _VARIABLE.search(name)) and not Path(so_far).exists():
+            return match[0]
     return ""

@@ -49,8 +49,8 @@ def check_vacant(
     if others:
         shown = ", ".join(others[:SHOWN_NAMES])
         more = f" and {len(others) - SHOWN_NAMES:,} more" if len(others) > SHOWN_NAMES else ""
-        found = f"{directory} is a directory that is not empty: it holds {shown}{more}"
-        raise UserError(Problem(found, needed, change, where))
+        observed = f"{directory} is a directory that is not empty: it holds {shown}{more}"
+        raise UserError(Problem(observed, needed, change, where))
 
 
 def check_file(
@@ -74,7 +74,7 @@ def check_file(
         if stat.S_ISLNK(mode) and path.is_file():
             change = f"name what it leads to, {os.path.realpath(path)}, or a new file"
         raise UserError(Problem(f"{path} is {kind_of(mode)}", needed, change, where))
-    if any(Path(one).exists() and path.samefile(one) for one in inputs):
+    if any(Path(source).exists() and path.samefile(source) for source in inputs):
         raise UserError(Problem(f"{path} is what is read", needed, "name a new file", where))
     if path.stat().st_size and not is_own(path):
         raise UserError(Problem(f"{path} is there, with other content", needed, "name a new file", where))
@@ -95,11 +95,11 @@ def check_writable(path: Path) -> None:
 
     Raises ``OSError``.
     """
-    there = path.absolute()
-    while not there.exists():
-        there = there.parent
+    directory = path.absolute()
+    while not directory.exists():
+        directory = directory.parent
     try:
-        with TemporaryFile(dir=there) as file:
+        with TemporaryFile(dir=directory) as file:
             file.write(b" " * BLOCK)
     except OSError as error:
         error.filename = str(path)  # not a name that nobody knows

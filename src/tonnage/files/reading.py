@@ -55,8 +55,8 @@ def read_text(path: Path, most_bytes: int, needed: str) -> str:
         content = read_bytes(path, most_bytes, needed)
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        found = f"byte {error.start:,} (0x{error.object[error.start]:02x}) is not UTF-8"
-        raise UserError(Problem(found, f"{needed}, which is UTF-8 text", where=str(path))) from None
+        observed = f"byte {error.start:,} (0x{error.object[error.start]:02x}) is not UTF-8"
+        raise UserError(Problem(observed, f"{needed}, which is UTF-8 text", where=str(path))) from None
 
 
 def read_bytes(path: Path, most_bytes: int, needed: str) -> bytes:
@@ -85,8 +85,8 @@ def read_bytes(path: Path, most_bytes: int, needed: str) -> bytes:
     except IsADirectoryError:
         raise
     except OSError as error:
-        found = f"cannot be read: {error.strerror}"
-        raise UserError(Problem(found, f"a readable file: {needed}", where=str(path))) from None
+        observed = f"cannot be read: {error.strerror}"
+        raise UserError(Problem(observed, f"a readable file: {needed}", where=str(path))) from None
     finally:
         os.close(descriptor)
 
@@ -102,15 +102,15 @@ def _read_pipe(descriptor: int, path: Path, most_bytes: int, needed: str) -> byt
             continue
         content += piece
         if len(content) > most_bytes:
-            found = f"a pipe of more than {most_bytes:,} bytes"
-            raise UserError(Problem(found, f"{needed}, of at most {most_bytes:,} bytes", where=str(path)))
+            observed = f"a pipe of more than {most_bytes:,} bytes"
+            raise UserError(Problem(observed, f"{needed}, of at most {most_bytes:,} bytes", where=str(path)))
         if not piece:
             if content or time.monotonic() - began > WRITER_SECONDS:
                 break  # its writers are gone, or there is none
             time.sleep(LOOK_SECONDS)
     else:
-        found = f"a pipe whose writer has not closed it after {PIPE_SECONDS:g} s"
-        raise UserError(Problem(found, f"a regular file: {needed}", where=str(path)))
+        observed = f"a pipe whose writer has not closed it after {PIPE_SECONDS:g} s"
+        raise UserError(Problem(observed, f"a regular file: {needed}", where=str(path)))
     if not content:
         raise UserError(Problem("a pipe into which nobody writes", f"a regular file: {needed}", where=str(path)))
     return content
@@ -137,9 +137,9 @@ def parse_record(content: bytes | str, kind: type[T], where: str) -> T:
 
 def parse_object(content: bytes | str, kind: type[Any], where: str) -> dict[str, Any]:
     """A JSON object as it was written, once it is known to fit a ``kind``. Raises as ``read_record``."""
-    found = _parse(content, kind, where)[0]
-    assert isinstance(found, dict)
-    return found
+    mapping = _parse(content, kind, where)[0]
+    assert isinstance(mapping, dict)
+    return mapping
 
 
 def read_json(path: Path) -> Any:
@@ -151,8 +151,8 @@ def _content(path: Path) -> bytes:
     try:
         return read_bytes(path, RECORD_BYTES, WRITTEN)
     except OSError as error:
-        found = "a directory" if isinstance(error, IsADirectoryError) else "no such file"
-        raise UserError(_unreadable(path, found)) from None
+        observed = "a directory" if isinstance(error, IsADirectoryError) else "no such file"
+        raise UserError(_unreadable(path, observed)) from None
 
 
 def _parse(content: bytes | str, kind: type[T], where: str) -> tuple[Any, T]:
@@ -169,8 +169,8 @@ def _parse(content: bytes | str, kind: type[T], where: str) -> tuple[Any, T]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise NotJson(_unreadable(where, f"no JSON: {_short(str(error))}")) from None
     except ValueError as error:
-        found = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
-        raise UserError(_unreadable(where, found)) from None
+        observed = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
+        raise UserError(_unreadable(where, observed)) from None
     return plain, fitting
 
 
@@ -219,8 +219,8 @@ def _mistyped(error: ValidationError, where: str) -> list[Problem]:
     return problems
 
 
-def _unreadable(where: str | Path, found: str, needed: str = WRITTEN) -> Problem:
-    return Problem(found, needed, "restore it from a copy, or use another run or checkpoint", str(where))
+def _unreadable(where: str | Path, observed: str, needed: str = WRITTEN) -> Problem:
+    return Problem(observed, needed, "restore it from a copy, or use another run or checkpoint", str(where))
 
 
 def _short(text: str) -> str:

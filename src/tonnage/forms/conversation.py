@@ -126,9 +126,9 @@ class Conversation:
                 replace(turn, weight=turn.weight * weight, pieces=_scaled(turn.pieces, weight)) for turn in self.turns
             ],
             pieces=_scaled(self.pieces, weight),
-            ids_weights=tuple(one * weight for one in self.ids_weights),
+            ids_weights=tuple(piece_weight * weight for piece_weight in self.ids_weights),
         )
 
 
 def _scaled(pieces: Pieces | None, weight: float) -> Pieces | None:
-    return None if pieces is None else [(size, one * weight) for size, one in pieces]
+    return None if pieces is None else [(size, piece_weight * weight) for size, piece_weight in pieces]

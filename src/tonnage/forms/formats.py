@@ -1,11 +1,11 @@
-"""The forms of rows, one entry each: the fields that they must and may have, how they are told, how they are read.
+"""The forms of rows, one entry each: which fields they must and may have, how they are recognised and read.
 
 ``FORMATS`` is the only place that knows them. The config's schema takes the names from here, and ``document`` makes the
-tables of ``docs/data.md``. Some data sets have fields of the same meaning under other names, which no look at a row can
-tell: those have presets, a form with its columns, chosen by name. ``detect`` looks at the rows and refuses to guess
+tables of ``docs/data.md``. Some data sets have fields of the same meaning under other names, which rows do not reveal.
+For those there are presets, a form with its columns, chosen by name. ``detect`` looks at the rows and refuses to guess
 between two forms that both fit.
 
-What reads a form checks every value it uses, raises ``RowError`` with the reason, and counts the fields that it does
+The reader of a form checks every value it uses, raises ``RowError`` with the reason, and counts the fields that it does
 not read; it never repairs a row in silence.
 """
 
@@ -48,7 +48,7 @@ class Form:
     roles: Mapping[str, str] = field(default_factory=dict)
     """Names of roles besides the usual ones -> ours."""
     optional: tuple[str, ...] = ()
-    """Of ``columns``, those that a preset named, which rows need not have."""
+    """Those of ``columns`` that a preset names: rows need not have them."""
     between: str = "\n\n"
     """What stands between ``instruction`` and ``input`` in the message of a user."""
     drops_system: bool = False
@@ -60,17 +60,17 @@ class Format:
     """A form of rows."""
 
     must: tuple[str, ...]
-    """Fields that a row has."""
+    """Fields that a row must have."""
     may: tuple[str, ...]
-    """Fields that are read as well."""
+    """Further fields that are read."""
     fits: Callable[[Row], bool]
-    """Whether a row looks like it."""
+    """Whether a row seems to have this form."""
     read: Callable[[Row, Form, TurnReader], list[Conversation]]
     """The conversations of a row. Raises ``RowError``."""
     about: str = ""
     """What the documentation says of the fields that a row must have, behind their names."""
     is_chat: bool = True
-    """Whether a template makes the text."""
+    """Whether a chat template makes text of its rows."""
     is_listed: bool = False
     """Whether its messages may stand in any of ``LISTS``."""
 
@@ -96,7 +96,7 @@ def _alpaca(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     if more.strip():
         whole = f"{instruction}{form.between}{more}" if instruction.strip() else more
         message = {"role": "user", "content": whole, "instruction": instruction, "input": more}
-    turns = [turn for asked, said in _history(row.get("history")) for turn in _pair(asked, said)]
+    turns = [turn for question, reply in _history(row.get("history")) for turn in _pair(question, reply)]
     turns += [Turn(message), Turn({"role": "assistant", "content": answer}, 1.0)]
     return [_with_beside(Conversation(turns), row, reader)]
 
@@ -129,10 +129,10 @@ def _history(value: object) -> list[list[str]]:
     return value
 
 
-def _pair(asked: str, said: str, weight: float = 1.0) -> tuple[Turn, Turn]:
+def _pair(question: str, reply: str, weight: float = 1.0) -> tuple[Turn, Turn]:
     """A question and its answer."""
-    answer: Message = {"role": "assistant", "content": said}
-    return Turn({"role": "user", "content": asked}), Turn(answer, weight, is_unsaid=weight == 0)
+    answer: Message = {"role": "assistant", "content": reply}
+    return Turn({"role": "user", "content": question}), Turn(answer, weight, is_unsaid=weight == 0)
 
 
 # Lists of messages
@@ -157,20 +157,20 @@ def _pairs(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         if not isinstance(item, dict):
             raise RowError("wrong_type", f"{where} is {kind_of(item)}, not a question and its answer")
         reader.count_others(item, (*names, "system", *flags), name)
-        system, asked = optional_string(item, "system"), optional_string(item, names[0])
+        system, question = optional_string(item, "system"), optional_string(item, names[0])
         if system.strip():
             turns.append(Turn({"role": "system", "content": system}))
         answer = answer_of(string_of(item, names[1]), f"{where}.{names[1]}")
-        turns += _pair(asked, answer, next(iter(weights_of(item, flags, where)), 1.0))
+        turns += _pair(question, answer, next(iter(weights_of(item, flags, where)), 1.0))
     return [_with_beside(Conversation(turns), row, reader)]
 
 
 def _strings(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
-    said = quietly(row.get("data"))
-    if not is_strings(said) or not isinstance(said, list):
+    texts = quietly(row.get("data"))
+    if not is_strings(texts) or not isinstance(texts, list):
         raise RowError("wrong_type", "'data' is not a list of strings, what the user and the assistant say in turn")
     messages = []
-    for number, words in enumerate(said):
+    for number, words in enumerate(texts):
         if number % 2:
             answer_of(words, f"data[{number}]")
         messages.append({"role": "assistant" if number % 2 else "user", "content": words})
@@ -229,9 +229,9 @@ def _gemini_turn(content: object, where: str, reader: TurnReader) -> list[dict[s
     parts = content.get("parts") if isinstance(content, dict) else None
     if not isinstance(content, dict) or not isinstance(parts, list):
         raise RowError("wrong_type", f"{where} is {kind_of(content)}, not a message with parts")
-    made = ("parts", "content", "reasoning_content", "tool_calls")
-    reader.count_others(content, tuple(name for name in content if name not in made[1:]), where.split("[")[0])
-    beside = {name: value for name, value in content.items() if name not in made and value is not None}
+    own_fields = ("parts", "content", "reasoning_content", "tool_calls")
+    reader.count_others(content, tuple(name for name in content if name not in own_fields[1:]), where.split("[")[0])
+    beside = {name: value for name, value in content.items() if name not in own_fields and value is not None}
     turn: dict[str, Any] = {"role": "user", **beside, "content": ""}
     results = []
     for number, part in enumerate(parts):
@@ -263,7 +263,9 @@ def _gemini_tools(value: object) -> object:
         tool.get("functionDeclarations", tool.get("function_declarations")) if isinstance(tool, dict) else None
         for tool in tools
     ]
-    return [one for some in declared if isinstance(some, list) for one in some] or tools
+    return [
+        declaration for declarations in declared if isinstance(declarations, list) for declaration in declarations
+    ] or tools
 
 
 # Trees
@@ -298,7 +300,7 @@ def _tree(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
 
 
 def _paths(root: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
-    """The ways from the root of a tree to its leaves. Raises ``RowError``."""
+    """The paths from the root of a tree to its leaves. Raises ``RowError``."""
     waiting: list[list[Mapping[str, Any]]] = [[root]]
     count = 0
     while waiting:
@@ -381,7 +383,7 @@ def _tokens(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
 
 
 def _with_beside(conversation: Conversation, row: Row, reader: TurnReader) -> Conversation:
-    """The conversation with the tools and behind the system message that stand in fields of their own."""
+    """The conversation with the tools and the system message that stand in fields of their own."""
     tools, other = row.get("tools"), row.get("functions")
     if is_empty(tools):
         tools = other
@@ -394,7 +396,7 @@ def _with_beside(conversation: Conversation, row: Row, reader: TurnReader) -> Co
 
 
 def _after_system(conversation: Conversation, system: str) -> Conversation:
-    """The conversation behind a system message. Raises ``RowError`` if it has another one."""
+    """The conversation with a system message in front. Raises ``RowError`` if it has another one."""
     turns = conversation.turns
     if turns and turns[0].role == "system":
         if turns[0].message["content"].strip() == system.strip():
@@ -403,11 +405,11 @@ def _after_system(conversation: Conversation, system: str) -> Conversation:
     return replace(conversation, turns=[Turn({"role": "system", "content": system}), *turns])
 
 
-# How they are told
+# How forms are recognised
 
 
 def is_turns(value: object, *keys: str) -> bool:
-    """Whether a value is a list of objects of which one has one of ``keys``."""
+    """Whether a value is a list in which an object has one of ``keys``."""
     value = quietly(value)
     return isinstance(value, list) and any(
         isinstance(turn, dict) and any(map(turn.__contains__, keys)) for turn in value
@@ -415,7 +417,7 @@ def is_turns(value: object, *keys: str) -> bool:
 
 
 def turns_of(row: Row, format: str) -> str:
-    """The field that holds a row's messages, the usual one of its format if that does."""
+    """The field that holds a row's messages: the format's usual one if it does, else the first that does."""
     usual = FORMATS[format].must[0]
     names = (usual, *LISTS)
     return next(
@@ -425,7 +427,7 @@ def turns_of(row: Row, format: str) -> str:
 
 
 def as_turns(value: object) -> object:
-    """A list of messages, also of one that stands alone or as JSON text; a string that is none stays one."""
+    """A list of messages, also from a single one or from JSON text; any other value stays as it is."""
     read = quietly(value)
     if isinstance(read, dict) and ("role" in read or "from" in read):
         return [read]
@@ -433,7 +435,7 @@ def as_turns(value: object) -> object:
 
 
 def pair_names(value: object) -> tuple[str, str] | None:
-    """Which fields of a list hold questions and answers, if it is a list of those."""
+    """The names of the fields of question and answer in a list of such pairs; ``None`` if it is none."""
     value = quietly(value)
     if not (isinstance(value, list) and value and isinstance(value[0], dict)):
         return None
@@ -494,8 +496,8 @@ FORMATS: dict[str, Format] = {
         may=BESIDE,
         fits=lambda row: any(pair_names(row.get(name)) is not None for name in LISTS),
         read=_pairs,
-        about=f": a list of {' or '.join(f'`{{{asked}, {said}}}`' for asked, said in PAIRS)}, each with a `system` "
-        "of its own if it has one (xtuner, Firefly)",
+        about=f": a list of {' or '.join(f'`{{{question}, {answer}}}`' for question, answer in PAIRS)}, each with a "
+        "`system` of its own if it has one (xtuner, Firefly)",
         is_listed=True,
     ),
     "strings": Format(

@@ -135,12 +135,12 @@ def for_chosen(row: Row) -> str:
     knows."""
     chosen = quietly(row["chosen"])
     names = ("prompt", "question", "instruction", "query", "input", *LISTS)
-    asked = next((name for name in names if not is_empty(row.get(name))), None)
+    prompt_field = next((name for name in names if not is_empty(row.get(name))), None)
     if isinstance(chosen, list) and len(chosen) > 1:
         form = "messages, columns: {messages: chosen}"
-    elif asked is None:
+    elif prompt_field is None:
         return "to train on the chosen answers alone, write them to a file of their own, as prompt and completion"
     else:
-        prompt = "" if asked == "prompt" else f"prompt: {asked}, "
+        prompt = "" if prompt_field == "prompt" else f"prompt: {prompt_field}, "
         form = f"completion, columns: {{{prompt}completion: chosen}}"
     return f"train on the chosen answers alone: {SOURCE}: {{path: {PATH}, format: {form}}}"

@@ -83,9 +83,9 @@ class TurnReader:
         *,
         fills_nulls: bool = False,
     ) -> None:
-        """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads, and
-        ``values`` what they hold.
-        ``fills_nulls``: whether the file's kind gives objects the fields of all others, null."""
+        """``roles``: names of roles besides the known ones -> ours. ``unread`` counts fields that nobody reads, and
+        ``values`` what they hold. ``fills_nulls``: whether the file's kind gives objects the fields of all others,
+        null."""
         self.fills_nulls = fills_nulls
         own = {_folded(name): role for name, role in roles.items()}
         self._roles = {**ROLE_NAMES, **own}
@@ -103,8 +103,8 @@ class TurnReader:
         if isinstance(value, dict):
             value = [value]
         if not isinstance(value, list):
-            wanted = "a text or a list of messages" if or_text else "a list of messages"
-            raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, not {wanted}")
+            expected = "a text or a list of messages" if or_text else "a list of messages"
+            raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, not {expected}")
         if not value:
             raise RowError("missing_field", f"{name!r} is an empty list")
         if len(value) > MOST_MESSAGES:
@@ -141,11 +141,11 @@ class TurnReader:
                     return Turn({"role": role, "content": words}, float(role == "assistant"))
         return None
 
-    def role(self, given: object, where: str) -> str:
+    def role(self, name: object, where: str) -> str:
         """Our name of a role. Raises ``RowError``."""
-        role = self._roles.get(_folded(given)) if isinstance(given, str) else None
+        role = self._roles.get(_folded(name)) if isinstance(name, str) else None
         if role is None:
-            shown = str(given)[:60]
+            shown = str(name)[:60]
             raise RowError(
                 "unknown_role",
                 f"{where}: unknown role {shown!r}; known: {', '.join(self._roles)}",
@@ -154,12 +154,12 @@ class TurnReader:
         return role
 
     def _turns(self, turn: Mapping[str, Any], where: str) -> list[Turn]:
-        """What an item of a list comes to: a turn, behind one for each result of a tool among its parts."""
+        """The turns of an item of a list: one for each result of a tool among its parts, then its own."""
         role_key = "role" if "role" in turn else "from"
         if role_key not in turn:
             raise RowError("missing_field", f"{where} has no 'role' (it has {names_of(turn)})")
-        given = turn[role_key]
-        role = self.role(given, where)
+        role_name = turn[role_key]
+        role = self.role(role_name, where)
         if not is_empty(turn.get("train_detail")):
             raise RowError(
                 "unsupported",
@@ -170,10 +170,10 @@ class TurnReader:
         called = not is_empty(turn.get("tool_calls")) or not is_empty(turn.get("function_call"))
         if content_key not in turn and not called:
             raise RowError("missing_field", f"{where} has no 'content' (it has {names_of(turn)})")
-        only_calls = isinstance(given, str) and _folded(given) in self._calls
-        said = turn.get(content_key)
-        found = said if only_calls and _are_calls(said) else None
-        parts = self._parts(said if found is None else None, role, f"{where}.{content_key}")
+        only_calls = isinstance(role_name, str) and _folded(role_name) in self._calls
+        content = turn.get(content_key)
+        raw_calls = content if only_calls and _are_calls(content) else None
+        parts = self._parts(content if raw_calls is None else None, role, f"{where}.{content_key}")
         message: Message = {"role": role, "content": parts.text}
         reasoning = turn.get(self._one_of(turn, REASONING, where))
         if is_empty(reasoning):
@@ -191,14 +191,14 @@ class TurnReader:
             if thought:
                 message["reasoning_content"] = thought
             message["content"] = ""
-            found = parse_json(text, f"{where}: a tool call") if found is None else found
-            calls += [self._call(call, where) for call in (found if isinstance(found, list) else [found])]
+            raw_calls = parse_json(text, f"{where}: a tool call") if raw_calls is None else raw_calls
+            calls += [self._call(call, where) for call in (raw_calls if isinstance(raw_calls, list) else [raw_calls])]
         elif called:
             key = self._one_of(turn, ("tool_calls", "function_call"), where)
-            found = as_list(turn[key]) if key == "tool_calls" else [turn[key]]
-            if not isinstance(found, list):
-                raise RowError("wrong_type", f"{where}.tool_calls is {kind_of(found)}, not a list")
-            calls += [self._call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(found)]
+            raw_calls = as_list(turn[key]) if key == "tool_calls" else [turn[key]]
+            if not isinstance(raw_calls, list):
+                raise RowError("wrong_type", f"{where}.tool_calls is {kind_of(raw_calls)}, not a list")
+            calls += [self._call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(raw_calls)]
         if calls:
             message["tool_calls"] = calls
         for key in ("name", "tool_call_id"):
@@ -213,17 +213,17 @@ class TurnReader:
             return results
         weight, pieces = self._weight(turn, role, where), parts.pieces
         if pieces is not None and role != "assistant":
-            if any(one for _, one in pieces) and any(parts.flags) and weight != 0:
+            if any(piece_weight for _, piece_weight in pieces) and any(parts.flags) and weight != 0:
                 raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
             pieces = None
         if pieces is not None and weight is not None:
-            pieces = [(size, one * weight) for size, one in pieces]
+            pieces = [(size, piece_weight * weight) for size, piece_weight in pieces]
         counts = (1.0 if weight is None else weight) if role == "assistant" else 0.0
         return [*results, Turn(message, counts, pieces, is_unsaid=weight == 0)]
 
     def _one_of(self, turn: Mapping[str, Any], names: Sequence[str], where: str) -> str:
-        """The first of several fields of the same meaning that holds something, else that is there; others that say
-        something else are counted."""
+        """Of several fields of the same meaning, the first that holds something, else the first that is there; those
+        that say something else are counted as not read."""
         key, *others = [name for name in names if not is_empty(turn.get(name))] or [
             next((name for name in names if name in turn), names[0])
         ]
@@ -239,9 +239,12 @@ class TurnReader:
         value = as_list(without_nulls(value) if self.fills_nulls else value)
         if isinstance(value, dict):
             inner = value.get("function")
-            for said, known in ((value, _CALL_FIELDS), (inner if isinstance(inner, dict) else {}, _FUNCTION_FIELDS)):
-                for field in said:
-                    if field not in known and not is_empty(said[field]):
+            for mapping, known_fields in (
+                (value, _CALL_FIELDS),
+                (inner if isinstance(inner, dict) else {}, _FUNCTION_FIELDS),
+            ):
+                for field in mapping:
+                    if field not in known_fields and not is_empty(mapping[field]):
                         self._never_read(where, field)
         return read_call(value, where)
 
@@ -282,8 +285,8 @@ class TurnReader:
         if not isinstance(part, dict):
             raise RowError("wrong_type", f"{where} holds a part that is not text ({kind_of(part)})")
         kind = part.get("type", "text")
-        for field, found in part.items():
-            if field not in _PART_FIELDS and not is_empty(found) and not (kind in MEDIA or field in MEDIA):
+        for field, content in part.items():
+            if field not in _PART_FIELDS and not is_empty(content) and not (kind in MEDIA or field in MEDIA):
                 self._never_read(where, field)
         if kind in _TEXT_TYPES:
             text = part["text"] if isinstance(part.get("text"), str) else part.get("value", part.get("content"))
@@ -344,11 +347,11 @@ class _Parts:
         self.pieces: Pieces | None = None
 
 
-def media_error(found: str) -> RowError:
+def media_error(description: str) -> RowError:
     """A row that holds more than text."""
     return RowError(
         "media",
-        f"{found}; only text is trained",
+        f"{description}; only text is trained",
         "leave such rows out (data.on_bad_row: skip), or take pictures and sounds out of them if the text means "
         "something alone",
     )
@@ -361,7 +364,7 @@ def _is_part(value: object) -> bool:
 def _are_calls(value: object) -> bool:
     """Whether a value is a call, or some, not written as text."""
     some = value if isinstance(value, list) else [value]
-    return bool(some) and all(isinstance(one, dict) and ("name" in one or "function" in one) for one in some)
+    return bool(some) and all(isinstance(call, dict) and ("name" in call or "function" in call) for call in some)
 
 
 def _folded(name: str) -> str:
@@ -370,8 +373,8 @@ def _folded(name: str) -> str:
 
 def _thought_before(text: str) -> tuple[str, str]:
     """The reasoning that stands before a call, and the call."""
-    found = re.match(r"\s*<think>(.*?)</think>\s*", text, re.DOTALL)
-    return (found[1].strip(), text[found.end() :]) if found else ("", text)
+    match = re.match(r"\s*<think>(.*?)</think>\s*", text, re.DOTALL)
+    return (match[1].strip(), text[match.end() :]) if match else ("", text)
 
 
 def read_call(value: object, where: str) -> dict[str, Any]:

@@ -111,9 +111,9 @@ def quietly(value: object) -> object:
 def without_nulls(value: Any) -> Any:
     """A value without the fields that are null: Arrow gives every object of a column the fields of all others."""
     if isinstance(value, dict):
-        return {key: without_nulls(found) for key, found in value.items() if found is not None}
+        return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, list):
-        return [without_nulls(found) for found in value]
+        return [without_nulls(entry) for entry in value]
     return value
 
 

@@ -84,7 +84,7 @@ _OBJECTIONS = frozenset(
 _NO_JUDGES = frozenset(("count", "counts", "num", "number", "code", "gold", "truth", "target"))
 """Words by which it counts, or says what the answer has to be: ``like_count``, ``gold_label``."""
 _LABELS = ("label", "kto_tag", "kto_label")
-"""Columns of which one of these values is enough, as one that is true is (``reader``):"""
+"""Columns that are verdicts even where all answers have the same one, if the value is sure:"""
 _SURE = frozenset(("1", "0", "-1", "true", "false", "yes", "no"))
 
 
@@ -103,27 +103,27 @@ class Values:
         if isinstance(value, list) and len(value) == 1:
             name, value = f"{name}[]", value[0]
         if isinstance(value, dict):
-            for inner, one in value.items():
-                self.note(f"{name}.{inner}", one, answer)
+            for field, content in value.items():
+                self.note(f"{name}.{field}", content, answer)
             return
         if value is None or value in ("", []):
             return
         name = name[:LONGEST_NAME]
-        seen = self.seen.get(name)
-        if seen is None:
+        counts = self.seen.get(name)
+        if counts is None:
             if len(self.seen) >= MOST_COLUMNS:
                 return
-            seen = self.seen[name] = {}
-        if OTHER in seen:
+            counts = self.seen[name] = {}
+        if OTHER in counts:
             return
         key = OTHER
         if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= LONGEST_VALUE):
             if isinstance(value, str) and answer.lstrip().lower().startswith(value.strip().lower()):
                 return
             key = json.dumps(value)
-        if key not in seen and len(seen) >= MOST_VALUES:
+        if key not in counts and len(counts) >= MOST_VALUES:
             key = OTHER
-        seen[key] = seen.get(key, 0) + 1
+        counts[key] = counts.get(key, 0) + 1
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Verdict:
         )
 
 
-def verdicts_in(seen: Mapping[str, Mapping[str, int]], plain_text: bool) -> Iterator[Verdict]:
+def verdicts_in(values_by_column: Mapping[str, Mapping[str, int]], plain_text: bool) -> Iterator[Verdict]:
     """The columns of a source that are verdicts. ``plain_text``: whether its rows have no answers, only a text, of
     which a label of 0 and 1 says what it is about."""
-    for column, values in seen.items():
+    for column, values in values_by_column.items():
         if (verdict := verdict_of(column, values, plain_text)) is not None:
             yield verdict
 

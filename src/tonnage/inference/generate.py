@@ -97,7 +97,7 @@ def load(
     trust_remote_code: bool = False,
     allow_unexpected: Sequence[str] = (),
     max_new_tokens: int | None = None,
-    tell: Callable[[str], None] = lambda told: None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> Loaded:
     """Load a model directory in the type of its weights, on the accelerator if there is one. Of a model that has no
     room there blocks rest in the host's memory, and come for as long as they run; ``tell`` hears of that.
@@ -161,9 +161,9 @@ def _check_longest(config: PreTrainedConfig, max_new_tokens: int) -> None:
     """Refuse answers that are longer than a model can write. Raises ``UserError``."""
     positions = positions_in(config)
     if positions is not None and max_new_tokens >= positions:
-        found = f"{max_new_tokens:,} tokens for an answer"
+        observed = f"{max_new_tokens:,} tokens for an answer"
         needed = f"fewer than {positions:,}, the model's positions, where the prompt is as well"
-        raise UserError(Problem(found, needed, f"--max-new-tokens {max(1, positions // 2)}", "--max-new-tokens"))
+        raise UserError(Problem(observed, needed, f"--max-new-tokens {max(1, positions // 2)}", "--max-new-tokens"))
 
 
 def load_to_talk(
@@ -195,7 +195,7 @@ def _blocks(model: Any, device: Any) -> Sequence[Any]:
     try:
         return dissect(model).blocks
     except UserError as error:
-        num_bytes = sum(one.numel() * one.itemsize for one in model.parameters())
+        num_bytes = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
         raise UserError(
             Problem(
                 where=f"model type {model.config.model_type}",
@@ -334,7 +334,7 @@ def write(
                 answer_tokens = tokens if end is None else tokens[: end + 1]
                 text = _decode(loaded, tokens)
                 answers[index] = Written(tuple(prompts[index]), tuple(answer_tokens), text, end is not None)
-    return [one for one in answers if one is not None]
+    return [answer for answer in answers if answer is not None]
 
 
 def stream(
@@ -352,13 +352,13 @@ def stream(
     from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
     class StopWhen(StoppingCriteria):
-        def __init__(self, asked: Event) -> None:
-            self.asked = asked
+        def __init__(self, stop_event: Event) -> None:
+            self.stop_event = stop_event
 
         def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Any:
             import torch
 
-            return torch.full((input_ids.shape[0],), self.asked.is_set(), device=input_ids.device)
+            return torch.full((input_ids.shape[0],), self.stop_event.is_set(), device=input_ids.device)
 
     class AnswerStreamer(TextIteratorStreamer):
         def put(self, value: Tensor) -> None:
@@ -435,11 +435,11 @@ def call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding,
             **more,
         )
     except (TypeError, ValueError) as error:
-        told = str(error).strip().split("\n")[0][:200]
+        reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
             Problem(
                 where=str(getattr(loaded.model, "name_or_path", "")),
-                found=f"transformers cannot write an answer ({type(error).__name__}: {told})",
+                found=f"transformers cannot write an answer ({type(error).__name__}: {reason})",
                 needed="a generation_config.json that it can use",
                 change="mend that file of the model, or remove it",
             )

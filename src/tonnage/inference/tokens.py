@@ -27,13 +27,13 @@ def write_tokens(
     loaded: Loaded,
     prompt: Sequence[int],
     decoding: Decoding,
-    told: Callable[[Token], bool],
+    on_token: Callable[[Token], bool],
     *,
     seed: int,
     num_likeliest: int | None = None,
 ) -> None:
-    """Go on from ``prompt``; ``told`` is given every token as it is drawn, stop tokens among them, and says whether
-    that is enough.
+    """Go on from ``prompt``. ``on_token`` is called with every token as it is drawn, stop tokens among them, and
+    returns whether to stop.
 
     Draws depend on ``seed`` alone; the random numbers of the program's own are left as they are. ``num_likeliest`` asks
     for probabilities, and for so many of the likeliest tokens in each place. The tokens are those of ``generate`` for
@@ -64,7 +64,7 @@ def write_tokens(
                 self.is_prompt = False
                 return
             for token in value.flatten().tolist():
-                enough = told(_with_probability(token, latest, num_likeliest)) or enough
+                enough = on_token(_with_probability(token, latest, num_likeliest)) or enough
 
         def end(self) -> None:
             pass

@@ -59,8 +59,8 @@ class Hyper:
     step: int
     """Number of this update, from 1."""
     scale: float | Tensor = 1.0
-    """Factor on the gradient: a number, or an fp32 scalar that the device has yet to compute. What is no number (NaN)
-    changes nothing."""
+    """Factor on the gradient: a number, or an fp32 scalar that the device has yet to compute. With NaN, nothing
+    changes."""
     key: int = 0
     """Key of the random bits (``moments.noise_key``); only bf16 moments use them."""
     first: int = 0
@@ -340,8 +340,8 @@ def _largest(values, size):  # type: ignore[no-untyped-def]
     largest = np.uint32(0)
     for i in range(size):
         largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
-    found = np.uint32(largest).view(np.float32)
-    return np.float32(0.0) if found < _TINY else found
+    magnitude = np.uint32(largest).view(np.float32)
+    return np.float32(0.0) if magnitude < _TINY else magnitude
 
 
 @njit(error_model="numpy")
@@ -401,7 +401,7 @@ def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tenso
 
 
 def is_unseen(device: torch.device) -> bool:
-    """Whether an update is asked for and not waited for, whatever comes of it."""
+    """Whether an update is asynchronous: the host does not wait for it, nor see what comes of it."""
     return device.type == "cuda" and is_on("adamw") and has_triton()
 
 

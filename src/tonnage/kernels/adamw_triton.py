@@ -4,8 +4,8 @@ The rule, the forms of masters and moments, and the order of operations are thos
 and quotients are rounded as IEEE 754 has it and nothing is fused (``enable_fp_fusion``), so the bits should be those of
 ``adamw.update_torch``; in Triton's interpreter they are.
 
-The factor on the gradient lies in the device's memory: whoever asks for the update need not know it yet. One that is no
-number changes nothing.
+The factor on the gradient lies in the device's memory, so that the host need not know it yet. If it is NaN, nothing
+changes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tonnage.kernels import moments as codecs
 from tonnage.kernels.moments import Moments
 
 _ELEMENTS = 1024
-"""Of a program, where moments are numbers."""
+"""Elements that a program updates, where moments are fp32 or bf16."""
 _BLOCKS = 4
-"""Of a program, where they are codes: on an H200 232 thousand million parameters a second, 179 with 8."""
+"""Blocks that a program updates, where moments are int8: 232e9 parameters a second on an H200, 179e9 with 8."""
 _BLOCK = tl.constexpr(codecs.BLOCK)
 _M_UNIT, _V_UNIT = tl.constexpr(codecs.M_UNIT), tl.constexpr(codecs.V_UNIT)
 _M_LEVELS, _V_LEVELS = tl.constexpr(codecs.M_LEVELS), tl.constexpr(codecs.V_LEVELS)
@@ -30,32 +30,32 @@ _TINY = tl.constexpr(codecs.TINY)
 
 
 @triton.jit
-def _read_master(weights, lows, at, here):
-    weight = tl.load(weights + at, here, other=0.0)
+def _read_master(weights, lows, at, mask):
+    weight = tl.load(weights + at, mask, other=0.0)
     master = weight.to(tl.float32)
     if weights.dtype.element_ty == tl.bfloat16:
-        low = tl.load(lows + at, here, other=0).to(tl.int32)
+        low = tl.load(lows + at, mask, other=0).to(tl.int32)
         high = weight.to(tl.int16, bitcast=True).to(tl.int32) << 16
         master = (high + low).to(tl.float32, bitcast=True)
     elif weights.dtype.element_ty == tl.float16:
-        low = tl.load(lows + at, here, other=0)
+        low = tl.load(lows + at, mask, other=0)
         master = (master.to(tl.int32, bitcast=True) + low).to(tl.float32, bitcast=True)
     return master
 
 
 @triton.jit
-def _write_master(weights, lows, at, here, master):
+def _write_master(weights, lows, at, mask, master):
     bits = master.to(tl.int32, bitcast=True)
     if weights.dtype.element_ty == tl.bfloat16:
         high = (bits + 0x8000) >> 16
-        tl.store(weights + at, high.to(tl.int16).to(tl.bfloat16, bitcast=True), here)
-        tl.store(lows + at, (bits - (high << 16)).to(tl.int16), here)
+        tl.store(weights + at, high.to(tl.int16).to(tl.bfloat16, bitcast=True), mask)
+        tl.store(lows + at, (bits - (high << 16)).to(tl.int16), mask)
     elif weights.dtype.element_ty == tl.float16:
         rounded = master.to(tl.float16)
-        tl.store(weights + at, rounded, here)
-        tl.store(lows + at, bits - rounded.to(tl.float32).to(tl.int32, bitcast=True), here)
+        tl.store(weights + at, rounded, mask)
+        tl.store(lows + at, bits - rounded.to(tl.float32).to(tl.int32, bitcast=True), mask)
     else:
-        tl.store(weights + at, master, here)
+        tl.store(weights + at, master, mask)
 
 
 @triton.jit
@@ -104,20 +104,20 @@ def update_elements(
 ):
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     scale = tl.load(factor)
-    here = at < tl.where(scale == scale, number, 0)
-    w = _read_master(weights, lows, at, here)
-    m = tl.load(ms + at, here, other=0.0).to(tl.float32)
-    v = tl.load(vs + at, here, other=0.0).to(tl.float32)
-    gradient = tl.load(gradients + at, here, other=0.0).to(tl.float32)
+    mask = at < tl.where(scale == scale, number, 0)
+    w = _read_master(weights, lows, at, mask)
+    m = tl.load(ms + at, mask, other=0.0).to(tl.float32)
+    v = tl.load(vs + at, mask, other=0.0).to(tl.float32)
+    gradient = tl.load(gradients + at, mask, other=0.0).to(tl.float32)
     w, m, v, _ = _rule(w, m, v, gradient, scale, omb1, beta2, omb2, keep, step_size, unbias, eps)
-    _write_master(weights, lows, at, here, w)
+    _write_master(weights, lows, at, mask, w)
     if ms.dtype.element_ty == tl.bfloat16:
         noise = _random_bits(at.to(tl.int32) + first, key)
-        tl.store(ms + at, _truncate(m, noise & 0xFFFF), here)
-        tl.store(vs + at, _truncate(v, noise >> 16), here)
+        tl.store(ms + at, _truncate(m, noise & 0xFFFF), mask)
+        tl.store(vs + at, _truncate(v, noise >> 16), mask)
     else:
-        tl.store(ms + at, m, here)
-        tl.store(vs + at, v, here)
+        tl.store(ms + at, m, mask)
+        tl.store(vs + at, v, mask)
 
 
 @triton.jit
@@ -147,28 +147,28 @@ def update_blocks(
     at = begins + block % blocks_a_row * _BLOCK + tl.arange(0, _BLOCK)[None, :]
     scale = tl.load(factor)
     is_block = block < tl.where(scale == scale, number, 0)
-    here = is_block & (at < begins + row)
-    code = tl.load(ms + at, here, other=0).to(tl.float32)
+    mask = is_block & (at < begins + row)
+    code = tl.load(ms + at, mask, other=0).to(tl.float32)
     m = tl.load(m_scales + block, is_block, other=0.0) * _M_UNIT * (code * tl.abs(code))
-    code = tl.load(vs + at, here, other=0).to(tl.float32) + 1.0
+    code = tl.load(vs + at, mask, other=0).to(tl.float32) + 1.0
     root = tl.load(v_scales + block, is_block, other=0.0) * _V_UNIT * (code * code)
-    w = _read_master(weights, lows, at, here)
-    gradient = tl.load(gradients + at, here, other=0.0).to(tl.float32)
+    w = _read_master(weights, lows, at, mask)
+    gradient = tl.load(gradients + at, mask, other=0.0).to(tl.float32)
     w, m, _, root = _rule(w, m, root * root, gradient, scale, omb1, beta2, omb2, keep, step_size, unbias, eps)
-    _write_master(weights, lows, at, here, w)
+    _write_master(weights, lows, at, mask, w)
 
-    largest = tl.max(tl.where(here, tl.abs(m), 0.0), 1, keep_dims=True)
+    largest = tl.max(tl.where(mask, tl.abs(m), 0.0), 1, keep_dims=True)
     largest = tl.where(largest < _TINY, 0.0, largest)
     tl.store(m_scales + block, largest, is_block)
     inverse = tl.where(largest == 0.0, 0.0, tl.div_rn(tl.full(largest.shape, _M_LEVELS, tl.float32), largest))
     magnitude = (tl.sqrt_rn(tl.abs(m) * inverse) + 0.5).to(tl.int32)
-    tl.store(ms + at, tl.where(m < 0.0, -magnitude, magnitude).to(tl.int8), here)
+    tl.store(ms + at, tl.where(m < 0.0, -magnitude, magnitude).to(tl.int8), mask)
 
-    largest = tl.max(tl.where(here, root, 0.0), 1, keep_dims=True)
+    largest = tl.max(tl.where(mask, root, 0.0), 1, keep_dims=True)
     largest = tl.where(largest < _TINY, 0.0, largest)
     tl.store(v_scales + block, largest, is_block)
     inverse = tl.where(largest == 0.0, 0.0, tl.div_rn(tl.full(largest.shape, _V_LEVELS, tl.float32), largest))
-    tl.store(vs + at, (tl.sqrt_rn(root * inverse) - 0.5).to(tl.int32).to(tl.uint8), here)
+    tl.store(vs + at, (tl.sqrt_rn(root * inverse) - 0.5).to(tl.int32).to(tl.uint8), mask)
 
 
 def update(
@@ -183,7 +183,7 @@ def update(
 ) -> None:
     """Update in place; tensors are flat or of one shape, contiguous, all on one device.
 
-    ``scale`` fp32, one number: the factor on the gradient. ``coefficients``: the others of ``adamw``, in their order.
+    ``scale`` fp32, one number: the factor on the gradient. ``coefficients``: all others of ``adamw``, in order.
     ``key`` and ``first`` are 32 bits as a signed number.
     """
     number = weight.numel()

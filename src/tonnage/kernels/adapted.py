@@ -46,11 +46,11 @@ def adapted_linear(
     output: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
         rows, *frozen, bias, down, up, *_with_mask(factor, mask)
     )
-    return output.view(*inputs.shape[:-1], len(up))  # here: what such a function makes a view of, none may add to
+    return output.view(*inputs.shape[:-1], len(up))  # here: a view that a Function returns takes no addition
 
 
 def _with_mask(factor: float, mask: Mask | None) -> tuple[float, Tensor | None, Tensor | None, int, int]:
-    """By what an addition is multiplied where a mask, whose parts follow, is applied without being divided."""
+    """The factor on an addition, divided by the share of inputs that a mask keeps, and the mask's parts."""
     return (factor, None, None, 0, 0) if mask is None else (factor / mask.kept_share, *mask)
 
 

@@ -1,7 +1,7 @@
 """Attention within documents on the CPU: loops over documents and heads, forward and backward.
 
-A thread takes one part of a row (a document, or what several have in common, or what one goes on with) and one head of
-keys. Keys and values of the part and of the prefixes that it goes on from are read once, made fp32 and laid out for
+A thread takes one part of a row (a document, a prefix that several share, or what follows such a prefix) and one head
+of keys. Keys and values of the part and of the prefixes that it goes on from are read once, made fp32 and laid out for
 ``tiles``; queries come in blocks of rows that see keys as far as the last of them may, so nothing is computed that is
 hidden but what fills up a tile. Weights are fp32 and are gone with their block: forward, the softmax of a row and its
 normaliser (the log of the sum of exponentials) are found at once; backward, weights are made anew from that
@@ -10,8 +10,8 @@ normaliser (the log of the sum of exponentials) are found at once; backward, wei
 Gradients of keys are summed by the thread that has their part: over its own queries and over those of all that goes on
 from it. No two threads write to one place, and the order of every sum is written down here.
 
-Numbers come as bf16, as bits, or as fp32. Tensors are told by a flat array and three numbers: its first element, and
-the steps from token to token and from head to head; the numbers of a head lie side by side.
+Numbers come as bf16, as bits, or as fp32. A tensor is given as a flat array and three numbers: the index of its first
+element, and the steps from token to token and from head to head; the numbers of a head lie side by side.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def _read(rows, width, first, tensor, place, head, token, count, size, factor):
     """Rows ``first`` and on of a matrix, ``width`` apart: tokens of a head, times ``factor``."""
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
-        there, here = begin + i * step, (first + i) * width
+        source, target = begin + i * step, (first + i) * width
         for j in range(size):
-            rows[np.uint64(here + j)] = factor * _number(tensor[np.uint64(there + j)])
+            rows[np.uint64(target + j)] = factor * _number(tensor[np.uint64(source + j)])
 
 
 @njit(error_model="numpy")
@@ -79,9 +79,9 @@ def _write(tensor, place, head, token, count, size, rows, width, factor):
     """The other way: tokens of a head from rows of a matrix, times ``factor``."""
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
-        there, here = begin + i * step, i * width
+        target, source = begin + i * step, i * width
         for j in range(size):
-            _put(tensor, np.uint64(there + j), factor * rows[np.uint64(here + j)])
+            _put(tensor, np.uint64(target + j), factor * rows[np.uint64(source + j)])
 
 
 @njit(inline="always")
@@ -90,14 +90,14 @@ def _up(number, multiple):
 
 
 @njit(error_model="numpy")
-def _softmax(weights, row, seen, columns):
-    """Scores of a row become weights, those of which it sees ``seen`` and the others zero; returns its normaliser."""
-    for j in range(seen, columns):
+def _softmax(weights, row, num_visible, columns):
+    """Turn a row's scores into weights, all but the first ``num_visible`` zero; returns the row's normaliser."""
+    for j in range(num_visible, columns):
         weights[row + j] = -np.float32(np.inf)
     most = largest(weights, row, columns)
     for j in range(columns):
         weights[np.uint64(row + j)] = exponential(weights[np.uint64(row + j)] - most)
-    for j in range(seen, columns):
+    for j in range(num_visible, columns):
         weights[row + j] = np.float32(0.0)
     whole = total(weights, row, columns)
     inverse = np.float32(1.0) / whole
@@ -109,11 +109,11 @@ def _softmax(weights, row, seen, columns):
 @njit(error_model="numpy")
 def _tokens_before(parts, part):
     """Tokens of the prefixes that a part goes on from."""
-    found, prefix = 0, parts[part, 3]
+    num_tokens, prefix = 0, parts[part, 3]
     while prefix >= 0:
-        found += parts[prefix, 1]
+        num_tokens += parts[prefix, 1]
         prefix = parts[prefix, 3]
-    return found
+    return num_tokens
 
 
 @njit(error_model="numpy")
@@ -131,10 +131,10 @@ def forward(
 ):
     """Output and normalisers, fp32 (heads, tokens).
 
-    ``parts``, int64 (parts, 4): first token and length of each part of the row, tokens that go on from it, and the
-    part that it goes on from itself, -1 for none.
+    ``parts``, int64 (parts, 4): first token and length of each part of the row, number of tokens that go on from it,
+    and the part that it goes on from itself, -1 for none.
     """
-    num_parts, group, one = len(parts), normalisers.shape[0] // kv_heads, np.float32(1.0)
+    num_parts, group, unit_scale = len(parts), normalisers.shape[0] // kv_heads, np.float32(1.0)
     deep = _up(size, COLUMNS)
     for task in prange(num_parts * kv_heads):
         part, kv_head = task % num_parts, task // num_parts
@@ -144,7 +144,7 @@ def forward(
         _read_seen(values, deep, parts, part, before, key, at_key, kv_head, size)
         turn(keys, width, values, deep, width, deep)
         _read_seen(values, deep, parts, part, before, value, at_value, kv_head, size)
-        queries, found = np.zeros(BLOCK * deep, np.float32), np.empty(BLOCK * deep, np.float32)
+        queries, outputs = np.zeros(BLOCK * deep, np.float32), np.empty(BLOCK * deep, np.float32)
         weights = np.empty(BLOCK * width, np.float32)
         for head in range(kv_head * group, (kv_head + 1) * group):
             for start in range(0, length, BLOCK):
@@ -153,22 +153,22 @@ def forward(
                 _read(queries, deep, 0, query, at_query, head, token + start, rows, size, scale)
                 set_product(weights, 0, width, queries, 0, deep, 1, keys, 0, width, rows, columns, size)
                 for row in range(rows):
-                    seen = before + start + row + 1
-                    normalisers[head, token + start + row] = _softmax(weights, row * width, seen, columns)
-                set_product(found, 0, deep, weights, 0, width, 1, values, 0, deep, rows, size, columns)
-                _write(output, at_output, head, token + start, rows, size, found, deep, one)
+                    num_visible = before + start + row + 1
+                    normalisers[head, token + start + row] = _softmax(weights, row * width, num_visible, columns)
+                set_product(outputs, 0, deep, weights, 0, width, 1, values, 0, deep, rows, size, columns)
+                _write(output, at_output, head, token + start, rows, size, outputs, deep, unit_scale)
 
 
 @njit(error_model="numpy")
-def _slopes(weights, slopes, row, seen, columns, normaliser, along):
-    """Scores of a row become weights again, and what weights are given becomes what scores are given; ``along`` is the
-    sum of the row's output times what that is given."""
+def _slopes(weights, slopes, row, num_visible, columns, normaliser, along):
+    """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
+    ``along`` is the dot product of the row's output with its gradient."""
     for j in range(columns):
         at = np.uint64(row + j)
         weight = exponential(weights[at] - normaliser)
         weights[at] = weight
         slopes[at] = weight * (slopes[at] - along)
-    for j in range(seen, columns):
+    for j in range(num_visible, columns):
         weights[row + j] = slopes[row + j] = np.float32(0.0)
 
 
@@ -197,7 +197,7 @@ def backward(
     scale,
 ):
     """Gradients of query, key and value; ``parts`` and ``normalisers`` as in ``forward``."""
-    num_parts, group, one = len(parts), normalisers.shape[0] // kv_heads, np.float32(1.0)
+    num_parts, group, unit_scale = len(parts), normalisers.shape[0] // kv_heads, np.float32(1.0)
     deep = _up(size, COLUMNS)
     for task in prange(num_parts * kv_heads):
         part, kv_head = task % num_parts, task // num_parts
@@ -210,38 +210,42 @@ def backward(
         turn(values_turned, width, keys, deep, width, deep)
         _read_seen(keys, deep, parts, part, before, key, at_key, kv_head, size)
         turn(keys_turned, width, keys, deep, width, deep)
-        queries, given = np.zeros(BLOCK * deep, np.float32), np.zeros(BLOCK * deep, np.float32)
-        outputs, found = np.zeros(BLOCK * deep, np.float32), np.empty(BLOCK * deep, np.float32)
+        queries, output_gradients = np.zeros(BLOCK * deep, np.float32), np.zeros(BLOCK * deep, np.float32)
+        outputs, query_gradients = np.zeros(BLOCK * deep, np.float32), np.empty(BLOCK * deep, np.float32)
         weights, slopes = np.empty(BLOCK * width, np.float32), np.empty(BLOCK * width, np.float32)
         for_keys, for_values = (
             np.zeros(_up(length, ROWS) * deep, np.float32),
             np.zeros(_up(length, ROWS) * deep, np.float32),
         )
         for head in range(kv_head * group, (kv_head + 1) * group):
-            # Its own rows see what is before the part, and of the part what is before them; those of what goes on from
-            # it see all of the part, whose keys alone matter then.
+            # The part's own rows see its prefixes, and the part up to themselves. Rows of what goes on from it see all
+            # of the part; of them, only the gradients of the part's keys and values are computed here.
             for start in range(0, _up(length, BLOCK) + rest, BLOCK):
                 owns = start < length
                 start = start if owns else start - _up(length, BLOCK) + length
                 rows = min(BLOCK, (length if owns else length + rest) - start)
-                seen = start + rows if owns else length
+                num_visible = start + rows if owns else length
                 first = 0 if owns else before
-                columns = _up(before - first + _up(seen, ROWS), COLUMNS)
+                columns = _up(before - first + _up(num_visible, ROWS), COLUMNS)
                 _read(queries, deep, 0, query, at_query, head, token + start, rows, size, scale)
-                _read(given, deep, 0, gradient, at_gradient, head, token + start, rows, size, one)
-                _read(outputs, deep, 0, output, at_output, head, token + start, rows, size, one)
+                _read(output_gradients, deep, 0, gradient, at_gradient, head, token + start, rows, size, unit_scale)
+                _read(outputs, deep, 0, output, at_output, head, token + start, rows, size, unit_scale)
                 set_product(weights, 0, width, queries, 0, deep, 1, keys_turned, first, width, rows, columns, size)
-                set_product(slopes, 0, width, given, 0, deep, 1, values_turned, first, width, rows, columns, size)
+                set_product(
+                    slopes, 0, width, output_gradients, 0, deep, 1, values_turned, first, width, rows, columns, size
+                )
                 for row in range(rows):
-                    along = total_of_products(outputs, row * deep, given, row * deep, deep)
+                    along = total_of_products(outputs, row * deep, output_gradients, row * deep, deep)
                     normaliser = normalisers[head, token + start + row]
                     last = before + start + row + 1 if owns else length
                     _slopes(weights, slopes, row * width, last, columns, normaliser, along)
                 if owns:
-                    set_product(found, 0, deep, slopes, 0, width, 1, keys, 0, deep, rows, size, columns)
-                    _write(to_query, at_to_query, head, token + start, rows, size, found, deep, scale)
+                    set_product(query_gradients, 0, deep, slopes, 0, width, 1, keys, 0, deep, rows, size, columns)
+                    _write(to_query, at_to_query, head, token + start, rows, size, query_gradients, deep, scale)
                 own = before - first
-                add_product(for_keys, 0, deep, slopes, own, 1, width, queries, 0, deep, seen, size, rows)
-                add_product(for_values, 0, deep, weights, own, 1, width, given, 0, deep, seen, size, rows)
-        _write(to_key, at_to_key, kv_head, token, length, size, for_keys, deep, one)
-        _write(to_value, at_to_value, kv_head, token, length, size, for_values, deep, one)
+                add_product(for_keys, 0, deep, slopes, own, 1, width, queries, 0, deep, num_visible, size, rows)
+                add_product(
+                    for_values, 0, deep, weights, own, 1, width, output_gradients, 0, deep, num_visible, size, rows
+                )
+        _write(to_key, at_to_key, kv_head, token, length, size, for_keys, deep, unit_scale)
+        _write(to_value, at_to_value, kv_head, token, length, size, for_values, deep, unit_scale)

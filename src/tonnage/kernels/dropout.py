@@ -9,7 +9,7 @@ So a mask is the same in whichever micro-batch, row or rank the token is, and wh
 hashes are the finaliser of splitmix64 (Steele, Lea and Flood 2014): 64 bits, which are four channels' numbers. On a CPU
 a loop draws them, elsewhere torch does; both give the same bits, and neither keeps a mask.
 
-Numbers that are kept stay as they are, to the bit. Whoever multiplies with them divides by the probability of that.
+Numbers that are kept stay as they are, to the bit. The caller divides by the probability of being kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Mask(NamedTuple):
     first: int
     """Channel of the layer with which the rows begin; not 0 where they are a part."""
     threshold: int
-    """Dropped are numbers whose 16 bits are below it."""
+    """Numbers whose 16 bits are below it are dropped."""
 
     @property
     def kept_share(self) -> float:
@@ -63,9 +63,9 @@ def threshold_of(probability: float) -> int:
     return min(max(round(probability * STEPS), 1), STEPS - 1)
 
 
-def number_of(*what: int | str) -> int:
-    """63 bits that stand for what has a name or a number."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, what)).encode()).digest()[:8], "big") >> 1
+def number_of(*parts: int | str) -> int:
+    """63 bits that stand for something named by ``parts``."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big") >> 1
 
 
 def salt_of(layer: str) -> Tensor:
@@ -103,7 +103,7 @@ def kept(mask: Mask, channels: int) -> Tensor:
     """Which numbers of rows of so many ``channels`` are kept, bool (rows, channels), computed by torch."""
     device = mask.keys.device
     before, end = mask.first // _BLOCK, -(-(mask.first + channels) // _BLOCK)
-    golden, first, second = (int(one.astype(np.int64)) for one in (_GOLDEN, _FIRST, _SECOND))
+    golden, first, second = (int(constant.astype(np.int64)) for constant in (_GOLDEN, _FIRST, _SECOND))
 
     def mixed(z: Tensor) -> Tensor:
         z = (z ^ _right(z, 30)) * first

@@ -1,7 +1,7 @@
 """The gradient of the token embedding: of the rows that were looked up, summed in fp32 (CPU).
 
 torch makes a gradient of the whole vocabulary, all of it zeros but for a few hundred rows, and adds up those of a token
-in the type of the model: in bf16, what a frequent token is given stops growing after some hundred times. Here each row
+in the type of the model: in bf16, the sum of a frequent token stops growing after some hundred additions. Here each row
 is summed in fp32 and rounded once, and where there is a gradient already (an earlier micro-batch's, or the head's, with
 which the embedding may be one), only these rows are added to it.
 """
@@ -38,12 +38,12 @@ class HeadsGradient:
     _memory: Tensor | None = None
 
     def is_awaited(self) -> bool:
-        """Whether it is, asked once a forward pass."""
+        """Whether the embedding will fetch it; asked once a forward pass."""
         awaited, self.awaited = self.awaited, False
         return awaited
 
     def fetch(self) -> Tensor | None:
-        """It, if it was brought."""
+        """The gradient, if the head has brought it."""
         gradient, self.gradient = self.gradient, None
         return gradient
 
@@ -53,7 +53,7 @@ class HeadsGradient:
         return torch.empty_like(weight, dtype=like.dtype) if memory is None else memory
 
     def was_added(self, gradient: Tensor) -> None:
-        """Nobody looks at it any more."""
+        """Nobody needs ``gradient`` any more: its memory may be kept."""
         if self.keeps and gradient.device.type == "cpu":
             self._memory = gradient
 
@@ -65,12 +65,13 @@ def add_rows(total: Tensor, ids: Tensor, rows: Tensor, padding: int = -1) -> Non
     Shapes: ``total`` (vocabulary, hidden), ``ids`` int64 (tokens,), ``rows`` (tokens, hidden). Rows of ``padding`` add
     nothing.
     """
-    found, places = torch.unique(ids, return_inverse=True)
+    unique_ids, places = torch.unique(ids, return_inverse=True)
     columns = max(16, PIECE // max(1, len(ids)))
-    for here, given in zip(total.split(columns, 1), rows.split(columns, 1), strict=True):
-        sums = torch.ops.aten.embedding_dense_backward(given.float(), places, len(found), -1, False)
-        sums[found == padding] = 0
-        here.index_copy_(0, found, here.index_select(0, found) + sums.to(rows.dtype))  # index_add_ is slow in bf16
+    for total_part, rows_part in zip(total.split(columns, 1), rows.split(columns, 1), strict=True):
+        sums = torch.ops.aten.embedding_dense_backward(rows_part.float(), places, len(unique_ids), -1, False)
+        sums[unique_ids == padding] = 0
+        # index_add_ is slow in bf16
+        total_part.index_copy_(0, unique_ids, total_part.index_select(0, unique_ids) + sums.to(rows.dtype))
 
 
 @add_rows.register_fake
@@ -104,8 +105,8 @@ class _Embedding(torch.autograd.Function):
 
 
 def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:
-    """Let a token embedding compute its gradient as above; ``head`` brings that of the head it is one with. One with
-    an addition (``adapted_embedding``) has none of its own."""
+    """Let a token embedding compute its gradient as above; ``head`` brings that of the head with which it shares the
+    parameter. An embedding with an addition (``adapted_embedding``) has no gradient of its own."""
     plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
     plain = plain and not hasattr(module, "lora_factor")
     if plain and not module.scale_grad_by_freq and is_on("embedding"):
@@ -122,8 +123,8 @@ def adapted_embedding(
     ``down`` has no gradient.
     """
     low = _look_up(ids, down, padding, None) if is_on("embedding") else F.embedding(ids, down, padding)
-    found = F.embedding(ids, weight.detach())
-    return found.add_(linear(low, up, None), alpha=factor)
+    output = F.embedding(ids, weight.detach())
+    return output.add_(linear(low, up, None), alpha=factor)
 
 
 def _forward(module: nn.Embedding, head: HeadsGradient | None, ids: Tensor) -> Tensor:

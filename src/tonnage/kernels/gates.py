@@ -24,8 +24,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from tonnage.kernels.norms import LEAST_ON_GPU
 
 PARTS, ALIGNED = 16, 64
-"""In how many parts the backward pass goes, so that what it holds besides is a share of the whole; and numbers of which
-a part is a multiple: a processor takes some at once, and computes a rest in another way."""
+"""Parts that the backward pass takes one by one, so that its temporary memory is a share of the whole; and the size of
+which a part is a multiple, as processors compute what fills no vector in another way."""
 
 
 class _Gated(torch.autograd.Function):
@@ -41,11 +41,11 @@ class _Gated(torch.autograd.Function):
         if ctx.is_done:
             raise RuntimeError("a backward pass a second time: its gradients lie where gate and up were")
         ctx.is_done = True
-        gate, up = (one.detach() for one in ctx.saved_tensors)
-        for slope, some, other in _parts(gradient.contiguous(), gate, up):
-            of_silu = slope * other
-            torch.ops.aten.silu.out(some, out=other).mul_(slope)
-            torch.ops.aten.silu_backward.grad_input(of_silu, some, grad_input=some)
+        gate, up = (tensor.detach() for tensor in ctx.saved_tensors)
+        for slope, gate_part, up_part in _parts(gradient.contiguous(), gate, up):
+            of_silu = slope * up_part
+            torch.ops.aten.silu.out(gate_part, out=up_part).mul_(slope)
+            torch.ops.aten.silu_backward.grad_input(of_silu, gate_part, grad_input=gate_part)
         return gate, up
 
 
@@ -53,12 +53,12 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     size = max(1, -(-tensors[0].numel() // (PARTS * ALIGNED))) * ALIGNED
     if tensors[0].device.type != "cpu":
         size = max(size, 2 * LEAST_ON_GPU)
-    yield from zip(*(one.view(-1).split(size) for one in tensors), strict=True)
+    yield from zip(*(tensor.view(-1).split(size) for tensor in tensors), strict=True)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) * up``, both of one shape and type. In a backward pass the memory of both is written over: nobody
-    else may want them."""
+    """``silu(gate) * up``, both of one shape and type. The backward pass overwrites the memory of both: nobody
+    else may need them."""
     plain = torch.compiler.is_compiling() or isinstance(gate, DTensor) or isinstance(up, DTensor)
     if plain or not (gate.is_contiguous() and up.is_contiguous() and gate.dtype == up.dtype):
         return F.silu(gate) * up
@@ -68,10 +68,10 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def use_lean_gates(model: nn.Module) -> None:
     """Let the MLPs of a model compute with ``gated`` where that is what they compute."""
-    known = LlamaMLP.forward.__code__
+    llama_code = LlamaMLP.forward.__code__
     for module in model.modules():
         code = getattr(type(module).forward, "__code__", None)
-        same = code is not None and (code.co_code, code.co_names) == (known.co_code, known.co_names)
+        same = code is not None and (code.co_code, code.co_names) == (llama_code.co_code, llama_code.co_names)
         if same and isinstance(getattr(module, "act_fn", None), type(ACT2FN["silu"])):
             module.forward = MethodType(_forward_gated, module)
 

@@ -1,8 +1,8 @@
 """Products of groups of rows with a matrix each: what the experts of a mixture compute (CPU).
 
-The rows of one group lie side by side, those of an expert that no token chose are none, and where groups end is a
-tensor, so that whoever weighs a model without numbers need not know: what is multiplied, kept and made depends on the
-number of rows alone. Each group is one product of ``products``, as fast as this processor can. The gradient of an
+The rows of one group lie side by side; an expert that no token chose has none. Where groups end is a tensor, so that a
+model can be weighed on tensors without content: what is multiplied, kept and allocated depends on the number of rows
+alone. Each group is one product of ``products``, as fast as this processor can. The gradient of an
 expert that no token reached is zero, and where gradients of earlier micro-batches are added up (``sums``), only those
 of experts that were reached are touched.
 """
@@ -23,7 +23,7 @@ from tonnage.kernels.products import product, sizes_matter
 EIGHTHS = 3
 """Groups grow to a multiple of an eighth (1 / 2 ** this) of the power of two below, where sizes matter."""
 FEWEST = 8
-"""Rows of which a group is a multiple there, at least."""
+"""Least step, in rows, by which groups grow there."""
 
 
 def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor, *, turned: bool = False) -> Tensor:
@@ -66,12 +66,12 @@ def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """``rows[i] @ matrices[group of i]``: (rows, in) and (groups, in, out) give (rows, out)."""
     output = rows.new_empty(len(rows), matrices.shape[2])
     end = 0
-    for number, here in groups_of(ends):
-        group, end = rows[here], here.stop
+    for number, span in groups_of(ends):
+        group, end = rows[span], span.stop
         if (larger := grown(group)) is group:
-            product(group, matrices[number], out=output[here])
+            product(group, matrices[number], out=output[span])
         else:
-            output[here] = product(larger, matrices[number])[: len(group)]
+            output[span] = product(larger, matrices[number])[: len(group)]
     output[end:] = 0
     return output
 
@@ -86,9 +86,9 @@ def _outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """The sums over each group's rows of ``left[i] x right[i]``: (rows, a) and (rows, b) give (groups, a, b)."""
     result = left.new_empty(len(ends), left.shape[1], right.shape[1])
     reached = 0
-    for number, here in groups_of(ends):
+    for number, span in groups_of(ends):
         result[reached:number] = 0
-        product(grown(left[here]).t(), grown(right[here]), out=result[number])
+        product(grown(left[span]).t(), grown(right[span]), out=result[number])
         reached = number + 1
     result[reached:] = 0
     return result
@@ -102,8 +102,8 @@ def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 @torch.library.custom_op("tonnage::add_grouped_outer", mutates_args=("total",))
 def _add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
     """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before."""
-    for number, here in groups_of(ends):
-        sums.add(total[number], product(grown(left[here]).t(), grown(right[here])))
+    for number, span in groups_of(ends):
+        sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
 
 
 @_add_outer.register_fake
@@ -114,8 +114,8 @@ def _(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
 @torch.library.custom_op("tonnage::grouped_product_into", mutates_args=("output",))
 def multiply_into(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tensor) -> None:
     """``output[i] = rows[i] @ matrices[group of i]`` for some groups, which lie from ``starts`` to ``ends``."""
-    for number, here in _some_groups(starts, ends):
-        output[here] = product(grown(rows[here]), matrices[number])[: here.stop - here.start]
+    for number, span in _some_groups(starts, ends):
+        output[span] = product(grown(rows[span]), matrices[number])[: span.stop - span.start]
 
 
 @multiply_into.register_fake
@@ -126,8 +126,8 @@ def _(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tens
 @torch.library.custom_op("tonnage::add_grouped_outer_of", mutates_args=("total",))
 def add_outer_of(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
     """``total += outer(left, right, ...)`` of some groups, which lie from ``starts`` to ``ends``."""
-    for number, here in _some_groups(starts, ends):
-        sums.add(total[number], product(grown(left[here]).t(), grown(right[here])))
+    for number, span in _some_groups(starts, ends):
+        sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
 
 
 @add_outer_of.register_fake
@@ -152,7 +152,7 @@ def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def grown(rows: Tensor) -> Tensor:
-    """Rows of a group, and zeros up to one of few sizes where sizes matter: each new one takes a compiler's time."""
+    """Rows of a group, filled up with zeros to one of few sizes where each new size takes a compiler's time."""
     if not sizes_matter(rows.device, rows.dtype):
         return rows
     step = max(FEWEST, 1 << max(0, len(rows).bit_length() - 1 - EIGHTHS))

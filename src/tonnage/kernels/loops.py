@@ -48,14 +48,14 @@ def loop(function: Callable[..., Any]) -> Any:
     """Decorates a loop over ``prange``: compiled when it is first called, for all threads, without Python's lock."""
     compiled = njit(parallel=True, nogil=True, error_model="numpy")(function)
     try:
-        kept = _Kept(function)
+        cache = _Kept(function)
     except RuntimeError as error:  # numba has found no directory that it may write
         _say(Path(__file__).parent, f"cannot be written, nor can the user's cache ({error})")
         return compiled
-    if why := why_untrusted(Path(kept.cache_path), owner_of=Path(__file__)):
-        _say(kept.cache_path, f"is not used: {why}")
+    if why := why_untrusted(Path(cache.cache_path), owner_of=Path(__file__)):
+        _say(cache.cache_path, f"is not used: {why}")
         return compiled
-    compiled._cache = kept
+    compiled._cache = cache
     return compiled
 
 

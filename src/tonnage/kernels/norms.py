@@ -8,8 +8,8 @@ kept.
 16-bit numbers that the loop does not take (fp16, and all on other devices) go through torch, some rows at a time: of
 them 4 bytes a row are kept as well, and no copy in fp32.
 
-A model's own norms are not known by name. Each kind is asked once: what it makes of random rows must be what the loop
-here makes of them, to the last place of bf16, or it is left alone (``use_fast_norms``).
+A model's own norms are not recognised by name. Each kind is tried once on random rows: its output must equal that of
+the loop here to the last place of bf16, or it is left alone (``use_fast_norms``).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ sum does not depend on the number of threads."""
 _LANES = 64
 """Sums of a row are taken side by side, in an order that the compiler does not choose (``kernels.softmax``)."""
 _PARTS = 16
-"""In how many parts of the rows torch goes, so that what it holds besides is a share of the whole."""
+"""Parts of the rows that torch takes one by one, so that its temporary memory is a share of the whole."""
 LEAST_ON_GPU = 1 << 22
-"""Numbers of a part on a GPU, which is faster done with fewer of them than it is asked."""
+"""Numbers of a part on a GPU, at least: fewer are computed in less time than it takes to launch a kernel."""
 _LAST_PLACE = 2.0**-7
 """Of bf16, relative to the value: two roundings may differ by so much."""
 
@@ -100,7 +100,7 @@ def _bits(tensor: Tensor) -> Any:
 
 
 def _bits_of_weight(weight: Tensor) -> Any:
-    """Of a copy: memory that numpy has seen cannot be given up any more, and sharding gives up that of parameters."""
+    """Of a copy: memory that numpy has seen cannot be freed any more, and sharding frees that of parameters."""
     return weight.detach().clone().view(torch.uint16).numpy()
 
 
@@ -170,10 +170,10 @@ class _LeanRMSNorm(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, outputs = inputs.reshape(-1, inputs.shape[-1]), torch.empty_like(inputs, memory_format=_CONTIGUOUS)
         inverses = torch.empty(len(rows), 1, dtype=torch.float32, device=inputs.device)
-        for some, output, inverse in _parts(rows, outputs.view(rows.shape), inverses):
-            wide = some.float()
-            torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps), out=inverse)
-            torch.mul(weight, wide.mul_(inverse).to(inputs.dtype), out=output)
+        for part, output, inverse in _parts(rows, outputs.view(rows.shape), inverses):
+            rows_in_fp32 = part.float()
+            torch.rsqrt(rows_in_fp32.square().mean(-1, keepdim=True).add_(eps), out=inverse)
+            torch.mul(weight, rows_in_fp32.mul_(inverse).to(inputs.dtype), out=output)
         ctx.save_for_backward(rows, weight, inverses)
         return outputs
 
@@ -182,8 +182,8 @@ class _LeanRMSNorm(torch.autograd.Function):
         rows, weight, inverses = ctx.saved_tensors
         slopes, to_rows = gradient.reshape(rows.shape), torch.empty_like(rows)
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for some, slope, inverse, result in _parts(rows, slopes, inverses, to_rows):
-            normed = some.float().mul_(inverse)
+        for part, slope, inverse, result in _parts(rows, slopes, inverses, to_rows):
+            normed = part.float().mul_(inverse)
             if to_weight is not None:
                 to_weight += (slope * normed.to(rows.dtype)).sum(0, dtype=torch.float32)
             through = (slope * weight).float()
@@ -199,7 +199,7 @@ def _parts(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     number = max(1, -(-len(rows) // _PARTS))
     if rows.device.type != "cpu":
         number = max(number, LEAST_ON_GPU // rows.shape[1])
-    yield from zip(*(one.split(number) for one in (rows, *others)), strict=True)
+    yield from zip(*(tensor.split(number) for tensor in (rows, *others)), strict=True)
 
 
 def lean_rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -209,17 +209,17 @@ def lean_rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def use_fast_norms(model: nn.Module) -> None:
-    """Let those norms of a model compute with ``rms_norm`` that are the same function, where it applies."""
+    """Let a model's norms compute with ``rms_norm`` where it applies and they are the same function."""
     if not is_on("norms"):
         return
-    known: dict[tuple[type, float], bool] = {}
+    is_rms_norm: dict[tuple[type, float], bool] = {}
     for module in model.modules():
         eps = _eps_of(module)
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float) or not _has_weight(module):
             continue
-        if (kind := (type(module), eps)) not in known:
-            known[kind] = _is_rms_norm(module, eps)
-        if known[kind]:
+        if (kind := (type(module), eps)) not in is_rms_norm:
+            is_rms_norm[kind] = _is_rms_norm(module, eps)
+        if is_rms_norm[kind]:
             module.forward = MethodType(_forward_norm, module)
 
 
@@ -229,7 +229,7 @@ def _has_weight(module: nn.Module) -> bool:
 
 
 def _is_rms_norm(module: nn.Module, eps: float) -> bool:
-    """Whether a norm is ``rms_norm``, by what it makes of random rows of very different size."""
+    """Whether a norm is ``rms_norm``, by its output for random rows of very different size."""
     weight: Any = module.weight
     if weight.dim() != 1 or len(list(module.parameters())) != 1:
         return False

@@ -31,7 +31,7 @@ from tonnage.kernels.switches import is_on
 from tonnage.kernels.widening import HALVES, processor_is_slow
 
 ROWS, COLUMNS, DEPTH = 1024, 2048, 4096
-"""Of the blocks that are multiplied in fp32, at most: 58 MB are there at a time, 20 MB in layers of 1,024 numbers."""
+"""Of the blocks multiplied in fp32, at most: their memory is 58 MB, and 20 MB in layers of 1,024 numbers."""
 
 
 WIDE = 1024
@@ -57,8 +57,8 @@ def goes_through_fp32(tensor: Tensor) -> bool:
 
 
 def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a product of another size is another program: oneDNN compiles one for each, in milliseconds and up to
-    megabytes, and keeps a thousand."""
+    """Whether each size of a product needs a program of its own: oneDNN compiles it in milliseconds, up to megabytes
+    each, and keeps a thousand."""
     return device.type == "cpu" and dtype in HALVES and not processor_is_slow(dtype)
 
 
@@ -79,14 +79,14 @@ def _product_of_turned(left: Tensor, right: Tensor, out: Tensor | None) -> Tenso
     if out is None:
         out = left.new_empty(left.shape[0], right.shape[1])
     rows = max(1, TURNED_AT_A_TIME // left.shape[1])
-    for those, result in zip(left.split(rows), out.split(rows), strict=True):
-        torch.mm(turned(those.t()), right, out=result)
+    for left_rows, result in zip(left.split(rows), out.split(rows), strict=True):
+        torch.mm(turned(left_rows.t()), right, out=result)
     return out
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> None:
-    """``total += left @ right``, fp32; rounded to the type of ``left`` in between, but for GPUs, whose products add to
-    fp32 as they are computed; of the product, about so many ``numbers`` are in memory at a time."""
+    """``total += left @ right``, ``total`` in fp32. The product is rounded to the type of ``left`` first, but for GPUs,
+    which add to fp32 as they compute; about ``numbers`` numbers of it are in memory at a time."""
     if not is_on("products"):
         total += product(left, right)
         return
@@ -95,8 +95,8 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> Non
         return
     rows = max(1, numbers // total.shape[1])
     piece = left.new_empty(min(rows, len(total)), total.shape[1])
-    for summed, those in zip(total.split(rows), left.split(rows), strict=True):
-        summed += product(those, right, out=piece[: len(those)])
+    for summed, left_rows in zip(total.split(rows), left.split(rows), strict=True):
+        summed += product(left_rows, right, out=piece[: len(left_rows)])
 
 
 @torch.library.custom_op("tonnage::product_in_fp32", mutates_args=())
@@ -119,17 +119,19 @@ def _product_in_fp32_into(out: Tensor, left: Tensor, right: Tensor, bias: Tensor
 
 def _fill(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
     rows, columns, depth = min(ROWS, len(left)), min(COLUMNS, right.shape[1]), min(DEPTH, left.shape[1])
-    ours, theirs, sums = (torch.empty(size) for size in (rows * depth, depth * columns, rows * columns))
-    along = list(_blocks(left.shape[1], depth)) or [slice(0, 0)]
-    for beside in _blocks(right.shape[1], columns):
-        for those in _blocks(len(left), rows):
-            here = out[those, beside]
-            total = sums[: here.numel()].view(here.shape)
-            for inner in along:
-                if those.start == 0 or len(along) > 1:
-                    factor = _widened(right[inner, beside], theirs)
-                total.addmm_(_widened(left[those, inner], ours), factor, beta=float(inner.start > 0))
-            here.copy_(total if bias is None else total.add_(bias[beside]))
+    left_memory, right_memory, sums = (torch.empty(size) for size in (rows * depth, depth * columns, rows * columns))
+    depth_slices = list(_blocks(left.shape[1], depth)) or [slice(0, 0)]
+    for column_slice in _blocks(right.shape[1], columns):
+        for row_slice in _blocks(len(left), rows):
+            target = out[row_slice, column_slice]
+            total = sums[: target.numel()].view(target.shape)
+            for depth_slice in depth_slices:
+                if row_slice.start == 0 or len(depth_slices) > 1:
+                    factor = _widened(right[depth_slice, column_slice], right_memory)
+                total.addmm_(
+                    _widened(left[row_slice, depth_slice], left_memory), factor, beta=float(depth_slice.start > 0)
+                )
+            target.copy_(total if bias is None else total.add_(bias[column_slice]))
 
 
 def _widened(matrix: Tensor, memory: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ def _(matrix: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """The rows of ``F.linear``, with products of ours. Rows, since what leaves such a function as a view takes no
+    """The rows of ``F.linear``, with our products. Returns a matrix, since a view that such a function returns takes no
     addition in place."""
 
     @staticmethod
@@ -220,7 +222,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def use_fast_products(model: nn.Module) -> None:
     """Let the linear layers of a model compute with ``linear``.
 
-    By methods, of which those of one kind are one function: whoever compiles a block finds its code good for the next.
+    Layers of one kind share one function, so that code compiled for one block serves the next.
     """
     if not (is_on("products") or is_on("widening") or is_on("sums")):
         return

@@ -57,7 +57,7 @@ LEVELS = (
 TILE = 1 << 20
 """Numbers that are packed or widened in plain torch at a time: 4 MB in fp32, a multiple of ``BLOCK``."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Of numbers that are packed, and into which they are widened."""
+"""Types of numbers that are packed, and into which they are widened."""
 
 _SMALLEST = 1e-38
 _STEPS = 65536
@@ -88,10 +88,10 @@ class PackedWeight:
         Raises:
             ValueError: these are not the tensors of such a weight; the message says which it would need.
         """
-        wanted = {name: (getattr(torch, kind), size) for name, (kind, size) in packed_tensors(shape, form).items()}
-        found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        if found != wanted:
-            raise ValueError(f"a weight of {tuple(shape)} in {form} is {wanted}, not {found}")
+        expected = {name: (getattr(torch, kind), size) for name, (kind, size) in packed_tensors(shape, form).items()}
+        actual = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        if actual != expected:
+            raise ValueError(f"a weight of {tuple(shape)} in {form} is {expected}, not {actual}")
         more = tensors.get("outer"), tensors.get("mean")
         return PackedWeight(form, tuple(shape), tensors["codes"], tensors["scales"], *more)
 
@@ -133,7 +133,7 @@ def pack(weight: Tensor, form: Format) -> PackedWeight:
     Besides the result, a few times ``TILE`` numbers are in memory at a time, and 4 bytes for 64 numbers in nf4-double.
 
     Raises:
-        UserError: a number is infinite or none.
+        UserError: a number is infinite or NaN.
         ValueError: the weight is empty, or of another type.
     """
     if weight.dtype not in DTYPES or weight.numel() == 0:
@@ -143,10 +143,10 @@ def pack(weight: Tensor, form: Format) -> PackedWeight:
     matrix = weight.detach().contiguous().view(rows, columns)
     codes, scales = _pack_rows(matrix) if form == "int8" else _pack_blocks(matrix.view(-1))
     if not bool(scales.isfinite().all()):
-        found = sum(int(piece.isfinite().logical_not().sum()) for piece in matrix.view(-1).split(TILE))
+        num_bad = sum(int(piece.isfinite().logical_not().sum()) for piece in matrix.view(-1).split(TILE))
         raise UserError(
             Problem(
-                found=f"{found:,} of {weight.numel():,} numbers of a weight of {shape} are infinite or no numbers",
+                found=f"{num_bad:,} of {weight.numel():,} numbers of a weight of {shape} are infinite or no numbers",
                 needed=f"finite numbers, to be packed as {form}",
                 change="leave this weight out of `adapter.targets`, or take weights that are whole",
             )
@@ -191,8 +191,8 @@ def _pack_blocks(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(scaled: Tensor, bounds: Tensor) -> Tensor:
-    found = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
-    return (found[::2] << 4) | found[1::2]
+    codes = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
+    return (codes[::2] << 4) | codes[1::2]
 
 
 def _pack_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,8 +220,8 @@ def _pack_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     outer = blocks.abs().amax(1)
     scaled = (blocks * (1.0 / outer)[:, None]).clamp(-1.0, 1.0)
     steps = (scaled + 1.0) * 0.5 * (_STEPS - 1) + 0.5
-    found = _steps_of_book().to(scales.device)[steps.nan_to_num(0.0).to(torch.int64)]
-    return found.view(-1)[: len(scales)].contiguous(), outer, mean
+    codes = _steps_of_book().to(scales.device)[steps.nan_to_num(0.0).to(torch.int64)]
+    return codes.view(-1)[: len(scales)].contiguous(), outer, mean
 
 
 @cache
@@ -233,7 +233,7 @@ def book() -> Tensor:
     vectors of another length would round otherwise.
     """
     fp32 = np.float32
-    found = [fp32(0.0), fp32(1.0)]
+    levels = [fp32(0.0), fp32(1.0)]
     start, end = fp32(0.1), fp32(1.0)
     for power in range(7):
         number = 2**power
@@ -244,8 +244,8 @@ def book() -> Tensor:
         ]
         for low, high in pairwise(borders):
             value = fp32(10.0 ** (power - 6)) * ((low + high) / fp32(2.0))
-            found += [value, -value]
-    return torch.tensor(sorted(found), dtype=torch.float32)
+            levels += [value, -value]
+    return torch.tensor(sorted(levels), dtype=torch.float32)
 
 
 @cache
@@ -283,14 +283,14 @@ def squares_and_lost(weight: Tensor, form: Format) -> tuple[float, float]:
     """
     packed = pack(weight, form)
     matrix = weight.detach().contiguous().view(rows_and_columns(packed.shape))
-    step, squares, found = max(1, TILE // matrix.shape[1]), 0.0, 0.0
+    step, squares, lost = max(1, TILE // matrix.shape[1]), 0.0, 0.0
     for row in range(0, len(matrix), step):
         part = matrix[row : row + step].double()
         widened = torch.empty_like(part, dtype=torch.float32)
         widen(packed, widened, row)
         squares += float(part.square().sum())
-        found += float(part.sub_(widened).square_().sum())
-    return squares, found
+        lost += float(part.sub_(widened).square_().sum())
+    return squares, lost
 
 
 def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> None:
@@ -308,8 +308,8 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
         _widen_on_gpu(packed, out, row, column)
     elif not _by_loops(out):
         step = max(1, TILE // packed.shape[-1])
-        for part, here in zip(out.split(step), range(row, row + len(out), step), strict=True):
-            part.copy_(_plain_rows(packed, here, len(part))[:, column : column + out.shape[1]])
+        for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):
+            part.copy_(_plain_rows(packed, first_row, len(part))[:, column : column + out.shape[1]])
     elif out.dtype == torch.float32:
         _to_fp32(packed, out, row, column)
     elif out.dtype == torch.bfloat16 and (packed.form == "int8" or _whole_blocks(packed, out, column)):
@@ -317,8 +317,8 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
     else:  # fp16, which numba does not know, and blocks that rows or columns cut
         step = max(1, WORKING_NUMBERS // max(1, out.shape[1]))
         wide = torch.empty(min(step, len(out)), out.shape[1])
-        for part, here in zip(out.split(step), range(row, row + len(out), step), strict=True):
-            _to_fp32(packed, wide[: len(part)], here, column)
+        for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):
+            _to_fp32(packed, wide[: len(part)], first_row, column)
             part.copy_(wide[: len(part)])
 
 
@@ -343,16 +343,16 @@ def _whole_blocks(packed: PackedWeight, out: Tensor, column: int) -> bool:
 
 
 def _arrays(packed: PackedWeight) -> tuple[Any, ...]:
-    """What the loops of nf4 take of a weight."""
-    flat = _seen(packed.codes).reshape(-1), _seen(packed.scales).reshape(-1)
+    """A weight as arguments of the nf4 loops."""
+    flat = _as_array(packed.codes).reshape(-1), _as_array(packed.scales).reshape(-1)
     if packed.outer is None or packed.mean is None:
         return (*flat, None, None, None, 0, _levels())
     return (*flat, book().numpy(), packed.outer.numpy(), np.float32(packed.mean.item()), packed.first, _levels())
 
 
-def _seen(tensor: Tensor) -> Any:
-    """A contiguous tensor as an array, valid as long as somebody holds the tensor: memory that torch has given to numpy
-    cannot be given up any more, and sharding gives up that of parameters."""
+def _as_array(tensor: Tensor) -> Any:
+    """A contiguous tensor as an array, valid while somebody holds the tensor: memory that torch itself gives to numpy
+    cannot be freed any more, and sharding frees that of parameters."""
     kind = np.dtype(str(tensor.dtype).removeprefix("torch."))
     if not tensor.numel():
         return np.empty(tensor.shape, kind)
@@ -367,7 +367,7 @@ def _levels() -> Any:
 
 def _to_fp32(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
     if packed.form == "int8":
-        loops.rows_to_fp32(_seen(packed.codes), _seen(packed.scales).reshape(-1), row, column, out.numpy())
+        loops.rows_to_fp32(_as_array(packed.codes), _as_array(packed.scales).reshape(-1), row, column, out.numpy())
     else:
         loops.to_fp32(*_arrays(packed), packed.shape[-1], row, column, out.numpy())
 
@@ -375,7 +375,7 @@ def _to_fp32(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
 def _to_bf16(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
     if packed.form == "int8":
         bits = out.view(torch.uint16).numpy()
-        loops.rows_to_bf16(_seen(packed.codes), _seen(packed.scales).reshape(-1), row, column, bits)
+        loops.rows_to_bf16(_as_array(packed.codes), _as_array(packed.scales).reshape(-1), row, column, bits)
     elif loops.HAS_LANES:
         pairs = out.view(torch.uint32).numpy()
         loops.to_bf16_by_lanes(*_arrays(packed), packed.shape[-1], row, column, pairs)
@@ -385,11 +385,11 @@ def _to_bf16(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
 
 
 def _plain_rows(packed: PackedWeight, row: int, number: int) -> Tensor:
-    """So many rows from ``row`` on, in fp32: what the loops do, in torch."""
+    """``number`` rows from ``row`` on, in fp32: what the loops do, in torch."""
     width = packed.shape[-1]
     if packed.form == "int8":
-        here = slice(row, row + number)
-        return packed.codes[here] * packed.scales[here] * 7.874015718698502e-3
+        rows = slice(row, row + number)
+        return packed.codes[rows] * packed.scales[rows] * 7.874015718698502e-3
     start, stop = row * width, (row + number) * width
     blocks = slice(start // BLOCK, -(-stop // BLOCK))
     scales = packed.scales.view(-1)[blocks]

@@ -34,16 +34,16 @@ _SMALLEST = np.float32(1e-38)
 
 @njit(inline="always")
 def _absolute(x):
-    """The bits of an absolute number, which are in the order of the numbers; those of no number are above all."""
+    """The bits of an absolute value, which sort as the values do; those of NaN come last."""
     return np.uint32(np.float32(x).view(np.uint32) & np.uint32(0x7FFFFFFF))
 
 
 @loop
 def pack_blocks(numbers, bounds, codes, scales):
     """Whole blocks of fp32 ``numbers`` become two codes a byte, the first in the high half; ``scales``, largest
-    absolute numbers, are infinite or none where a number is. A code is the number of ``bounds`` (15) below it."""
+    absolute numbers, are infinite or NaN where a number is. A code is the number of ``bounds`` (15) below it."""
     for part in prange((len(scales) + 15) // 16):
-        scaled, found = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
+        scaled, block_codes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
         for block in range(16 * part, min(len(scales), 16 * part + 16)):
             first = block * BLOCK
             bits = np.uint32(0)
@@ -54,18 +54,18 @@ def pack_blocks(numbers, bounds, codes, scales):
             inverse = np.float32(1.0) / max(scale, _SMALLEST)
             for i in range(BLOCK):
                 scaled[i] = numbers[first + i] * inverse
-                found[i] = 0
+                block_codes[i] = 0
             for bound in bounds:
                 for i in range(BLOCK):
-                    found[i] += np.uint8(scaled[i] > bound)
+                    block_codes[i] += np.uint8(scaled[i] > bound)
             for i in range(_HALF):
-                codes[block * _HALF + i] = np.uint8(found[2 * i] << np.uint8(4)) | found[2 * i + 1]
+                codes[block * _HALF + i] = np.uint8(block_codes[2 * i] << np.uint8(4)) | block_codes[2 * i + 1]
 
 
 @loop
 def pack_rows(numbers, codes, scales):
-    """Rows of fp32 ``numbers`` become codes of 8 bits, their largest absolute number 127; a row whose inverse is no
-    number of fp32 becomes zeros."""
+    """Rows of fp32 ``numbers`` become codes of 8 bits, their largest absolute number 127; a row whose factor is
+    not finite becomes zeros."""
     num_rows, size = numbers.shape
     for row in prange(num_rows):
         bits = np.uint32(0)
@@ -82,8 +82,8 @@ def pack_rows(numbers, codes, scales):
                 codes[row, i] = np.int8(0)
 
 
-# Widening. A scale is that of ``scales`` or, where there is a ``book``, what 8 bits stand for; numba leaves the other
-# one out. ``first`` is the place of the first block within a block of the outer scales.
+# Widening. A scale is a number of ``scales`` or, where there is a ``book``, what its 8 bits stand for; numba compiles
+# only the one that applies. ``first`` is the place of the first block within a block of the outer scales.
 
 
 @njit(inline="always")
@@ -106,12 +106,12 @@ def to_fp32(codes, scales, book, outer, mean, first, levels, width, row, column,
             if place % 2:
                 out[line, place - start] = levels[codes[place // 2] & np.uint8(15)] * scale
                 place += 1
-            pairs, made = codes[place // 2 : (end + 1) // 2], out[line, place - start : end - start]
-            for i in range(len(made) // 2):
-                made[2 * i] = levels[pairs[i] >> np.uint8(4)] * scale
-                made[2 * i + 1] = levels[pairs[i] & np.uint8(15)] * scale
-            if len(made) % 2:
-                made[len(made) - 1] = levels[pairs[len(pairs) - 1] >> np.uint8(4)] * scale
+            pairs, outputs = codes[place // 2 : (end + 1) // 2], out[line, place - start : end - start]
+            for i in range(len(outputs) // 2):
+                outputs[2 * i] = levels[pairs[i] >> np.uint8(4)] * scale
+                outputs[2 * i + 1] = levels[pairs[i] & np.uint8(15)] * scale
+            if len(outputs) % 2:
+                outputs[len(outputs) - 1] = levels[pairs[len(pairs) - 1] >> np.uint8(4)] * scale
 
 
 @loop
@@ -126,10 +126,10 @@ def to_bf16_by_pairs(codes, scales, book, outer, mean, first, levels, width, row
             for level in range(16):
                 table[level] = narrow(levels[level] * scale)
             start = (block + number) * _HALF
-            pairs, made = codes[start : start + _HALF], out[line, number * BLOCK : number * BLOCK + BLOCK]
+            pairs, outputs = codes[start : start + _HALF], out[line, number * BLOCK : number * BLOCK + BLOCK]
             for i in range(_HALF):
-                made[2 * i] = table[pairs[i] >> np.uint8(4)]
-                made[2 * i + 1] = table[pairs[i] & np.uint8(15)]
+                outputs[2 * i] = table[pairs[i] >> np.uint8(4)]
+                outputs[2 * i + 1] = table[pairs[i] & np.uint8(15)]
 
 
 @loop
@@ -170,8 +170,8 @@ def _look_up(typing, out, place, codes, start, levels, scale):
         look_up = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_INTEGERS, [_INTEGERS, _INTEGERS]), "llvm.x86.avx512.permvar.si.512"
         )
-        one = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), scale, ir.Constant(ir.IntType(32), 0))
-        scales = builder.shuffle_vector(one, ir.Constant(_FLOATS, ir.Undefined), all_lanes(0))
+        first_lane = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), scale, ir.Constant(ir.IntType(32), 0))
+        scales = builder.shuffle_vector(first_lane, ir.Constant(_FLOATS, ir.Undefined), all_lanes(0))
         values = builder.load(at(kinds[4], levels, ir.Constant(place.type, 0), _FLOATS), align=4)
         wide = builder.bitcast(builder.fmul(values, scales), _INTEGERS)
         odd = builder.and_(builder.lshr(wide, all_lanes(16)), all_lanes(1))
@@ -198,9 +198,9 @@ def rows_to_fp32(codes, scales, row, column, out):
     num_rows, size = out.shape
     for line in prange(num_rows):
         scale = scales[row + line]
-        given, made = codes[row + line, column : column + size], out[line]
+        row_codes, outputs = codes[row + line, column : column + size], out[line]
         for i in range(size):
-            made[i] = np.float32(given[i]) * scale * _UNIT
+            outputs[i] = np.float32(row_codes[i]) * scale * _UNIT
 
 
 @loop
@@ -209,6 +209,7 @@ def rows_to_bf16(codes, scales, row, column, out):
     num_rows, size = out.shape
     for line in prange(num_rows):
         scale = scales[row + line]
-        given, made = codes[row + line, column : column + size], out[line]  # places in these are never below zero
+        # indices into these are never negative
+        row_codes, outputs = codes[row + line, column : column + size], out[line]
         for i in range(size):
-            made[i] = narrow(np.float32(given[i]) * scale * _UNIT)
+            outputs[i] = narrow(np.float32(row_codes[i]) * scale * _UNIT)

@@ -109,8 +109,8 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _linear_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     for_rows = for_bias = None
     if ctx.needs_input_grad[0]:
-        given = (*ctx.saved_tensors, None, ctx.form, ctx.inputs, ctx.first, not ctx.turned)
-        for_rows = quantized_linear(gradient.contiguous(), *given)
+        arguments = (*ctx.saved_tensors, None, ctx.form, ctx.inputs, ctx.first, not ctx.turned)
+        for_rows = quantized_linear(gradient.contiguous(), *arguments)
     if ctx.needs_input_grad[5]:
         for_bias = gradient.sum(0)
     return for_rows, None, None, None, None, for_bias, None, None, None, None
@@ -137,14 +137,14 @@ def quantized_grouped_product(
     _, high, wide = shape
     output = rows.new_empty(len(rows), wide if turned else high)
     end = 0
-    for number, here in groups_of(ends):
-        group, end = rows[here], here.stop
+    for number, span in groups_of(ends):
+        group, end = rows[span], span.stop
         if (more := grown(group)) is group:
-            _multiply(output[here], group, packed, number * high, (high, wide), turned, None)
+            _multiply(output[span], group, packed, number * high, (high, wide), turned, None)
         else:
             whole = rows.new_empty(len(more), output.shape[1])
             _multiply(whole, more, packed, number * high, (high, wide), turned, None)
-            output[here] = whole[: len(group)]
+            output[span] = whole[: len(group)]
     output[end:] = 0
     return output
 
@@ -173,8 +173,8 @@ def _keep_grouped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     for_rows = None
     if ctx.needs_input_grad[0]:
-        given = (*ctx.saved_tensors, ctx.form, ctx.shape, ctx.first, not ctx.turned)
-        for_rows = quantized_grouped_product(gradient.contiguous(), *given)
+        arguments = (*ctx.saved_tensors, ctx.form, ctx.shape, ctx.first, not ctx.turned)
+        for_rows = quantized_grouped_product(gradient.contiguous(), *arguments)
     return (for_rows, *[None] * 9)
 
 
@@ -213,5 +213,5 @@ def _multiply(
         size = part.stop - part.start
         matrix = memory[: others * size].view((high, size) if turned else (size, wide))
         widen(packed, matrix, row + (0 if turned else part.start), part.start if turned else 0)
-        here = output[:, part]
-        product(rows, matrix if turned else matrix.t(), out=here, bias=None if bias is None else bias[part])
+        target = output[:, part]
+        product(rows, matrix if turned else matrix.t(), out=target, bias=None if bias is None else bias[part])

@@ -17,7 +17,7 @@ from tonnage.host.locked import sent
 from tonnage.host.quantized import BLOCK, OUTER_BLOCK
 
 _NUMBERS = 2048
-"""Of a row that a program writes."""
+"""Numbers of a row that a program writes."""
 _BLOCK, _OUTER_BLOCK = tl.constexpr(BLOCK), tl.constexpr(OUTER_BLOCK)
 
 
@@ -38,10 +38,10 @@ def widen_pairs(
     DOUBLE: tl.constexpr,  # noqa: N803
     PAIRS: tl.constexpr,  # noqa: N803
 ):
-    here = tl.program_id(0).to(tl.int64)
+    line = tl.program_id(0).to(tl.int64)
     pairs = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
     inside = 2 * pairs < columns
-    place = ((row + here) * width + column) // 2 + pairs
+    place = ((row + line) * width + column) // 2 + pairs
     pair = tl.load(codes + place, inside, other=0)
     block = place // (_BLOCK // 2)
     if DOUBLE:
@@ -52,7 +52,7 @@ def widen_pairs(
     early = tl.load(levels + (pair >> 4).to(tl.int32)) * scale
     late = tl.load(levels + (pair & 15).to(tl.int32)) * scale
     at = tl.program_id(1) * (2 * PAIRS) + tl.arange(0, 2 * PAIRS)
-    tl.store(out + here * columns + at, tl.interleave(early, late).to(out.dtype.element_ty), at < columns)
+    tl.store(out + line * columns + at, tl.interleave(early, late).to(out.dtype.element_ty), at < columns)
 
 
 @triton.jit
@@ -66,12 +66,12 @@ def widen_rows(
     columns,
     SIZE: tl.constexpr,  # noqa: N803
 ):
-    here = tl.program_id(0).to(tl.int64)
+    line = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < columns
-    code = tl.load(codes + (row + here) * width + column + at, inside, other=0).to(tl.float32)
-    value = code * tl.load(scales + row + here) * 7.874015718698502e-3
-    tl.store(out + here * columns + at, value.to(out.dtype.element_ty), inside)
+    code = tl.load(codes + (row + line) * width + column + at, inside, other=0).to(tl.float32)
+    value = code * tl.load(scales + row + line) * 7.874015718698502e-3
+    tl.store(out + line * columns + at, value.to(out.dtype.element_ty), inside)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Part:
     width: int
     """Numbers of a row of the weight."""
     row: int
-    """The first that is wanted."""
+    """First row of the part."""
     column: int
 
 

@@ -42,11 +42,11 @@ def softmax_rows(
         factor = weight * scale
         each = factor / total
         for start in range(0, SIZE, PIECE):
-            here = start + places < SIZE
-            x = tl.load(logits + start + places, here, other=float("-inf")).to(tl.float32) * scale
+            mask = start + places < SIZE
+            x = tl.load(logits + start + places, mask, other=float("-inf")).to(tl.float32) * scale
             slope = tl.exp(x - largest) * each
             slope = tl.where(start + places == target, slope - factor, slope)
-            tl.store(logits + start + places, slope.to(logits.dtype.element_ty), here)
+            tl.store(logits + start + places, slope.to(logits.dtype.element_ty), mask)
 
 
 def softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float, gradient: bool) -> Tensor:

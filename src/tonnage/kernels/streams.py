@@ -13,18 +13,18 @@ from torch import Tensor
 class Stream:
     """A queue of a device. What is put into one is done in order; streams do not wait for each other unless told to.
 
-    ``with stream:`` puts what this thread asks of the device into it. What is in one of these streams others wait for:
+    ``with stream:`` puts what this thread asks of the device into it. Others wait for what is in these streams, so
     a GPU begins it before what is outside of them. A CPU does everything at once, in whatever stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._of = device, getattr(torch, device.type)
-        said = {"priority": -1} if device.type == "cuda" else {}
-        self._stream = self._of.Stream() if device.type == "cpu" else self._of.Stream(device, **said)
+        options = {"priority": -1} if device.type == "cuda" else {}
+        self._stream = self._of.Stream() if device.type == "cpu" else self._of.Stream(device, **options)
         self._inside: list[Any] = []
 
     def __enter__(self) -> None:
-        if self._device.type != "cpu":  # a new thread's is the first, to which it would return, and take memory there
+        if self._device.type != "cpu":  # a new thread's is the first GPU: it would return to it, and take memory there
             self._of.set_device(self._device)
         self._inside.append(self._of.stream(self._stream))
         self._inside[-1].__enter__()
@@ -71,5 +71,5 @@ class Reading:
         """Wait for them, and for nothing that the device was asked for since."""
         if self._there is not None:
             self._there.synchronize()
-        found: list[float] = self._values.tolist()
-        return found
+        numbers: list[float] = self._values.tolist()
+        return numbers

@@ -14,7 +14,7 @@ from tonnage.kernels.switches import is_on
 PIECE = 1 << 19
 """Numbers that are converted at a time."""
 SMALL = 8 * PIECE
-"""Of a matrix of so many nothing is gained: torch makes at most 16 MB anew, in places that the heap keeps."""
+"""Up to so many numbers nothing is gained: torch allocates at most 16 MB, which the heap keeps."""
 
 
 def adds_up(weight: Tensor) -> bool:
@@ -44,7 +44,7 @@ def add(total: Tensor, part: Tensor) -> None:
 
 
 def handed_over(weight: Tensor, gradient: Tensor) -> Tensor | None:
-    """What autograd should have of a micro-batch's gradient of ``weight``: nothing if it is added up here."""
+    """The micro-batch's gradient of ``weight`` to return to autograd: None if it is added up here."""
     if not adds_up(weight):
         return gradient
     assert weight.grad is not None

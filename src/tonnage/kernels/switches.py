@@ -1,7 +1,7 @@
 """Which kernels are switched off in this process: the one question that every kernel asks before it is used.
 
 All are on until somebody switches some off: a worker does so once, at its start, as its plan says (``kernels`` of the
-config), and whoever weighs a model for such a plan does for as long as that takes. What is off is computed by the
+config), and a process that weighs a model for such a plan does so while it weighs. What is off is computed by the
 kernel's plain twin in torch. Where no kernel applies (to other types of numbers, say, or on a GPU to most) a switch
 changes nothing.
 """

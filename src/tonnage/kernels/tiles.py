@@ -26,17 +26,17 @@ _VECTOR = ir.VectorType(ir.FloatType(), _LANES)
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """To a number of a one-dimensional array."""
+    """Pointer to a number of a one-dimensional array."""
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
 def _vector(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """To a number of a one-dimensional array, and those after it."""
+    """Pointer to a number of a one-dimensional array and the 15 after it."""
     return builder.bitcast(_pointer(context, builder, array_type, array, index), _VECTOR.as_pointer())
 
 
 def _shuffled(builder: Any, vector: Any, lanes: list[int], other: Any = None) -> Any:
-    """Lanes of a vector; from 16 on, of another."""
+    """Lanes of a vector; numbers from 16 on are lanes of ``other``."""
     places = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), lanes)
     return builder.shuffle_vector(vector, ir.Constant(_VECTOR, ir.Undefined) if other is None else other, places)
 
@@ -65,13 +65,14 @@ def _make_tile(*, adds: bool) -> Any:
             for place, slot in zip(places, sums, strict=True):
                 builder.store(builder.load(place, align=4) if adds else ir.Constant(_VECTOR, 0.0), slot)
             with cgutils.for_range(builder, depth) as loop:
-                here, along = at(builder.mul(loop.index, b_row), b0, 1), at(builder.mul(loop.index, a_column), a0, 1)
+                b_start = at(builder.mul(loop.index, b_row), b0, 1)
+                a_start = at(builder.mul(loop.index, a_column), a0, 1)
                 right = [
-                    builder.load(_vector(context, builder, kinds[7], b, at(here, b_row, 0, column)), align=4)
+                    builder.load(_vector(context, builder, kinds[7], b, at(b_start, b_row, 0, column)), align=4)
                     for column in columns
                 ]
                 for row in range(ROWS):
-                    number = builder.load(_pointer(context, builder, kinds[3], a, at(along, a_row, row)))
+                    number = builder.load(_pointer(context, builder, kinds[3], a, at(a_start, a_row, row)))
                     first = builder.insert_element(
                         ir.Constant(_VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
                     )
@@ -105,12 +106,12 @@ def _turn_square(typing, turned, first, width, rows, start, step):
 
         lines = [builder.load(at(signature.args[3], rows, start, step, line), align=4) for line in range(_LANES)]
         for apart in (1, 2, 4, 8):  # what lies off the diagonal changes sides, in ever larger squares
-            for one in (line for line in range(_LANES) if not line & apart):
-                pair = lines[one], lines[one + apart]
-                kept = [lane if not lane & apart else _LANES + lane - apart for lane in range(_LANES)]
-                moved = [lane + apart if not lane & apart else _LANES + lane for lane in range(_LANES)]
-                lines[one], lines[one + apart] = (
-                    _shuffled(builder, pair[0], lanes, pair[1]) for lanes in (kept, moved)
+            for upper in (line for line in range(_LANES) if not line & apart):
+                pair = lines[upper], lines[upper + apart]
+                kept_lanes = [lane if not lane & apart else _LANES + lane - apart for lane in range(_LANES)]
+                moved_lanes = [lane + apart if not lane & apart else _LANES + lane for lane in range(_LANES)]
+                lines[upper], lines[upper + apart] = (
+                    _shuffled(builder, pair[0], lanes, pair[1]) for lanes in (kept_lanes, moved_lanes)
                 )
         for line, vector in enumerate(lines):
             builder.store(vector, at(signature.args[0], turned, first, width, line), align=4)
@@ -137,10 +138,10 @@ def _reduced(context: Any, builder: Any, count: Any, start: float, value_at: Any
     step = ir.Constant(count.type, _LANES)
     with cgutils.for_range_slice(builder, ir.Constant(count.type, 0), count, step) as (index, _):
         builder.store(combine(builder.load(slot), value_at(index)), slot)
-    found = builder.load(slot)
+    combined = builder.load(slot)
     for half in (8, 4, 2, 1):
-        found = combine(found, _shuffled(builder, found, [(lane + half) % _LANES for lane in range(_LANES)]))
-    return builder.extract_element(found, ir.Constant(ir.IntType(32), 0))
+        combined = combine(combined, _shuffled(builder, combined, [(lane + half) % _LANES for lane in range(_LANES)]))
+    return builder.extract_element(combined, ir.Constant(ir.IntType(32), 0))
 
 
 def _make_reduction(*operands: str, start: float, combine: Any) -> Any:
@@ -159,7 +160,7 @@ def _make_reduction(*operands: str, start: float, combine: Any) -> Any:
             ]
             return vectors[0] if len(vectors) == 1 else builder.fmul(*vectors)
 
-        return _reduced(context, builder, count, start, value_at, lambda one, other: combine(builder, one, other))
+        return _reduced(context, builder, count, start, value_at, lambda left, right: combine(builder, left, right))
 
     if len(operands) == 1:
 
@@ -175,12 +176,12 @@ def _make_reduction(*operands: str, start: float, combine: Any) -> Any:
     return reduction
 
 
-def _larger(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", other, one), other, one)
+def _larger(builder: Any, left: Any, right: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", right, left), right, left)
 
 
-def _plus(builder: Any, one: Any, other: Any) -> Any:
-    return builder.fadd(one, other)
+def _plus(builder: Any, left: Any, right: Any) -> Any:
+    return builder.fadd(left, right)
 
 
 largest = _make_reduction("array", start=-math.inf, combine=_larger)

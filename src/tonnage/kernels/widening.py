@@ -30,7 +30,7 @@ PROBE, TURNS = 256, 25
 PAUSE_SECONDS = 0.001
 """Between turns, so that not all of them fall into what somebody else does."""
 SLOW = 1.25
-"""How many times as long as fp32 a type takes that goes through fp32."""
+"""A type goes through fp32 if its products take more than so many times as long as in fp32."""
 
 
 def processor_is_slow(dtype: torch.dtype) -> bool:
@@ -48,13 +48,13 @@ _slow: dict[torch.dtype, bool] = {}
 
 
 def settle(dtype: torch.dtype, slow: bool) -> None:
-    """From now on in this process it is so: what the workers of a run agreed on. Nothing where that is switched off."""
+    """Set the answer for this process: what the workers of a run agreed on. Does nothing where that is switched off."""
     if is_on("widening"):
         _slow[dtype] = slow
 
 
 def forget(cache: Path | None = None) -> None:
-    """Measure once more when it is asked next."""
+    """Delete what was measured, so that it is measured again when next needed."""
     _slow.clear()
     for dtype in HALVES:
         with suppress(OSError):
@@ -63,15 +63,15 @@ def forget(cache: Path | None = None) -> None:
 
 def _recalled(dtype: torch.dtype) -> bool:
     path = _file(dtype)
-    if (known := _read(path)) is not None:
-        return known
-    found = _takes_longer(dtype)
+    if (recorded := _read(path)) is not None:
+        return recorded
+    is_slow = _takes_longer(dtype)
     with kept(path, "products are measured again every time"), suppress(FileExistsError):
         room_for(path)  # of processes that measure at a time, the first one's counts for all
-        known_here = {"processor": processor(), "torch": torch.__version__, "slow": found}
-        write_whole(path, json.dumps(known_here) + "\n", new=True)
-    known = _read(path)
-    return found if known is None else known
+        record = {"processor": processor(), "torch": torch.__version__, "slow": is_slow}
+        write_whole(path, json.dumps(record) + "\n", new=True)
+    recorded = _read(path)
+    return is_slow if recorded is None else recorded
 
 
 def _file(dtype: torch.dtype, cache: Path | None = None) -> Path:
@@ -94,7 +94,7 @@ def _read(path: Path) -> bool | None:
 
 
 def _takes_longer(dtype: torch.dtype) -> bool:
-    """Than fp32, on one core, in turns; the least times count, as others may use the machine."""
+    """Than fp32, on one core, by turns; the least times count, as others may use the machine."""
     times: dict[torch.dtype, list[float]] = {torch.float32: [], dtype: []}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -175,26 +175,26 @@ def _quantise(draft: Draft, kind: Pick[bool] | None) -> None:
     bits, four, eight = draft.first("bits", whole), draft.first("bits4", flag), draft.first("bits8", flag)
     double, of_kind = draft.first("double", flag), draft.first("quant_type", text)
     method = draft.first("quant_method", text)
-    asked = 4 if four is not None and four.value else 8 if eight is not None and eight.value else 0
-    asked = bits.value if bits is not None else asked
+    num_bits = 4 if four is not None and four.value else 8 if eight is not None and eight.value else 0
+    num_bits = bits.value if bits is not None else num_bits
     says: list[Pick[Any]] = [pick for pick in (bits, four, eight) if pick is not None and pick.value]
     is_double = double.value if double is not None else draft.program.name != "TRL"
     if method is not None and method.value.lower() not in ("bnb", "bitsandbytes", "auto"):
         draft.refuse(method, f"Frozen weights rest in NF4 or int8 (adapter.quantize), not as {method.value} has them.")
-    elif of_kind is not None and of_kind.value.lower() != "nf4" and asked == 4:
+    elif of_kind is not None and of_kind.value.lower() != "nf4" and num_bits == 4:
         draft.refuse(of_kind, f"4 bits are NF4, not {of_kind.value}.")
-    elif asked == 4:
+    elif num_bits == 4:
         draft.put("adapter.quantize", "nf4-double" if is_double else "nf4", *says, double, of_kind, method)
-    elif asked == 8:
+    elif num_bits == 8:
         note = "Columns that stand out are not kept apart, as LLM.int8() does."
         draft.put("adapter.quantize", "int8", *says, note=note)
-    elif asked:
+    elif num_bits:
         assert bits is not None
-        draft.refuse(bits, f"4 or 8 bits, not {asked}.")
+        draft.refuse(bits, f"4 or 8 bits, not {num_bits}.")
     draft.drop(
-        (bits, four, eight, double, of_kind, method), "Nothing is quantised." if not asked else "Other keys say how."
+        (bits, four, eight, double, of_kind, method), "Nothing is quantised." if not num_bits else "Other keys say how."
     )
-    if asked and kind is not None and "adapter.quantize" in draft.tree:
+    if num_bits and kind is not None and "adapter.quantize" in draft.tree:
         draft.put("adapter.quantize", draft.tree["adapter.quantize"], kind)
 
 
@@ -240,4 +240,4 @@ def _parameters(value: Any) -> list[str]:
         raise ValueError("names nothing")
     if ranged := [item for item in items if str(item).rstrip().endswith("]") and "[:" in str(item)]:
         raise ValueError(f"has {ranged[0]}: rows of a parameter are not trained apart")
-    return list(dict.fromkeys(one for item in items for one in patterns_of(text(item), whole=False)))
+    return list(dict.fromkeys(pattern for item in items for pattern in patterns_of(text(item), whole=False)))

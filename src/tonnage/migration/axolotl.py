@@ -209,17 +209,17 @@ def _fits(shape: Shape, sources: Sources) -> bool:
 
 def _own(data_set: _DataSet, own: Leaves, sources: Sources) -> Shape:
     """A ``type`` that the configuration writes out."""
-    known = {name: pick for name, pick in own.items() if name in (*OWN, *OWN_FIELDS)}
-    for name in own.keys() - known.keys():
+    parts = {name: pick for name, pick in own.items() if name in (*OWN, *OWN_FIELDS)}
+    for name in own.keys() - parts.keys():
         data_set.draft.unknown(own[name], "Not a key of a prompt in Axolotl.")
     try:
-        prompt = written_out({name: str(pick.value) for name, pick in known.items()})
+        prompt = written_out({name: str(pick.value) for name, pick in parts.items()})
     except ValueError as error:
         data_set.draft.refuse(own.values(), f"A part of this prompt {error}.")
         return Shape("auto", "chat")
     shape = Shape("alpaca", "prompt", prompt.columns, prompt)
     if _fits(shape, sources):
-        data_set.picks += known.values()
+        data_set.picks += parts.values()
     else:
         data_set.draft.refuse(own.values(), ONE_TEMPLATE)
     return shape
@@ -260,9 +260,9 @@ def _columns(data_set: _DataSet) -> None:
     for name in list(data_set.leaves):
         if name.startswith("message_property_mappings.") or name in MESSAGE_FIELDS:
             ours = MESSAGE_FIELDS.get(name, name.rpartition(".")[2])
-            known = READ_FIELDS.get(ours, (ours,))
-            otherwise = f"Of a message, {' or '.join(known)} is read: rename the field."
-            data_set.only(name, known, "Such fields of a message are read as they are.", otherwise)
+            accepted = READ_FIELDS.get(ours, (ours,))
+            otherwise = f"Of a message, {' or '.join(accepted)} is read: rename the field."
+            data_set.only(name, accepted, "Such fields of a message are read as they are.", otherwise)
     usual = "What was thought is read, and given to the template by the name that it asks for."
     otherwise = f"What was thought is read from {', '.join(THOUGHTS)}: rename the field."
     data_set.only("field_thinking", THOUGHTS, usual, otherwise)
@@ -289,8 +289,8 @@ def _roles(data_set: _DataSet) -> None:
 def _masks(data_set: _DataSet) -> None:
     """What of a conversation is trained."""
     if (pick := data_set.take("roles_to_train")) is not None:
-        asked = {str(role).lower() for role in (pick.value if isinstance(pick.value, list) else [pick.value])}
-        if asked and asked <= set(USUAL_ROLES["assistant"]):
+        roles = {str(role).lower() for role in (pick.value if isinstance(pick.value, list) else [pick.value])}
+        if roles and roles <= set(USUAL_ROLES["assistant"]):
             data_set.draft.drop(pick, "What the assistant says is trained.")
         else:
             data_set.draft.refuse(pick, "What the assistant says is trained, or everything (data.train_on: all).")
@@ -328,16 +328,16 @@ def _rest(draft: Draft, name: str, pick: Pick[Any]) -> None:
 
 def order(draft: Draft) -> None:
     """Rows one after the other. Axolotl shuffles several data sets as it merges them, unless it is told otherwise."""
-    asked, merged = draft.first("curriculum", flag), draft.first("merged", flag)
+    curriculum, merged = draft.first("curriculum", flag), draft.first("merged", flag)
     before = draft.first("before_merging", flag)
     sources = draft.tree.get("data.train")
     is_merged = isinstance(sources, list) and len(sources) > 1
     is_shuffled = is_merged and (merged is None or merged.value or (before is not None and before.value))
-    if asked is not None and asked.value and is_shuffled:
-        draft.drop(asked, "Several data sets are shuffled when they are merged: packs are, anew in each epoch.")
-    elif asked is not None and asked.value:
-        draft.put("data.order", "given", asked, merged)
-    for pick in (asked, merged, before):
+    if curriculum is not None and curriculum.value and is_shuffled:
+        draft.drop(curriculum, "Several data sets are shuffled when they are merged: packs are, anew in each epoch.")
+    elif curriculum is not None and curriculum.value:
+        draft.put("data.order", "given", curriculum, merged)
+    for pick in (curriculum, merged, before):
         if pick is not None:
             draft.drop(pick, "Packs are shuffled, by the seed." if not pick.value else "Rows have been merged then.")
 
@@ -367,6 +367,6 @@ def plugins(draft: Draft) -> None:
 
 def _plugin_names(value: Any) -> list[str]:
     return [
-        str(next(iter(one), "")) if isinstance(one, dict) else text(one)
-        for one in (value if isinstance(value, list) else [value])
+        str(next(iter(plugin), "")) if isinstance(plugin, dict) else text(plugin)
+        for plugin in (value if isinstance(value, list) else [value])
     ]

@@ -18,11 +18,11 @@ COMMENT_COLUMN = 44
 
 def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as sections, in the order of our schema."""
-    found: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     for key in sorted(tree, key=_position):
         section, _, name = key.rpartition(".")
-        (found.setdefault(section, {}) if section else found)[name] = tree[key]
-    return found
+        (sections.setdefault(section, {}) if section else sections)[name] = tree[key]
+    return sections
 
 
 def _position(key: str) -> int:

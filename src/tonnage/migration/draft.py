@@ -380,9 +380,9 @@ def _refusal(key: str, value: Any) -> str:
 @cache
 def _adapter(key: str) -> TypeAdapter[Any]:
     """What validates the value of a key of ours by itself."""
-    found = ours.field_at(tuple(key.split(".")))
-    assert found is not None, key
-    annotation: Any = found.annotation
-    for constraint in found.metadata:
+    schema_field = ours.field_at(tuple(key.split(".")))
+    assert schema_field is not None, key
+    annotation: Any = schema_field.annotation
+    for constraint in schema_field.metadata:
         annotation = Annotated[annotation, constraint]
     return TypeAdapter(annotation)

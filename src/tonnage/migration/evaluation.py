@@ -40,7 +40,7 @@ def evaluation(draft: Draft) -> None:
     if _evaluations_of_an_epoch(draft):
         draft.drop_every("evals_per_epoch counts.", "evaluate.every", "eval_strategy")
     strategy = draft.first("eval_strategy", occasion)
-    every, asked = draft.first("evaluate.every", number), draft.first("do_eval", flag)
+    every, do_eval = draft.first("evaluate.every", number), draft.first("do_eval", flag)
     is_enough = draft.default("evaluate.every") or not draft.program.counts_workers  # a number by itself
     if every is not None and strategy is None and is_enough:
         _every(draft, every)
@@ -57,7 +57,7 @@ def evaluation(draft: Draft) -> None:
             assert strategy is not None
             draft.refuse(strategy, f"Every so many steps (evaluate.every), not {other}.")
     draft.drop(every, "The strategy is not steps.")
-    draft.drop(asked, "Validation rows are evaluated if there are any.")
+    draft.drop(do_eval, "Validation rows are evaluated if there are any.")
 
 
 def _evaluations_of_an_epoch(draft: Draft) -> bool:
@@ -111,8 +111,8 @@ def best_step(draft: Draft) -> None:
     elif figure is not None and figure.value not in LOSSES:
         draft.refuse(asking, f"The best step is the one with the least loss (eval_loss), not by {figure.value}.")
     elif "evaluate.every" not in draft.tree:
-        what = "validation rows" if "data.validation" not in draft.tree else "evaluations between steps"
-        draft.refuse(asking, f"Needs {what}, which nothing asks for: data.validation and evaluate.every.")
+        missing = "validation rows" if "data.validation" not in draft.tree else "evaluations between steps"
+        draft.refuse(asking, f"Needs {missing}, which nothing asks for: data.validation and evaluate.every.")
     else:
         if patience is not None:
             draft.put("evaluate.patience", patience.value, patience)

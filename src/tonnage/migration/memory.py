@@ -30,10 +30,10 @@ def _recompute(draft: Draft) -> None:
         *(Pick(not pick.value, pick.settings) for pick in draft.every("kept", flag)),
         *(Pick(pick.value != "none", pick.settings) for pick in places),
     ]
-    asked = [pick for pick in picks if pick.value]
-    if asked:
-        draft.put("memory.recompute", "full", *asked)
-        draft.drop([pick for pick in picks if not pick.value], f"{asked[0].shown} counts.")
+    enabled = [pick for pick in picks if pick.value]
+    if enabled:
+        draft.put("memory.recompute", "full", *enabled)
+        draft.drop([pick for pick in picks if not pick.value], f"{enabled[0].shown} counts.")
     elif picks:
         draft.put("memory.recompute", "none", *picks)
     elif draft.default("memory.recompute"):
@@ -52,16 +52,16 @@ def _is_elsewhere(value: Any) -> bool:
 
 def _inputs(draft: Draft) -> None:
     _offloaded(draft)
-    asked = draft.first("memory.activation_tier", _is_elsewhere)
-    if asked is None:
+    pick = draft.first("memory.activation_tier", _is_elsewhere)
+    if pick is None:
         return
-    if not asked.value:
-        draft.drop(asked, "Nothing is offloaded.")
+    if not pick.value:
+        draft.drop(pick, "Nothing is offloaded.")
     elif draft.tree.get("memory.recompute") == "none":
-        draft.refuse(asked, "Inputs of blocks go to the host's memory only where all else is recomputed.")
+        draft.refuse(pick, "Inputs of blocks go to the host's memory only where all else is recomputed.")
     else:
-        draft.put("memory.activation_tier", "host", asked)
-        draft.imply("memory.recompute", "full", f"{asked.shown}: inputs of blocks go, all else is recomputed")
+        draft.put("memory.activation_tier", "host", pick)
+        draft.imply("memory.recompute", "full", f"{pick.shown}: inputs of blocks go, all else is recomputed")
 
 
 def _offloaded(draft: Draft) -> None:
@@ -105,10 +105,10 @@ def _directories(draft: Draft) -> None:
 def _compile(draft: Draft) -> None:
     flags: list[Pick[Any]] = list(draft.every("compile", flag))
     backends: list[Pick[Any]] = list(draft.every("compile_backend", _backend))
-    asked: list[Pick[Any]] = [pick for pick in flags if pick.value]
-    asked += [pick for pick in backends if pick.value not in ("no", "none")]
-    if asked:
-        draft.put("compile", "on", *asked)
+    enabled: list[Pick[Any]] = [pick for pick in flags if pick.value]
+    enabled += [pick for pick in backends if pick.value not in ("no", "none")]
+    if enabled:
+        draft.put("compile", "on", *enabled)
     draft.drop([*flags, *backends], "Off.")
 
 

@@ -86,9 +86,9 @@ DEEPSPEED_JSON = _BY_NAME["DeepSpeed"]
 def in_words(default: tuple[str, Any]) -> str:
     """``weight_decay 0 by default``, of a default."""
     name, value = default
-    said = value if isinstance(value, str) else in_numbers(value)
-    is_told = value is None or isinstance(value, bool) or name.endswith((f" {said}", "true", "false")) or " " in name
-    return f"{name} by default" if is_told and name != "betas" else f"{name} {said} by default"
+    words = value if isinstance(value, str) else in_numbers(value)
+    is_told = value is None or isinstance(value, bool) or name.endswith((f" {words}", "true", "false")) or " " in name
+    return f"{name} by default" if is_told and name != "betas" else f"{name} {words} by default"
 
 
 def in_numbers(value: Any) -> str:

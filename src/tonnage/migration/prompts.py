@@ -67,13 +67,13 @@ def written_out(parts: Mapping[str, str]) -> Prompt:
         columns={ours: theirs for ours, theirs in fields.items() if ours != theirs},
     )
     places = {"with_input": ("instruction", "input"), "without_input": ("instruction",), "system": ("system",)}
-    for name, known in places.items():
-        _parts(getattr(prompt, name), known)
+    for name, allowed in places.items():
+        _parts(getattr(prompt, name), allowed)
     return prompt
 
 
 def jinja(prompt: Prompt) -> str:
-    """The template of a prompt: one instruction and its answer are what it is for; more of them follow each other.
+    """The template of a prompt. It is made for one instruction and its answer; several just follow each other.
 
     What both formats end with opens the answer, so that a model can be asked with the same template.
     """
@@ -113,12 +113,12 @@ def jinja(prompt: Prompt) -> str:
 
 
 def _ending(*formats: str) -> str:
-    """What formats end with alike, behind their last places."""
+    """The text behind their last places with which all formats end."""
     last = [_parts(text, ("instruction", "input"))[-1] for text in formats]
     if any(is_place for _, is_place in last):
         return ""
     first, *others = (text for text, _ in last)
-    return next((first[at:] for at in range(len(first)) if all(one.endswith(first[at:]) for one in others)), "")
+    return next((first[at:] for at in range(len(first)) if all(other.endswith(first[at:]) for other in others)), "")
 
 
 def _either(first: str, second: str, condition: str) -> list[str]:

@@ -76,10 +76,10 @@ class Files:
     @property
     def program(self) -> str:
         """Whose configuration it is, in words."""
-        found = [self.trainer.name]
-        found += [program.name for table, program in _BESIDE if self.has(table)]
-        found += [name for name in self.launchers if name in ("torchrun", "deepspeed") and name not in found]
-        return " and ".join(dict.fromkeys(filter(None, found))) or "a command of python"
+        names = [self.trainer.name]
+        names += [program.name for table, program in _BESIDE if self.has(table)]
+        names += [name for name in self.launchers if name in ("torchrun", "deepspeed") and name not in names]
+        return " and ".join(dict.fromkeys(filter(None, names))) or "a command of python"
 
     @property
     def _names(self) -> set[str]:
@@ -105,10 +105,10 @@ class Files:
 
     def read(self, path: Path) -> dict[str, Any]:
         """The mapping that a file holds. Raises ``UserError``."""
-        found = _mapping(_read(path), path)
-        if found is None:
+        mapping = _mapping(_read(path), path)
+        if mapping is None:
             raise UserError(Problem("neither JSON nor YAML", "a file of keys and values", where=str(path)))
-        return found
+        return mapping
 
 
 TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, ARGUMENTS)
@@ -193,8 +193,8 @@ class _Reading:
         """Read what the files name as well, where it is found."""
         for setting in self.settings:  # which grows
             is_file = setting.key is not None and setting.key.quantity in FOLLOWED and isinstance(setting.value, str)
-            known = {Path(name).name for name in self.names}
-            if not is_file or len(setting.value) > LONGEST_PATH or Path(setting.value).name in known:
+            read_names = {Path(name).name for name in self.names}
+            if not is_file or len(setting.value) > LONGEST_PATH or Path(setting.value).name in read_names:
                 continue
             path = Files((), tuple(self.names), ()).find(setting.value)
             if len(self.names) < MOST_FILES and path is not None:
@@ -309,19 +309,19 @@ def _yaml(text: str) -> Any:
         loader.dispose()
 
 
-def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+def _num_values(node: yaml.Node, counts: dict[int, int]) -> int:
     """Values that a node stands for once its aliases are written out. Raises ``ValueError`` for one within itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) in known:
-        if known[id(node)] == 0:
+    if id(node) in counts:
+        if counts[id(node)] == 0:
             raise ValueError("an alias within what it stands for")
-        return known[id(node)]
-    known[id(node)] = 0
+        return counts[id(node)]
+    counts[id(node)] = 0
     is_mapping = isinstance(node, yaml.MappingNode)
     inner = [part for pair in node.value for part in pair] if is_mapping else node.value
-    known[id(node)] = 1 + sum(_num_values(part, known) for part in inner)
-    return known[id(node)]
+    counts[id(node)] = 1 + sum(_num_values(part, counts) for part in inner)
+    return counts[id(node)]
 
 
 def _check(value: Any, level: int = 0) -> None:

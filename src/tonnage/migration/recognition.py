@@ -60,16 +60,16 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
     if by_signs:
         return by_signs[0]
     counted = [kind for kind in KINDS if kind.is_counted]
-    known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in counted]
-    best = counted[known.index(max(known))]
+    num_known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in counted]
+    best = counted[num_known.index(max(num_known))]
     shown = ", ".join(name[:60] for name in list(mapping)[:5]) or "nothing"
     for name, _ in leaves:
         if other := OTHERS.get(name) or OTHERS.get(name.rpartition(".")[2]):
             raise UserError(Problem(other, WANTED, where=where))
-    if not max(known):
+    if not max(num_known):
         raise UserError(Problem(f"no key that is known ({shown})", WANTED, where=where))
-    if max(known) < LEAST_KNOWN * len(leaves):
-        problem = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(known)} and no program more"
+    if max(num_known) < LEAST_KNOWN * len(leaves):
+        problem = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(num_known)} and no program more"
         raise UserError(Problem(problem, WANTED, where=where))
     return best
 

@@ -23,7 +23,7 @@ FALLBACK = "tokenizer_default_fallback_"
 def template(draft: Draft, sources: Sources, named: Mapping[str, Named]) -> None:
     """The template of rows that a program lists: one for all of them."""
     top, jinja = draft.first("chat_template", text), draft.first("jinja", text)
-    asked = [*sources.templates, *([top] if top is not None else [])]
+    picks = [*sources.templates, *([top] if top is not None else [])]
     if jinja is not None:
         if (jinja.value.endswith(JINJA) or is_jinja(jinja.value)) and "chat" in sources.shown:
             draft.put("data.template", jinja.value, jinja)
@@ -35,14 +35,14 @@ def template(draft: Draft, sources: Sources, named: Mapping[str, Named]) -> None
         draft.imply("data.template", prompt_template(sources.prompt), "the prompt of the rows' type")
         if not (sources.prompt.with_input.endswith("\n") and sources.prompt.without_input.endswith("\n")):
             draft.notes.append(BORDER)
-    elif asked and sources.shown != {"text"}:
-        _named(draft, asked[0], named)
+    elif picks and sources.shown != {"text"}:
+        _named(draft, picks[0], named)
     elif "chat" in sources.shown:
         draft.imply("data.template", "auto", "the tokenizer's own by default")
-    for pick in asked:
+    for pick in picks:
         if sources.shown == {"text"}:
             draft.drop(pick, "Text is trained as it is.")
-        elif "data.template" in draft.tree and pick.value == asked[0].value:
+        elif "data.template" in draft.tree and pick.value == picks[0].value:
             draft.drop(pick, "What the model is told later; rows are shown as their type says.")
         else:
             draft.refuse(pick, "One template shows all rows.")
@@ -54,15 +54,15 @@ def _named(draft: Draft, pick: Pick[str], named: Mapping[str, Named]) -> None:
     if name.startswith(FALLBACK):
         draft.put("data.template", "auto", pick, note="Where the tokenizer has none, the account says what is taken.")
         return
-    known = named.get(name)
-    ours = ours_for(known, model) if known is not None else ""
-    if known is not None and known.text and not ours:
-        _written_out(draft, pick, known)
-    elif known is not None and ours:
-        is_copy = ours == "auto" and name != "tokenizer_default" and not known.differs
-        note = f"The model's own, of which {name} is a copy." if is_copy else known.differs
+    known_template = named.get(name)
+    ours = ours_for(known_template, model) if known_template is not None else ""
+    if known_template is not None and known_template.text and not ours:
+        _written_out(draft, pick, known_template)
+    elif known_template is not None and ours:
+        is_copy = ours == "auto" and name != "tokenizer_default" and not known_template.differs
+        note = f"The model's own, of which {name} is a copy." if is_copy else known_template.differs
         draft.put("data.template", ours, pick, note=note)
-    elif known is not None:
+    elif known_template is not None:
         draft.refuse(
             pick,
             f"{model or 'The model'} may have another text than {name}: write that into the config (data.template), or "
@@ -76,13 +76,13 @@ def _named(draft: Draft, pick: Pick[str], named: Mapping[str, Named]) -> None:
         )
 
 
-def _written_out(draft: Draft, pick: Pick[str], known: Named) -> None:
+def _written_out(draft: Draft, pick: Pick[str], known_template: Named) -> None:
     """A template whose text stands in the config, for the model may have another one."""
-    turns = known.turns
-    if turns is not None and turns.thinks and any(asked.value for asked in draft.every("mask_history", flag)):
+    turns = known_template.turns
+    if turns is not None and turns.thinks and any(history.value for history in draft.every("mask_history", flag)):
         draft.refuse(pick, "With mask_history earlier answers have no thought: write it into data.template.")
         return
-    draft.put("data.template", known.text, pick, note="Written out, for the model's own may be another text.")
+    draft.put("data.template", known_template.text, pick, note="Written out, for the model's own may be another text.")
     if turns is not None and turns.tokens:
         draft.imply("data.added_tokens", list(turns.tokens), f"{pick.value} has them added")
     if turns is not None and turns.joins:
@@ -123,19 +123,19 @@ def mask(draft: Draft, shown: Collection[str] = ()) -> None:
     """Which tokens are trained. ``shown`` says how rows are, where a program lists them."""
     inputs, last = draft.first("train_on_inputs", flag), draft.first("mask_history", flag)
     assistant, completion = draft.first("assistant_only", flag), draft.first("completion_only", _maybe)
-    asked = [pick for pick in (assistant, completion) if pick is not None and pick.value]
-    denied = [pick for pick in (assistant, completion) if pick is not None and pick.value is False]
+    enabled = [pick for pick in (assistant, completion) if pick is not None and pick.value]
+    disabled = [pick for pick in (assistant, completion) if pick is not None and pick.value is False]
     if inputs is not None and inputs.value:
         draft.put("data.train_on", "all", inputs)
     elif last is not None and last.value:
         draft.put("data.train_on", "last", last)
     elif inputs is not None:
         draft.put("data.train_on", "assistant", inputs)
-    elif asked:
-        draft.put("data.train_on", "assistant", *asked)
-    elif denied:
-        note = "" if completion in denied else "Of rows with prompt and completion, TRL trained the completion alone."
-        draft.put("data.train_on", "all", *denied, note=note)
+    elif enabled:
+        draft.put("data.train_on", "assistant", *enabled)
+    elif disabled:
+        note = "" if completion in disabled else "Of rows with prompt and completion, TRL trained the completion alone."
+        draft.put("data.train_on", "all", *disabled, note=note)
     elif draft.program is TUTORIAL:
         draft.imply("data.train_on", "all", "the script trains every token")
     elif draft.program is TRL:

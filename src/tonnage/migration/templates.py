@@ -23,7 +23,7 @@ class Named:
     ours: str = ""
     """A built-in template with the same text; empty if there is none."""
     differs: str = ""
-    """In what the text that is taken is another one all the same."""
+    """How the text that is taken differs all the same."""
     text: str = ""
     """The same text as Jinja, for models of other families."""
     turns: Turns | None = None

@@ -331,22 +331,22 @@ def precision(draft: Draft) -> None:
     """bf16, fp16 or fp32, as flags, as Accelerate's mixed precision, or as the type of the weights."""
     bf16, fp16 = draft.first("bf16", _on), draft.first("fp16", flag)
     mixed, dtype = draft.first("mixed_precision", text), draft.first("dtype", text)
-    asked = ""
+    requested = ""
     if bf16 is not None and bf16.value:
-        asked = "bf16"
+        requested = "bf16"
     elif fp16 is not None and fp16.value:
-        asked = "fp16"
+        requested = "fp16"
     elif mixed is not None and mixed.value.lower().removesuffix("_mixed") in ("bf16", "fp16"):
-        asked = mixed.value.lower().removesuffix("_mixed")
+        requested = mixed.value.lower().removesuffix("_mixed")
     elif dtype is not None and (half := _half(dtype.value)):
-        asked = half
+        requested = half
     elif draft.default("precision") == "bf16" and fp16 is None and bf16 is None:
         draft.imply_default("precision", "bf16")
     elif draft.has_arguments or bf16 is not None or fp16 is not None or mixed is not None or draft.files.has(DEEPSPEED):
-        asked = "" if draft.autos("bf16") and not draft.has_arguments else "fp32"
-    if asked == "fp32" and bf16 is None and fp16 is None and mixed is None:
+        requested = "" if draft.autos("bf16") and not draft.has_arguments else "fp32"
+    if requested == "fp32" and bf16 is None and fp16 is None and mixed is None:
         draft.imply("precision", "fp32", "fp32 by default", "bf16", "fp16")
-    chosen = draft.tree.get("precision") or asked
+    chosen = draft.tree.get("precision") or requested
     for pick, name in ((bf16, "bf16"), (fp16, "fp16")):
         if pick is None:
             continue
@@ -359,8 +359,8 @@ def precision(draft: Draft) -> None:
     if mixed is not None:
         _mixed(draft, mixed, chosen)
     if dtype is not None:
-        if asked and _half(dtype.value) == asked and bf16 is None and fp16 is None and mixed is None:
-            draft.put("precision", asked, dtype)
+        if requested and _half(dtype.value) == requested and bf16 is None and fp16 is None and mixed is None:
+            draft.put("precision", requested, dtype)
         else:
             draft.drop(dtype, "Weights rest in the precision of the run, beside an fp32 master.")
     _claim_autos(draft, "precision", "bf16", "fp16")
@@ -373,13 +373,13 @@ def _on(value: Any) -> bool:
 
 
 def _mixed(draft: Draft, mixed: Pick[str], chosen: str) -> None:
-    said = {"no": "fp32", "false": "fp32", "bf16_mixed": "bf16", "fp16_mixed": "fp16"}.get(
+    requested = {"no": "fp32", "false": "fp32", "bf16_mixed": "bf16", "fp16_mixed": "fp16"}.get(
         mixed.value.lower(), mixed.value.lower()
     )
-    if said not in ("bf16", "fp16", "fp32"):
+    if requested not in ("bf16", "fp16", "fp32"):
         draft.refuse(mixed, f"bf16, fp16 or fp32, not {mixed.value}.")
-    elif said == chosen:
-        draft.put("precision", said, mixed)
+    elif requested == chosen:
+        draft.put("precision", requested, mixed)
     else:
         draft.drop(mixed, f"Other keys make it {chosen}.")
 

@@ -101,14 +101,14 @@ def _thought() -> list[str]:
 def _written(format: str, words: str) -> str:
     """A format as an expression of Jinja."""
     before, _, behind = format.partition(CONTENT)
-    found = [_with_tokens(before), words, _with_tokens(behind)]
-    return " + ".join(part for part in found if part)
+    parts = [_with_tokens(before), words, _with_tokens(behind)]
+    return " + ".join(part for part in parts if part)
 
 
 def _with_tokens(text: str) -> str:
     parts = re.split(r"\{(bos|eos)\}", text)  # texts and names in turn
-    found = [f"{part}_token" if at % 2 else _text(part) for at, part in enumerate(parts) if part]
-    return " + ".join(found)
+    expressions = [f"{part}_token" if at % 2 else _text(part) for at, part in enumerate(parts) if part]
+    return " + ".join(expressions)
 
 
 def _text(text: str) -> str:

@@ -44,12 +44,12 @@ def number(value: Any) -> float:
 
 def whole(value: Any) -> int:
     """A whole number, also as ``1e9``."""
-    found = number(value)
-    if found != int(found):
+    parsed = number(value)
+    if parsed != int(parsed):
         raise ValueError("is not a whole number")
-    if abs(found) >= LARGEST:
+    if abs(parsed) >= LARGEST:
         raise ValueError("is too large")
-    return int(found)
+    return int(parsed)
 
 
 def numbers(value: Any) -> list[float]:

@@ -96,8 +96,8 @@ class AdapterFiles:
     @property
     def vocabulary(self) -> int:
         """Rows of an embedding or a head that is whole in it, which may be more than the model's; 0 if none is."""
-        whole = (one for one in self.stored if "lora_" not in one.key and _VOCABULARY.search(one.key))
-        return max((one.shape[0] for one in whole if len(one.shape) == 2), default=0)
+        whole = (tensor for tensor in self.stored if "lora_" not in tensor.key and _VOCABULARY.search(tensor.key))
+        return max((tensor.shape[0] for tensor in whole if len(tensor.shape) == 2), default=0)
 
 
 def factor_of(rank: int, alpha: float, *, rank_stabilised: bool) -> float:
@@ -115,8 +115,10 @@ def read_adapter(directory: Path) -> AdapterFiles:
     fields, problems = read_json_object(path), list[Problem]()
 
     def wrong(key: str, needed: str) -> None:
-        found = f"{key} is {str(fields.get(key))[:100]}"
-        problems.append(Problem(found, needed, "merge it with peft (merge_and_unload), and train on that", str(path)))
+        observed = f"{key} is {str(fields.get(key))[:100]}"
+        problems.append(
+            Problem(observed, needed, "merge it with peft (merge_and_unload), and train on that", str(path))
+        )
 
     for key, value in fields.items():
         if key in KNOWN and value not in KNOWN[key]:

@@ -148,8 +148,8 @@ class Target:
 def prepare(
     model: nn.Module, anatomy: Anatomy, trains: Trains, storage: torch.dtype, drawn: Drawn | None = None
 ) -> list[Target]:
-    """Add what ``trains`` wants to ``model``, on the meta device, and freeze the rest; ``storage`` is the type of what
-    is trained, unless it is fp32 already. Returns what got an addition.
+    """Add what ``trains`` asks for to ``model``, on the meta device, and freeze the rest. ``storage`` is the type of
+    trained parameters, unless they are fp32 already. Returns the targets that got an addition.
 
     Additions with dropout draw their masks for what is ``drawn``; without it, nothing is dropped.
 
@@ -214,8 +214,8 @@ def _is_named(name: str, pattern: str, blocks: Sequence[str]) -> bool:
     return any(fnmatchcase(name, f"{block}{some[3]}") for block in blocks[first:last])
 
 
-def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Parameter]:
-    match what:
+def _whole(model: nn.Module, anatomy: Anatomy, part: Whole) -> Iterator[nn.Parameter]:
+    match part:
         case "embeddings":
             yield from anatomy.embedding.parameters()
         case "head":
@@ -227,7 +227,8 @@ def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Param
 
 
 def whole_of(model: nn.Module, anatomy: Anatomy, names: Collection[str]) -> list[Whole] | None:
-    """Which of the parts that may be trained whole ``names`` of parameters make up; None if they do not."""
+    """The parts, of those that may be trained whole, that the parameters ``names`` make up; None if they make up
+    none."""
     kinds: tuple[Whole, ...] = get_args(Whole)
     left = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
     parts = {kind: {id(one) for one in _whole(model, anatomy, kind)} for kind in kinds}
@@ -261,14 +262,14 @@ def find_targets(
         UserError: a name or pattern that matches nothing, or something that cannot be adapted.
     """
     everything, excluded = list(adaptable(model, anatomy)), not_adapted(model)
-    adapted = [one for one in everything if one.experts or one.path.rpartition(".")[2] not in excluded]
+    adapted = [target for target in everything if target.experts or target.path.rpartition(".")[2] not in excluded]
     eligible = adapted if strict else everything
-    linear = [one for one in adapted if not one.embeds]
+    linear = [target for target in adapted if not target.embeds]
     patterns = (targets,) if isinstance(targets, str) else targets
     if ALL_LINEAR in patterns and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
         raise _cannot(ALL_LINEAR, left_out, linear)
     matched = {
-        name: linear if name == ALL_LINEAR else [one for one in eligible if _matches(one.path, name)]
+        name: linear if name == ALL_LINEAR else [target for target in eligible if _matches(target.path, name)]
         for name in patterns
     }
     nothing = [name for name, those in matched.items() if not those]
@@ -278,10 +279,10 @@ def find_targets(
             reasons = {excluded[last] for path in others if (last := path.rpartition(".")[2]) in excluded}
             raise _cannot(name, others, linear, f" ({'; '.join(sorted(reasons))})" if reasons else "")
     if nothing:
-        raise _matches_nothing("adapter.targets", nothing, [one.path for one in eligible], "layers")
-    chosen = {id(one) for those in matched.values() for one in those}
-    targets_there = [one for one in eligible if id(one) in chosen]
-    if anatomy.tied and (tied := [one.path for one in targets_there if one.owner is anatomy.embedding]):
+        raise _matches_nothing("adapter.targets", nothing, [target.path for target in eligible], "layers")
+    chosen = {id(target) for those in matched.values() for target in those}
+    targets_there = [target for target in eligible if id(target) in chosen]
+    if anatomy.tied and (tied := [target.path for target in targets_there if target.owner is anatomy.embedding]):
         raise _is_the_head(tied[0])
     return targets_there
 
@@ -308,21 +309,24 @@ def _looks_up_alone(module: nn.Embedding) -> bool:
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
-def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, there: Iterable[Target]) -> list[str]:
+def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Target]) -> list[str]:
     """Matrices of the blocks that hold a good part of them and are neither linear layers nor experts as above."""
-    known = {id(parameter) for one in there for parameter in one.owner.parameters(recurse=False)}
+    adaptable_ids = {id(parameter) for target in targets for parameter in target.owner.parameters(recurse=False)}
     inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
-    least = max((math.prod(one.shape) for one in there), default=0)
+    least = max((math.prod(target.shape) for target in targets), default=0)
     return [
         name
-        for name, one in model.named_parameters()
-        if id(one) in inside and id(one) not in known and one.dim() == 3 and one.numel() >= least
+        for name, parameter in model.named_parameters()
+        if id(parameter) in inside
+        and id(parameter) not in adaptable_ids
+        and parameter.dim() == 3
+        and parameter.numel() >= least
     ]
 
 
 def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
     """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted."""
-    experts = [one.path for one in targets if one.experts]
+    experts = [target.path for target in targets if target.experts]
     if adapter.dropout and experts:
         raise UserError(
             Problem(
@@ -336,7 +340,7 @@ def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
 
 def _check_whole(adapter: Adapter, targets: Sequence[Target], anatomy: Anatomy) -> None:
     """Refuse an addition to an embedding that is trained whole."""
-    both = [one.path for one in targets if one.owner is anatomy.embedding]
+    both = [target.path for target in targets if target.owner is anatomy.embedding]
     if both and "embeddings" in adapter.also:
         raise UserError(
             Problem(
@@ -349,8 +353,8 @@ def _check_whole(adapter: Adapter, targets: Sequence[Target], anatomy: Anatomy) 
 
 
 def _is_the_head(path: str) -> UserError:
-    """What is said of an addition to an embedding that is the head as well. peft computes with it where tokens are
-    looked up and without it in the head, and its merged model has it in both, or another head than was trained."""
+    """The problem with an addition to an embedding that is the head as well: peft computes with it where tokens are
+    looked up and without it in the head, but its merged model has it in both, or has another head than was trained."""
     return UserError(
         Problem(
             where="adapter.targets",
@@ -376,8 +380,7 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn
 
 
 def attach_to_embedding(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
-    """Let an embedding, on the meta device, have an addition of any rank. Nothing is dropped of a token that is looked
-    up, in peft neither."""
+    """Let an embedding, on the meta device, have an addition of any rank. As in peft, it has no dropout."""
     for name, shape in target.shapes(adapter.rank).items():
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
     owner: Any = target.owner
@@ -446,29 +449,30 @@ def _ends(paths: Iterable[str]) -> str:
     return ", ".join(ends[:MOST_NAMES]) + (f" and {len(ends) - MOST_NAMES} more" if len(ends) > MOST_NAMES else "")
 
 
-def _matches_nothing(where: str, patterns: Sequence[str], there: Iterable[str], what: str) -> UserError:
+def _matches_nothing(where: str, patterns: Sequence[str], names: Iterable[str], kind: str) -> UserError:
     return UserError(
         Problem(
             where=where,
-            found=f"{', '.join(patterns)}: no {what} of the model",
-            needed=f"names of {what}, or patterns of them; there are {_ends(there)}",
-            change=f"{where}=all-linear takes every linear layer" if what == "layers" else f"mend {where}",
+            found=f"{', '.join(patterns)}: no {kind} of the model",
+            needed=f"names of {kind}, or patterns of them; there are {_ends(names)}",
+            change=f"{where}=all-linear takes every linear layer" if kind == "layers" else f"mend {where}",
         )
     )
 
 
-def _cannot(said: str, found: Sequence[str], there: Sequence[Target], why: str = "") -> UserError:
+def _cannot(pattern: str, unsuitable: Sequence[str], targets: Sequence[Target], why: str = "") -> UserError:
     return UserError(
         Problem(
             where="adapter.targets",
-            found=f"{said}: {_ends(found)} cannot be adapted{why}",
-            needed=f"linear layers of the blocks, experts or embeddings; there are {_ends(one.path for one in there)}",
-            change=f"adapter.targets={_as_list(there)}"
-            + (", or adapter.also=[head] to train the head whole" if "head" in _ends(found) else ""),
+            found=f"{pattern}: {_ends(unsuitable)} cannot be adapted{why}",
+            needed="linear layers of the blocks, experts or embeddings; there are "
+            f"{_ends(target.path for target in targets)}",
+            change=f"adapter.targets={_as_list(targets)}"
+            + (", or adapter.also=[head] to train the head whole" if "head" in _ends(unsuitable) else ""),
         )
     )
 
 
-def _as_list(there: Iterable[Target]) -> str:
+def _as_list(targets: Iterable[Target]) -> str:
     """Names of layers as an override has them."""
-    return "[" + ",".join(dict.fromkeys(one.path.rpartition(".")[2] for one in there)) + "]"
+    return "[" + ",".join(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)) + "]"

@@ -74,14 +74,14 @@ def dissect(model: PreTrainedModel) -> Anatomy:
 def _backbone(model: PreTrainedModel) -> nn.Module:
     """The base model; of a family that names it wrongly, the model inside it."""
     if model.base_model is not model:
-        found: nn.Module = model.base_model
-        return found
+        backbone: nn.Module = model.base_model
+        return backbone
     return next((child for child in model.children() if isinstance(child, PreTrainedModel)), model)
 
 
 def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """The modules of the lists that the classes of blocks which the family names make up; where it names none, of the
-    list that holds most parameters."""
+    """The modules of the lists that hold the classes of blocks named by the family; if it names none, of the list that
+    holds most parameters."""
     names = set(model._no_split_modules or ())
     lists = [
         module
@@ -109,7 +109,7 @@ def _has_any(module: nn.Module) -> bool:
 
 
 def _num_parameters(module: Iterable[nn.Module]) -> int:
-    return sum(parameter.numel() for one in module for parameter in one.parameters())
+    return sum(parameter.numel() for child in module for parameter in child.parameters())
 
 
 def _logit_scale(config: PreTrainedConfig) -> float:
@@ -127,9 +127,9 @@ def is_norm(path: str, module: nn.Module) -> bool:
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """Names of the parameters that weight decay is not for: biases, norms, scales, state-space parameters and vectors,
-    of however many dimensions they are stored. Left are matrices: of linear layers, experts, routers, convolutions and
-    embeddings, and low-rank additions."""
+    """Names of the parameters without weight decay: biases, norms, scales, state-space parameters and vectors, of
+    however many dimensions they are stored. The others are matrices: of linear layers, experts, routers, convolutions
+    and embeddings, and low-rank additions."""
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()

@@ -261,10 +261,12 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     if by_loops and query.dtype in (torch.bfloat16, torch.float32):
         size, of_values = query.shape[-1], value.shape[-1]
         if size != of_values:  # zeros add nothing to a score, and columns of zeros come out as such
-            query, key, value = (F.pad(one, (0, max(size, of_values) - one.shape[-1])) for one in (query, key, value))
+            query, key, value = (
+                F.pad(tensor, (0, max(size, of_values) - tensor.shape[-1])) for tensor in (query, key, value)
+            )
         output: Tensor = _PackedAttention.apply(query, key, value, row, scores.scaling)  # type: ignore[no-untyped-call]
         return output if output.shape[-1] == of_values else output[..., :of_values]
-    split = (one.split(lengths, dim=2) for one in (query, key, value))
+    split = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
     on_gpu = row.borders is not None
     outputs = [_one_document(q, k, v, scores, on_gpu=on_gpu) for q, k, v in zip(*split, strict=True)]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
@@ -277,7 +279,9 @@ def _in_rows(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tens
     borders = None
     if query.device.type == "cuda":
         borders = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
-    query, key, value = (one.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2) for one in (query, key, value))
+    query, key, value = (
+        tensor.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2) for tensor in (query, key, value)
+    )
     output = _in_one_row(query, key, value, PackedRow((tokens,) * rows, borders), scores)
     return output.view(rows, tokens, *output.shape[2:])
 
@@ -291,10 +295,10 @@ def _going_on(
     memory, going = cached.put(number, key, value, row.lengths), len(cached.before)
     outputs = []
     if going:
-        memory_used = [one[:going, :, : max(cached.before) + 1] for one in memory]
+        memory_used = [tensor[:going, :, : max(cached.before) + 1] for tensor in memory]
         queries = query[:, :, :going]
         if query.device.type == "cpu" and (query.dtype == torch.float16 or goes_through_fp32(query)):
-            queries, memory_used = queries.float(), [one.float() for one in memory_used]
+            queries, memory_used = queries.float(), [tensor.float() for tensor in memory_used]
         mask = cached.mask(scores.window, query.device)
         outputs.append(
             attend(queries, memory_used[0], memory_used[1], mask, scores.scaling, scores.softcap, scores.sinks).to(
@@ -305,7 +309,7 @@ def _going_on(
         lengths, borders = row.lengths[going:], None
         if query.device.type == "cuda":
             borders = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=query.device)
-        query, key, value = (one[:, :, going:] for one in (query, key, value))
+        query, key, value = (tensor[:, :, going:] for tensor in (query, key, value))
         outputs.append(_in_one_row(query, key, value, PackedRow(lengths, borders), scores))
     return torch.cat(outputs, dim=1)
 
@@ -433,7 +437,7 @@ def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores, *,
     if scores.window is not None and length > scores.window:
         mask = _seen(0, length, 0, scores.window, query.device)
     if on_gpu and key.shape[1] != query.shape[1]:  # but for FlashAttention, kernels without dense scores take no groups
-        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (key, value))
+        key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) for tensor in (key, value))
 
     def computed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
@@ -463,8 +467,10 @@ def _kind_of(query: Tensor, key: Tensor, value: Tensor) -> str:
 def _attempted(compute: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, axis: int) -> None:
     """Compute attention of as many tokens as there are in a short document, and gradients; ``axis`` is that of
     tokens."""
-    few = [torch.zeros_like(one.narrow(axis, 0, min(ATTEMPTED, one.shape[axis]))) for one in (query, key, value)]
-    output = compute(*(one.requires_grad_() for one in few))
+    few = [
+        torch.zeros_like(tensor.narrow(axis, 0, min(ATTEMPTED, tensor.shape[axis]))) for tensor in (query, key, value)
+    ]
+    output = compute(*(tensor.requires_grad_() for tensor in few))
     torch.autograd.grad(output, few, torch.zeros_like(output))
     if query.device.type == "cuda":
         torch.cuda.synchronize(query.device)
@@ -606,7 +612,7 @@ def _varlen_attention(
         _attempted(partial(computed, borders=ends, longest=(tokens + 1) // 2), query, key, value, 0)
 
     # one[0] would be copied into zeros in the backward pass
-    query, key, value = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
+    query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     if flash.is_newer():
         windowed = "" if sliding_window is None else ", with a window"
         flash.check(f"rows of documents, {_kind_of(query, key, value)}{windowed}", attempt)

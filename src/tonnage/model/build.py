@@ -189,7 +189,7 @@ def initialise_randomly(
         _fill_where_they_lie(model, seed, names, packed)
         return
     twin = on_meta(model.config, torch.float32)
-    targets = {name: one for name, one in model.named_parameters() if names is None or name in names}
+    targets = {name: parameter for name, parameter in model.named_parameters() if names is None or name in names}
     for path, unit in _units(twin):
         if not any(name in targets or name in packed for name, _ in unit.named_parameters(prefix=path)):
             continue  # in another stage, or loaded
@@ -345,22 +345,22 @@ def names_in(group: Group, names: Collection[str]) -> list[str]:
     return [name for name in group.parameters.values() if name in names]
 
 
-def load_buffers(model: PreTrainedModel, found: Match) -> None:
-    """Read what ``found`` says is stored beside the parameters, such as the bias of a router, whole on every rank.
+def load_buffers(model: PreTrainedModel, matched: Match) -> None:
+    """Read what is stored, by ``matched``, beside the parameters, such as the bias of a router, whole on every rank.
 
     A buffer keeps the type that it has in the model.
     """
-    places = dict(found.buffers)
-    there = dict(model.named_buffers())
-    for one, view in read([one for one, name in found.buffers if name in there]):
-        name, buffer = places[one], there[places[one]]
+    places = dict(matched.buffers)
+    buffers = dict(model.named_buffers())
+    for stored, view in read([stored for stored, name in matched.buffers if name in buffers]):
+        name, buffer = places[stored], buffers[places[stored]]
         owner, _, last = name.rpartition(".")
         model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, buffer.dtype)
 
 
-def _not_finite(one: Stored, number: int, dtype: torch.dtype) -> Problem:
+def _not_finite(stored: Stored, number: int, dtype: torch.dtype) -> Problem:
     return Problem(
-        where=f"{one.file}: {one.key}",
+        where=f"{stored.file}: {stored.key}",
         found=f"{number:,} of the values that were read are not finite as {str(dtype).removeprefix('torch.')}",
         needed="weights without NaN and infinity",
         change="use a whole copy of the model, or an earlier checkpoint of it",
@@ -425,21 +425,25 @@ def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedMod
     ``twin`` is the model of the files on the meta device. Where rows of the parameter are whole tensors, those of the
     shard's rows are read, some at a time; else all of the group.
     """
-    shards = {name: region_of(one.data) for name, one in targets.items()}
+    shards = {name: region_of(parameter.data) for name, parameter in targets.items()}
     shards = {name: (local, region) for name, (local, region) in shards.items() if local.numel()}
     if not shards:
         return []
     rows = group.row_sources()
     if rows is None:
-        values = group.converted({one: view[...] for one, view in read([one for one, _ in group.sources])}, twin)
+        values = group.converted(
+            {stored: view[...] for stored, view in read([stored for stored, _ in group.sources])}, twin
+        )
         for name, (local, region) in shards.items():
             local.copy_(values.pop(name)[region])
     else:
         ((name, (local, region)),) = shards.items()
-        several = max(1, ROWS_BYTES // max(1, sum(one.num_bytes for one in rows[0])))
+        several = max(1, ROWS_BYTES // max(1, sum(stored.num_bytes for stored in rows[0])))
         for start in range(region[0].start, region[0].stop, several):
             stop = min(start + several, region[0].stop)
-            tensors = {one: view[...] for one, view in read([one for row in rows[start:stop] for one in row])}
+            tensors = {
+                stored: view[...] for stored, view in read([stored for row in rows[start:stop] for stored in row])
+            }
             value = group.converted(tensors, twin)[name]
             local[start - region[0].start : stop - region[0].start].copy_(value[(slice(None), *region[1:])])
     lost = [(_num_not_finite(local), local.dtype) for local, _ in shards.values()]

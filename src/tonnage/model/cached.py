@@ -31,24 +31,24 @@ class Store:
     def layer(self, number: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Memory of a layer for keys and values that are like these, (1, heads, tokens, size)."""
         if number not in self._layers:
-            shapes = ((self.slots, one.shape[1], self.tokens, one.shape[3]) for one in (key, value))
+            shapes = ((self.slots, tensor.shape[1], self.tokens, tensor.shape[3]) for tensor in (key, value))
             # Zeros: what a slot does not have yet is multiplied by weights of zero, and no number times zero is none.
             self._layers[number] = (key.new_zeros(next(shapes)), value.new_zeros(next(shapes)))
         return self._layers[number]
 
     def move(self, source: int, to: int) -> None:
         """Let a document have another slot."""
-        for kept in self._layers.values():
-            for one in kept:
-                one[to] = one[source]
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                tensor[to] = tensor[source]
 
     def resize(self, slots: int, tokens: int) -> None:
         """Other bounds, which all documents that are kept are within."""
         both = min(slots, self.slots), min(tokens, self.tokens)
-        for number, kept in self._layers.items():
-            new = [one.new_zeros(slots, one.shape[1], tokens, one.shape[3]) for one in kept]
-            for one, before in zip(new, kept, strict=True):
-                one[: both[0], :, : both[1]] = before[: both[0], :, : both[1]]
+        for number, tensors in self._layers.items():
+            new = [tensor.new_zeros(slots, tensor.shape[1], tokens, tensor.shape[3]) for tensor in tensors]
+            for tensor, before in zip(new, tensors, strict=True):
+                tensor[: both[0], :, : both[1]] = before[: both[0], :, : both[1]]
             self._layers[number] = (new[0], new[1])
         self.slots, self.tokens = slots, tokens
 

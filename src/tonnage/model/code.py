@@ -24,7 +24,7 @@ def named_code(described: Mapping[str, Any], what: str) -> str | None:
     auto_map = described.get("auto_map")
     named = auto_map.get(what) if isinstance(auto_map, Mapping) else auto_map if what == "AutoTokenizer" else None
     if isinstance(named, list | tuple):
-        named = next((one for one in named if one is not None), None)
+        named = next((name for name in named if name is not None), None)
     return named[:200] if isinstance(named, str) else None
 
 

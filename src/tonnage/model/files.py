@@ -33,7 +33,7 @@ PASSED_OVER = (
     *("chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *("vocab.txt", "generation_config.json"),
 )
-"""Files that change what a tokenizer does, and that transformers passes over where they are directories."""
+"""Files that change what a tokenizer does. transformers ignores those that are directories."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.npz", "*.ckpt")
 FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -42,7 +42,8 @@ MOST = (
     (r"labels", 100_000),
     (r"layer|block|expert|head|(^|_)groups?(_|$)", 10_000),
 )
-"""What configurations and models make lists of, or loop over, and how many of it any model may have."""
+"""What configurations and models make lists of, or loop over (a pattern of keys), and the most that any model may
+have."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def find_model(
     tokenizer: bool = True,
     code: bool = False,
 ) -> ModelFiles:
-    """The files of a model directory or hub id, the latter at a ``revision``: a branch, tag or commit; none is main.
+    """The files of a model directory or hub id; of the latter at a ``revision``: a branch, tag or commit; None is main.
 
     With ``random_weights`` only the configuration and the tokenizer are needed; the latter too can be left out. With
     ``code`` the Python files of a hub model are fetched too.
@@ -209,11 +210,11 @@ def _read_index(path: Path) -> Mapping[str, str]:
     files = list(weight_map.values()) if isinstance(weight_map, dict) else []
     wrong = [name for name in files if not _is_name(name)]
     if wrong or not files:
-        found = f"an index that names {str(wrong[0])[:80]!r}" if wrong else "an index that names no file"
+        observed = f"an index that names {str(wrong[0])[:80]!r}" if wrong else "an index that names no file"
         raise UserError(
             Problem(
                 where=str(path),
-                found=found,
+                found=observed,
                 needed="weight_map: the name of every tensor and of a .safetensors file in the same directory",
                 change="download the model again",
             )
@@ -262,16 +263,17 @@ def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: b
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns + ["*.py"] * code))
     except RevisionNotFoundError as error:
-        found, needed = f"no revision {revision} of this hub model ({type(error).__name__})", "a branch, tag or commit"
+        observed = f"no revision {revision} of this hub model ({type(error).__name__})"
+        needed = "a branch, tag or commit"
         change = "write one that the model's page lists under Files and versions"
     except GatedRepoError:
-        found, needed = "a hub model that must be asked for", "a user of the hub whom its owner has let in"
+        observed, needed = "a hub model that must be asked for", "a user of the hub whom its owner has let in"
         change = f"ask on https://huggingface.co/{model}, then log in: hf auth login"
     except (HFValidationError, RepositoryNotFoundError) as error:
-        found = f"no such directory and no such hub model ({type(error).__name__})"
+        observed = f"no such directory and no such hub model ({type(error).__name__})"
     except (LocalEntryNotFoundError, OSError) as error:
-        found = f"no such directory, and the hub cannot be reached ({type(error).__name__})"
-    raise UserError(Problem(where=f"{key}: {model}", found=found, needed=needed, change=change))
+        observed = f"no such directory, and the hub cannot be reached ({type(error).__name__})"
+    raise UserError(Problem(where=f"{key}: {model}", found=observed, needed=needed, change=change))
 
 
 def find_tokenizer(name: str) -> Path:
@@ -295,7 +297,7 @@ def find_tokenizer(name: str) -> Path:
 
 
 def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of the model that is trained: of a model of more than text, that of its text model.
+    """The configuration of the model that is trained. Of a model of more than text, that is its text model's.
 
     Raises:
         UserError: as ``read_whole_config``.
@@ -318,9 +320,9 @@ def read_whole_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
     described = read_json_object(path)
     problems = list(_impossible(described, path))
     if not isinstance(described.get("model_type"), str) and named_code(described, "AutoConfig") is None:
-        found = "no model_type" if "model_type" not in described else "a model_type that is no text"
+        observed = "no model_type" if "model_type" not in described else "a model_type that is no text"
         needed = "the family of the model, such as llama"
-        problems.append(Problem(found, needed, "use the config.json that came with the model", str(path)))
+        problems.append(Problem(observed, needed, "use the config.json that came with the model", str(path)))
     if problems:
         raise UserError(*problems)
     if not trust_remote_code:
@@ -352,8 +354,8 @@ def read_model(
     trust_remote_code: bool = False,
     untied: bool = False,
 ) -> tuple[ModelFiles, PreTrainedConfig]:
-    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say. Where an
-    adapter brings a larger embedding along, the vocabulary is that one's.
+    """The files of a model and its configuration; ``untied``, it has a head of its own whatever the files say. If an
+    adapter has a larger embedding, the vocabulary is the adapter's.
 
     Raises:
         UserError: as ``find_model`` and ``read_model_config``.
@@ -374,7 +376,7 @@ def _impossible(described: Mapping[str, Any], path: Path) -> Iterator[Problem]:
     nested = [(f"{name}.", value) for name, value in described.items() if isinstance(value, dict)]
     for prefix, values in [("", described), *nested]:
         for name, value in values.items():
-            most = next((number for what, number in MOST if re.search(what, name)), None)
+            most = next((number for pattern, number in MOST if re.search(pattern, name)), None)
             is_size = name != "vocab_size" and re.search(r"size|dim", name) is not None
             if most is None or is_size or not isinstance(value, int | float) or isinstance(value, bool):
                 continue
@@ -434,18 +436,19 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
 
 
 def _check_files(directory: Path) -> None:
-    """Refuse what is called as a file of a tokenizer is and is none: transformers would pass it over."""
+    """Refuse what has the name of a tokenizer's file and is no file: transformers would ignore it."""
     for name in PASSED_OVER:
         path = directory / name
         if os.path.lexists(path) and not path.is_file():
-            found = "a link that leads nowhere" if not path.exists() else "no regular file"
+            observed = "a link that leads nowhere" if not path.exists() else "no regular file"
             raise UserError(
-                Problem(found, f"a file, as {name} is one", "put the file there, or take this away", str(path))
+                Problem(observed, f"a file, as {name} is one", "put the file there, or take this away", str(path))
             )
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Use it once: transformers takes any value from the files, and finds out only now what it cannot do with it."""
+    """Use the tokenizer once: transformers takes any value from its files, and only use shows which it cannot
+    handle."""
     tokenizer.decode(tokenizer("a")["input_ids"])
     _ = tokenizer.all_special_ids, tokenizer.added_tokens_decoder
 
@@ -459,8 +462,8 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 def _first_line(error: BaseException) -> str:
     """What an error of a library says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
-    return told[:300] or type(error).__name__
+    message = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
+    return message[:300] or type(error).__name__
 
 
 def check_fit(

@@ -64,7 +64,7 @@ _tried: set[Hashable] = set()
 
 def installed_for(capability: tuple[int, int]) -> list[Newer]:
     """Those that are installed and made for cards of a capability."""
-    return [one for one in NEWER if capability[0] in one.capabilities and one.is_installed]
+    return [kernel for kernel in NEWER if capability[0] in kernel.capabilities and kernel.is_installed]
 
 
 def choose(device: torch.device, log: Callable[[str], None], *, newer: bool) -> Newer | None:

@@ -14,7 +14,8 @@ from transformers.core_model_loading import build_glob_alternation
 
 
 def keep_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Let those parameters and buffers of a ``model`` be fp32 that was built in ``dtype`` on the meta device."""
+    """Make fp32 what transformers keeps so of the parameters and buffers of a ``model`` that was built in ``dtype`` on
+    the meta device."""
     if not (plan := model._get_dtype_plan(dtype)):
         return
     named = build_glob_alternation(list(plan))[0]
@@ -28,7 +29,7 @@ def keep_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def kept_in_fp32(model: nn.Module, twin: PreTrainedModel) -> list[nn.Parameter]:
-    """The parameters of ``model`` that are computed with in fp32: those that are in ``twin``, the same model built in a
-    type of 16 bits."""
-    kept = {name for name, parameter in twin.named_parameters() if parameter.dtype == torch.float32}
-    return [parameter for name, parameter in model.named_parameters() if name in kept]
+    """The parameters of ``model`` that are computed with in fp32: those that are fp32 in ``twin``, the same model built
+    in a type of 16 bits."""
+    names = {name for name, parameter in twin.named_parameters() if parameter.dtype == torch.float32}
+    return [parameter for name, parameter in model.named_parameters() if name in names]

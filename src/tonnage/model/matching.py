@@ -49,9 +49,9 @@ class Weights:
     left_out: tuple[str, ...] = ()
     unwrapped: bool = False
     untied: bool = False
-    """Whether the head is stored beside an embedding that it is said to be tied to, and is another one."""
+    """Whether the head is stored, with other values than the embedding to which the configuration ties it."""
     once_quantised: str | None = None
-    """What the configuration says that the weights are quantised with, although they are not."""
+    """The method by which the configuration says that the weights are quantised, although they are not."""
     unpacked: str | None = None
     """How the weights are packed that are read as bf16."""
     carried: tuple[Carried, ...] = ()
@@ -127,20 +127,26 @@ def check_weights(
 
 
 def _stamp(files: Iterable[Path]) -> str:
-    said = sorted((file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()])
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+    entries = sorted((file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()])
+    return hashlib.sha256(repr(entries).encode()).hexdigest()[:32]
 
 
-def base_digest(found: Match) -> str:
-    """What tells the weights of a model from others, of another model or changed since (``towers.digest``)."""
-    return digest([*(one for one, _ in found.places), *(one for group in found.groups for one, _ in group.sources)])
+def base_digest(matched: Match) -> str:
+    """A digest that distinguishes a model's weights from those of another model, or of the same one changed since
+    (``towers.digest``)."""
+    return digest(
+        [
+            *(stored for stored, _ in matched.places),
+            *(stored for group in matched.groups for stored, _ in group.sources),
+        ]
+    )
 
 
 def find_places(
     model: PreTrainedModel, files: ModelFiles, allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()
 ) -> Match:
-    """Where the parameters of ``model``, the whole of it, are in ``files``, which ``check_weights`` has looked at; its
-    vocabulary may have grown since.
+    """Where the parameters of the whole ``model`` are in ``files``, which ``check_weights`` has checked; its vocabulary
+    may have grown since.
 
     Raises:
         UserError: as ``check_weights``.
@@ -180,10 +186,10 @@ def match(
     stored, names = unpack(stored, model.config), Names(model, whole)
     sorted_out = sort(names, stored)
     places, groups, missing, unplaced = sorted_out.places, sorted_out.groups, sorted_out.missing, sorted_out.unplaced
-    method, placed = method_of(model.config), [*places, *(one for group in groups for one, _ in group.sources)]
+    method, placed = method_of(model.config), [*places, *(tensor for group in groups for tensor, _ in group.sources)]
     if problem := quantised(unplaced, placed, names.has_place, method, where):
         raise _Quantised(problem)
-    if adapters := [one.key for one in unplaced if ADAPTER.search(one.key)]:
+    if adapters := [tensor.key for tensor in unplaced if ADAPTER.search(tensor.key)]:
         raise UserError(
             Problem(
                 where=where,
@@ -194,12 +200,12 @@ def match(
         )
     if not placed:
         raise UserError(_nothing_found(stored, len(missing), where))
-    buffers = {one: name for one in stored if (name := names.buffer(one.key)) in names.saved_buffers}
+    buffers = {tensor: name for tensor in stored if (name := names.buffer(tensor.key)) in names.saved_buffers}
     initialised = [name for name in missing if matches(name, allow_missing) or names.may_be_missing(name)]
-    left_out = [one.key for one in unplaced if matches(one.key, allow_unexpected)]
+    left_out = [tensor.key for tensor in unplaced if matches(tensor.key, allow_unexpected)]
     problems = [
         *_missing([name for name in missing if name not in initialised], names, model.config, where),
-        *unexpected([one.key for one in unplaced if one.key not in left_out], where),
+        *unexpected([tensor.key for tensor in unplaced if tensor.key not in left_out], where),
         *_other_shapes(places, names.shapes, names.vocabulary if grows else ()),
         *_other_shapes(buffers, {name: tuple(model.get_buffer(name).shape) for name in buffers.values()}),
         *faults(groups, names, whole.model if whole is not None else model, where),
@@ -207,7 +213,7 @@ def match(
     ]
     if problems:
         raise UserError(*problems)
-    wrapped = any(not names.knows(one.key) for one in places)
+    wrapped = any(not names.knows(tensor.key) for tensor in places)
     return Match(
         places=tuple(places.items()),
         groups=tuple(groups),
@@ -224,10 +230,10 @@ def match(
 
 @dataclass(frozen=True)
 class Sorted:
-    """Stored tensors by what a model has for them."""
+    """Stored tensors, sorted by their places in a model."""
 
     places: dict[Stored, str]
-    """With the parameter that each is read into."""
+    """Each with the parameter that it is read into."""
     groups: list[Group]
     """Those that are merged or split, whole or not."""
     missing: list[str]
@@ -240,15 +246,17 @@ class Sorted:
 
 def sort(names: Names, stored: Sequence[Stored]) -> Sorted:
     """Where the ``stored`` tensors belong; whether they fit there is another question."""
-    names.see(one.key for one in stored)
-    places = {one: name for one in stored if (name := names.parameter(one.key)) is not None}
-    groups = gather(names, [one for one in stored if one not in places])
-    of_groups = {one for group in groups for one, _ in group.sources}
+    names.see(tensor.key for tensor in stored)
+    places = {tensor: name for tensor in stored if (name := names.parameter(tensor.key)) is not None}
+    groups = gather(names, [tensor for tensor in stored if tensor not in places])
+    of_groups = {tensor for group in groups for tensor, _ in group.sources}
     filled = {*places.values(), *(name for group in groups for name in group.parameters.values())}
-    rest = [one for one in stored if one not in places and one not in of_groups]
-    meaning = [one for one in rest if not names.is_computed(one)]
-    carried = {one: None for one in meaning if names.elsewhere(one.key) is not None or names.is_left_out(one.key)}
-    unplaced = [one for one in meaning if one not in carried]
+    rest = [tensor for tensor in stored if tensor not in places and tensor not in of_groups]
+    meaning = [tensor for tensor in rest if not names.is_computed(tensor)]
+    carried = {
+        tensor: None for tensor in meaning if names.elsewhere(tensor.key) is not None or names.is_left_out(tensor.key)
+    }
+    unplaced = [tensor for tensor in meaning if tensor not in carried]
     return Sorted(places, groups, sorted(set(names.shapes) - filled), unplaced, list(carried))
 
 
@@ -368,11 +376,11 @@ def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) 
             )
 
 
-def _head_differs(found: Match) -> bool:
+def _head_differs(matched: Match) -> bool:
     """Whether two stored tensors of one tied parameter are not the same."""
     by_name: dict[str, list[Stored]] = {}
-    for one, name in found.places:
-        by_name.setdefault(name, []).append(one)
+    for stored, name in matched.places:
+        by_name.setdefault(name, []).append(stored)
     return any(not _equal(first, other) for first, *others in by_name.values() for other in others)
 
 

@@ -161,7 +161,7 @@ def _fits(group: Group, names: Names, model: PreTrainedModel) -> bool:
     if len(set(slots)) < len(slots) or any(numbers != list(range(len(lists[0]))) for numbers in lists):
         return False
     try:
-        converted = group.converted({one: _on_meta(one) for one, _ in group.sources}, model)
+        converted = group.converted({stored: _on_meta(stored) for stored, _ in group.sources}, model)
     except Exception:  # whatever operations make of shapes that do not fit together
         return False
     return {name: tuple(value.shape) for name, value in converted.items()} == {
@@ -169,8 +169,8 @@ def _fits(group: Group, names: Names, model: PreTrainedModel) -> bool:
     }
 
 
-def _on_meta(one: Stored) -> Tensor:
-    return torch.empty(one.shape, dtype=DTYPES.get(one.dtype, torch.float32), device="meta")
+def _on_meta(stored: Stored) -> Tensor:
+    return torch.empty(stored.shape, dtype=DTYPES.get(stored.dtype, torch.float32), device="meta")
 
 
 def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -> Iterator[Problem]:
@@ -194,22 +194,22 @@ def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -
     for slot, several in by_slot.items():
         if len(several) > 1:
             keys = [stored.key for stored in several]
-            found = f"{len(several)} tensors for one part of {parameter}: {some(keys)}"
-            problems.append(Problem(found, "one", "save the model again with transformers", several[0].file.name))
+            observed = f"{len(several)} tensors for one part of {parameter}: {some(keys)}"
+            problems.append(Problem(observed, "one", "save the model again with transformers", several[0].file.name))
         if slot in expected and several[0].shape != expected[slot][1]:
-            found, needed = f"shape {several[0].shape}", f"{expected[slot][1]}, as config.json says"
+            observed, needed = f"shape {several[0].shape}", f"{expected[slot][1]}, as config.json says"
             change = "use the config.json that belongs to these weights"
-            problems.append(Problem(found, needed, change, f"{several[0].file.name}: {several[0].key}"))
+            problems.append(Problem(observed, needed, change, f"{several[0].file.name}: {several[0].key}"))
     if expected and (more := [several[0].key for slot, several in by_slot.items() if slot not in expected]):
-        found = f"{len(more):,} tensors more than the {len(expected):,} that make up {parameter}: {some(more)}"
+        observed = f"{len(more):,} tensors more than the {len(expected):,} that make up {parameter}: {some(more)}"
         change = "use the config.json that belongs to these weights"
-        problems.append(Problem(found, "as many as config.json says", change, where))
+        problems.append(Problem(observed, "as many as config.json says", change, where))
     if not problems:
         keys = [stored.key for stored, _ in group.sources]
-        found = f"{len(keys):,} tensors that cannot be merged into {parameter}: {some(keys)}"
+        observed = f"{len(keys):,} tensors that cannot be merged into {parameter}: {some(keys)}"
         needed = f"tensors that make up {names.shapes[parameter]}, as config.json says"
         problems.append(
-            Problem(found, needed, "give complete weights, and the config.json that belongs to them", where)
+            Problem(observed, needed, "give complete weights, and the config.json that belongs to them", where)
         )
     yield from problems[:SHOWN]
 

@@ -136,12 +136,12 @@ class Names:
         name = self.own.get(self._renamed(unwrapped(key))[0])
         return name if name in self.buffers else None
 
-    def is_computed(self, one: Stored) -> bool:
+    def is_computed(self, stored: Stored) -> bool:
         """Whether a tensor that is no parameter is a buffer that some version saved, and that is computed."""
-        if COMPUTED.search(one.key) or self.buffer(one.key) is not None:
+        if COMPUTED.search(stored.key) or self.buffer(stored.key) is not None:
             return True
-        is_square = len(one.shape) >= 2 and one.shape[-1] == one.shape[-2] and set(one.shape[:-2]) <= {1}
-        return is_square and CAUSAL_MASK.search(one.key) is not None
+        is_square = len(stored.shape) >= 2 and stored.shape[-1] == stored.shape[-2] and set(stored.shape[:-2]) <= {1}
+        return is_square and CAUSAL_MASK.search(stored.key) is not None
 
     def is_left_out(self, key: str) -> bool:
         """Whether transformers leaves a key out on purpose, such as one of layers that predict further tokens."""
@@ -172,8 +172,8 @@ class Names:
         name = unwrapped(key)
         for renaming in self._renamings:  # transformers 5.17 has no function for all of them
             name, _ = renaming.rename_source_key(name)
-        found = numbered.search(name)
-        number = found["number"] if found else ""
+        match = numbered.search(name)
+        number = match["number"] if match else ""
         return int(number) if number.isdecimal() and len(number) < 10 else None
 
     def _renamed(self, key: str) -> tuple[str, str | None]:

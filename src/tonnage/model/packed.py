@@ -48,8 +48,8 @@ class PackedView:
 
     def __getitem__(self, index: Any) -> Tensor:
         """The part at ``index``: an ellipsis, or slices for the first dimensions."""
-        given = () if index is Ellipsis else index if isinstance(index, tuple) else (index,)
-        bounds = [one.indices(size)[:2] for one, size in zip(given, self.packed.shape, strict=False)]
+        slices = () if index is Ellipsis else index if isinstance(index, tuple) else (index,)
+        bounds = [part.indices(size)[:2] for part, size in zip(slices, self.packed.shape, strict=False)]
         region = [slice(*pair) for pair in bounds] + [slice(0, size) for size in self.packed.shape[len(bounds) :]]
         return self._of_pairs(region) if self.packed.block is None else self._of_blocks(region, self.packed.block)
 
@@ -57,7 +57,7 @@ class PackedView:
         """``region`` of the transposed matrices that 4-bit floats make up; those of an expert are read whole."""
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-        blocks, scales = (_part(one, (region[0],)) for one in (self.packed.values, self.packed.scales))
+        blocks, scales = (_part(tensor, (region[0],)) for tensor in (self.packed.values, self.packed.scales))
         whole: Tensor = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
         return whole[(slice(None), *region[1:])]
 
@@ -87,11 +87,11 @@ class PackedView:
         return whole[..., inside[0], inside[1]].to(torch.bfloat16)
 
 
-def _part(one: Stored, region: Sequence[slice]) -> Tensor:
+def _part(stored: Stored, region: Sequence[slice]) -> Tensor:
     from safetensors import safe_open
 
-    with safe_open(one.file, framework="pt") as source:
-        part: Tensor = source.get_slice(one.key)[tuple(region) if region else ...]
+    with safe_open(stored.file, framework="pt") as source:
+        part: Tensor = source.get_slice(stored.key)[tuple(region) if region else ...]
         return part
 
 
@@ -101,12 +101,14 @@ def unpack(stored: Sequence[Stored], config: Any) -> tuple[Stored, ...]:
     What ``config`` does not say to be packed in a way that is known, or what does not fit together, is left as it is.
     """
     by_key = {one.key: one for one in stored}
-    told = _told(config)
-    method = told.get("quant_method")
-    found = _pairs_of_8_bits(by_key, told) if method == FP8 else _pairs_of_4_bits(by_key) if method == MXFP4 else {}
-    gone = {part for one in found.values() for part in (one.values, one.scales)}
-    gone |= {one for one in stored if one.key.endswith(".activation_scale") and _weight(one.key) in found}
-    return (*(one for one in stored if one not in gone), *found.values())
+    described = _told(config)
+    method = described.get("quant_method")
+    packed = (
+        _pairs_of_8_bits(by_key, described) if method == FP8 else _pairs_of_4_bits(by_key) if method == MXFP4 else {}
+    )
+    gone = {part for one in packed.values() for part in (one.values, one.scales)}
+    gone |= {one for one in stored if one.key.endswith(".activation_scale") and _weight(one.key) in packed}
+    return (*(one for one in stored if one not in gone), *packed.values())
 
 
 def _weight(key: str) -> str:

@@ -78,7 +78,7 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
     """
     names = {id(module): path for path, module in root.named_modules()}
     layers: list[PackedLayer] = []
-    for module in (one for block in blocks for one in block.modules()):
+    for module in (module for block in blocks for module in block.modules()):
         for name in _packable(module):
             weight = module._parameters[name]
             assert weight is not None
@@ -110,13 +110,13 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
 
 def _packable(module: nn.Module) -> Sequence[str]:
     """Names of the parameters of a module that can be packed."""
-    return [name for name, one in _matrices(module).items() if not one.requires_grad]
+    return [name for name, parameter in _matrices(module).items() if not parameter.requires_grad]
 
 
 def packable_names(root: nn.Module, blocks: Iterable[nn.Module]) -> frozenset[str]:
     """Names of the parameters of ``blocks``, parts of ``root``, that ``pack_layers`` packs where they are frozen."""
-    names = {id(one): name for name, one in root.named_parameters()}
-    modules = (one for block in blocks for one in block.modules())
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    modules = (module for block in blocks for module in block.modules())
     return frozenset(names[id(module._parameters[name])] for module in modules for name in _matrices(module))
 
 
@@ -194,8 +194,8 @@ def compute(
     up: Tensor | None = None,
     first_channel: int = 0,
 ) -> Tensor:
-    """What a linear layer makes of ``inputs``, with the weight that is given or, if that is None, the packed one that
-    it has; with an addition if there is one. ``first_channel`` of the layer is the first of ``inputs``."""
+    """The output of a linear layer for ``inputs``: with the given weight or, if that is None, its packed one, and with
+    an addition if there is one. ``inputs`` begin with the ``first_channel`` of the layer."""
     frozen: Tensor | PackedWeight | None = packed_weight(module, "weight") if weight is None else weight
     assert frozen is not None
     if down is not None and up is not None:

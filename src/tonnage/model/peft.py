@@ -47,7 +47,7 @@ def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str
 
 
 def to_peft(name: str, value: Tensor) -> Tensor:
-    """Our tensor as peft has it: experts' matrices side by side, in two dimensions."""
+    """Our tensor as peft stores it: in two dimensions, experts' matrices side by side."""
     if name.endswith("lora_embedding_A"):
         return value.t().contiguous()
     if value.dim() != 3:
@@ -118,18 +118,18 @@ def _flat(name: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def short_names(targets: Sequence[Target], eligible: Sequence[Target]) -> str | tuple[str, ...]:
-    """How a config names ``targets`` out of all that are ``there``: shortest way first; embeddings last."""
-    if embeddings := [one for one in targets if one.embeds]:
-        plain = [one for one in targets if not one.embeds]
-        others = short_names(plain, [one for one in eligible if not one.embeds]) if plain else ()
-        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in embeddings))
+    """The shortest way in which a config can name ``targets`` among the ``eligible``; embeddings last."""
+    if embeddings := [target for target in targets if target.embeds]:
+        plain = [target for target in targets if not target.embeds]
+        others = short_names(plain, [target for target in eligible if not target.embeds]) if plain else ()
+        ends = tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in embeddings))
         return (*((others,) if isinstance(others, str) else others), *ends)
-    eligible = [one for one in eligible if not one.embeds]
-    if {one.path for one in targets} == {one.path for one in eligible}:
+    eligible = [target for target in eligible if not target.embeds]
+    if {target.path for target in targets} == {target.path for target in eligible}:
         return "all-linear"
-    ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets))
-    same = [one for one in eligible if one.path.rpartition(".")[2] in ends]
-    return ends if len(same) == len(targets) else tuple(one.path for one in targets)
+    ends = tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets))
+    same = [target for target in eligible if target.path.rpartition(".")[2] in ends]
+    return ends if len(same) == len(targets) else tuple(target.path for target in targets)
 
 
 def fill(
@@ -155,18 +155,18 @@ def fill(
                 local.copy_(from_peft(name, view[...], parameters[name].shape)[region])
 
 
-def _check_same(files: AdapterFiles, key: str, kept: Tensor, weight: Tensor) -> None:
+def _check_same(files: AdapterFiles, key: str, stored: Tensor, weight: Tensor) -> None:
     """Refuse an embedding in an adapter's file that is not the model's."""
     local, region = region_of(weight.data)
-    if local.numel() and not torch.equal(kept[region].to(local.device, local.dtype), local):
+    if local.numel() and not torch.equal(stored[region].to(local.device, local.dtype), local):
         raise _another_model(files, f"{key}, an embedding with other weights than the model's")
 
 
-def _another_model(files: AdapterFiles, found: str) -> UserError:
+def _another_model(files: AdapterFiles, observed: str) -> UserError:
     return UserError(
         Problem(
             where=str(files.directory / WEIGHTS),
-            found=found,
+            found=observed,
             needed=f"an adapter of {files.base}, which its {CONFIG} names",
             change="use the model that the adapter was trained for, or mend base_model_name_or_path",
         )
@@ -174,8 +174,8 @@ def _another_model(files: AdapterFiles, found: str) -> UserError:
 
 
 def merge(model: nn.Module, files: AdapterFiles) -> None:
-    """Add an adapter's additions to the weights of a whole ``model`` on one device, each in fp32 and rounded once; what
-    was trained whole takes the place of what is there.
+    """Add an adapter's additions to the weights of a whole ``model`` on one device, each in fp32 and rounded once;
+    parameters that were trained whole replace the model's.
 
     Raises:
         UserError: it is another model's.
@@ -183,7 +183,7 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
     anatomy = dissect(model)  # type: ignore[arg-type]
     adapter = adapter_in(files, model, anatomy)
     targets = find_targets(model, anatomy, adapter.targets, strict=False)
-    views = {one.key: view for one, view in read(files.stored)}
+    views = {stored.key: view for stored, view in read(files.stored)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = peft_names(targets, parameters)
     with torch.no_grad():

@@ -117,10 +117,10 @@ def _without_report() -> Iterator[None]:
 
 def _by_ourselves(files: ModelFiles, config: PreTrainedConfig, allow_unexpected: Sequence[str]) -> Any:
     """A model whose names transformers would not find, or that is a part of the one in the files."""
-    dtype = next(one.dtype for one in read_headers(files.weights) if one.is_float)
+    dtype = next(stored.dtype for stored in read_headers(files.weights) if stored.is_float)
     model = on_meta(config, TYPES[dtype])
-    found = find_places(model, files, allow_unexpected=allow_unexpected)
+    match = find_places(model, files, allow_unexpected=allow_unexpected)
     allocate(model, torch.device("cpu"))
-    load_buffers(model, found)
-    load_weights(model, found, seed=0)
+    load_buffers(model, match)
+    load_weights(model, match, seed=0)
     return model

@@ -62,14 +62,14 @@ def quantised(
     configuration says. ``is_weight`` tells whether a key would be that of a parameter: what stands beside other things,
     such as a tower of another kind that nobody reads, quantises nothing here.
     """
-    beside = {one.key: layout for one in unplaced if (layout := _layout(one.key, is_weight)) is not None}
-    packed = [one for one in placed if not one.is_float]
-    if not beside and method is None and all(one.dtype.startswith("F8_E") for one in packed):
+    beside = {tensor.key: layout for tensor in unplaced if (layout := _layout(tensor.key, is_weight)) is not None}
+    packed = [tensor for tensor in placed if not tensor.is_float]
+    if not beside and method is None and all(tensor.dtype.startswith("F8_E") for tensor in packed):
         return None  # 8-bit floats without a scale are numbers as they stand
     if not beside and not packed:
         return None
     name = method or next(iter(beside.values()), f"weights stored as {packed[0].dtype}" if packed else "")
-    examples = [*sorted(beside)[:2], *(f"{one.key} ({one.dtype})" for one in packed[:1])]
+    examples = [*sorted(beside)[:2], *(f"{tensor.key} ({tensor.dtype})" for tensor in packed[:1])]
     return Problem(
         where=where,
         found=f"a quantised checkpoint ({name}): {len(beside) + len(packed):,} tensors such as {', '.join(examples)}",
@@ -80,7 +80,7 @@ def quantised(
 
 def _layout(key: str, is_weight: Callable[[str], bool]) -> str | None:
     for pattern, name in LAYOUTS:
-        found = re.search(f"({pattern})$", key)
-        if found and (is_weight(stem := key[: found.start()]) or is_weight(f"{stem}.weight")):
+        match = re.search(f"({pattern})$", key)
+        if match and (is_weight(stem := key[: match.start()]) or is_weight(f"{stem}.weight")):
             return name
     return None

@@ -21,9 +21,10 @@ HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest index that is published has 16 MB."""
 MAPPED_BYTES = 16 << 20
-"""Of a file, by its numbers in fp32, that are mapped at a time."""
+"""Bytes of a file, counted with its numbers in fp32, that are mapped at a time."""
 MOST_TENSORS = 500_000
-"""In all files of a model. The largest that is published (384 experts in 61 blocks, quantised) has some 280,000."""
+"""Tensors in all files of a model. The largest that is published (384 experts in 61 blocks, quantised) has some
+280,000."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, in the words of safetensors, whose numbers are weights as they stand."""
 WIDTHS = {
@@ -65,7 +66,7 @@ class Stored:
         return math.prod(self.shape) * WIDTHS.get(self.dtype, 4)
 
     def view(self) -> Any:
-        """What reads parts of it, for one that is not in its file as it says; None for one that is."""
+        """Reads parts of a tensor whose file stores it in another form than this describes; None for any other."""
         return None
 
     @property
@@ -104,21 +105,20 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
     return tuple(tensors.values())
 
 
-def place_of(one: Stored) -> tuple[int, int]:
-    """Where the numbers of a stored tensor, which is in its file as it says, begin there, and how many bytes they
-    have."""
-    with one.file.open("rb") as file:
+def place_of(tensor: Stored) -> tuple[int, int]:
+    """Offset and size in its file, in bytes, of the numbers of a tensor that the file stores as it is."""
+    with tensor.file.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    start, end = header[one.key]["data_offsets"]
+    start, end = header[tensor.key]["data_offsets"]
     return 8 + length + start, end - start
 
 
 class _Reopened:
     """Slices of a tensor whose file is mapped while one is read, and no longer."""
 
-    def __init__(self, one: Stored) -> None:
-        self._one = one
+    def __init__(self, stored: Stored) -> None:
+        self._one = stored
 
     def __getitem__(self, where: Any) -> Any:
         from safetensors import safe_open
@@ -177,12 +177,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it does not, or it is too large to be what it should be.
     """
-    found = ""
+    observed = ""
     try:
         if not path.is_file():
-            found = "no regular file"
+            observed = "no regular file"
         elif (size := path.stat().st_size) > LARGEST_JSON:
-            found = f"a file of {size:,} bytes"
+            observed = f"a file of {size:,} bytes"
         else:
             text = path.read_bytes().decode("utf-8")
             value = json.loads(text)
@@ -190,15 +190,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
                 json.dumps(value, ensure_ascii=False).encode("utf-8")
             if isinstance(value, dict):
                 return value
-            found = f"JSON that is {_kind(value)}, not an object"
+            observed = f"JSON that is {_kind(value)}, not an object"
     except UnicodeError:
-        found = "text that is not UTF-8"
+        observed = "text that is not UTF-8"
     except (ValueError, RecursionError) as error:
-        found = f"no JSON ({'nested too deep' if isinstance(error, RecursionError) else str(error)[:100]})"
+        observed = f"no JSON ({'nested too deep' if isinstance(error, RecursionError) else str(error)[:100]})"
     except OSError as error:
-        found = f"a file that cannot be read ({error.strerror})"
+        observed = f"a file that cannot be read ({error.strerror})"
     needed = f"a JSON object of at most {LARGEST_JSON >> 20} MiB"
-    raise UserError(Problem(found, needed, "download the model again, or mend the file", str(path)))
+    raise UserError(Problem(observed, needed, "download the model again, or mend the file", str(path)))
 
 
 def _kind(value: object) -> str:

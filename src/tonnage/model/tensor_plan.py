@@ -115,14 +115,14 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 
 def fitting_degrees(config: PreTrainedConfig, most: int) -> list[int]:
     """Numbers of ranks up to ``most`` that ``check_degree`` accepts."""
-    found = []
+    degrees = []
     for degree in range(1, most + 1):
         try:
             check_degree(config, degree)
         except UserError:
             continue
-        found.append(degree)
-    return found
+        degrees.append(degree)
+    return degrees
 
 
 def first_argument(module: nn.Module) -> str:

@@ -217,8 +217,8 @@ def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def count_layers(described: Mapping[str, Any]) -> tuple[str, int]:
-    """The key that a configuration has for the number of its layers, and the number; the key is empty where the length
-    of a list says it."""
+    """The key under which a configuration has the number of its layers, and that number; the key is empty where the
+    length of a list tells it."""
     for key in LAYER_COUNTS:
         if isinstance(described.get(key), int):
             return key, described[key]
@@ -299,7 +299,7 @@ def _size(key: str, value: int) -> int:
 
 
 def _mend(small: dict[str, Any], whole: Mapping[str, Any]) -> None:
-    """What hangs together with what was shrunk."""
+    """Adjust values that depend on those that were shrunk."""
     heads = next((key for key in whole if HEAD_COUNTS.search(key) and isinstance(whole[key], int)), None)
     groups = next((key for key in whole if GROUP_COUNTS.search(key) and isinstance(whole[key], int)), None)
     if heads and groups and whole[heads] == whole[groups]:

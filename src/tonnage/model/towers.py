@@ -128,15 +128,15 @@ def _same(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.M
 
 
 def _path(model: nn.Module, module: nn.Module) -> str:
-    path = next(name for name, one in model.named_modules() if one is module)
+    path = next(name for name, child in model.named_modules() if child is module)
     return f"{path}." if path else ""
 
 
 def described(carried: Sequence[Stored], names: Names) -> tuple[Carried, ...]:
     """What is carried, by what it belongs to; in the order of the files."""
     counted: dict[str, list[int]] = {}
-    for one in carried:
-        counted.setdefault(_part(one.key, names), []).append(one.num_bytes)
+    for tensor in carried:
+        counted.setdefault(_part(tensor.key, names), []).append(tensor.num_bytes)
     return tuple(Carried(part, len(sizes), sum(sizes)) for part, sizes in counted.items())
 
 
@@ -149,12 +149,16 @@ def _part(key: str, names: Names) -> str:
 
 
 def digest(carried: Sequence[Stored]) -> str:
-    """What tells another set of tensors, or tensors of other values, from these: names, types, shapes, and the first
-    and last row of each."""
-    found = hashlib.sha256()
-    for one, view in sorted(((one, view) for one, view in read(carried)), key=lambda pair: pair[0].key):
-        found.update(f"{one.key} {one.dtype} {one.shape}\n".encode())
-        ends = [view[...]] if not one.shape else [view[at : at + 1] for at in (0, one.shape[0] - 1) if one.shape[0]]
+    """A digest that tells these tensors from others: names, types, shapes, and the first and last row of
+    each."""
+    sha256 = hashlib.sha256()
+    for stored, view in sorted(((stored, view) for stored, view in read(carried)), key=lambda pair: pair[0].key):
+        sha256.update(f"{stored.key} {stored.dtype} {stored.shape}\n".encode())
+        ends = (
+            [view[...]]
+            if not stored.shape
+            else [view[at : at + 1] for at in (0, stored.shape[0] - 1) if stored.shape[0]]
+        )
         for end in ends:
-            found.update(end.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:32]
+            sha256.update(end.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()[:32]

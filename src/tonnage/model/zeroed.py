@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 
 
 def zeroed_rows(model: PreTrainedModel) -> dict[str, range]:
-    """Of parameters by name, the rows that transformers sets to zero when it loads ``model``, which is on the meta
+    """The rows, by name of parameter, that transformers sets to zero when it loads ``model``, which is on the meta
     device.
 
     Raises:
@@ -47,7 +47,7 @@ def zeroed_rows(model: PreTrainedModel) -> dict[str, range]:
 
 
 def zero_rows(target: Tensor, rows: range) -> None:
-    """Set those ``rows`` of a parameter to zero that this rank has of it."""
+    """Set to zero those of ``rows`` of a parameter that this rank has."""
     local, region = region_of(target.data)
     if local.numel():
         first = region[0].start
@@ -71,7 +71,7 @@ def _rows(name: str, model: PreTrainedModel, operation: Any, part: Tensor) -> ra
 
 
 class _Writes(TorchDispatchMode):
-    """What is written to some parameters, which are known by their memory."""
+    """Records what is written to some parameters, which it knows by their memory."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

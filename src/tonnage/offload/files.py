@@ -88,18 +88,18 @@ class NewFile:
             if rest and self._direct:
                 self._direct = self._set_direct(False)
 
-    def _set_direct(self, wanted: bool) -> bool:
+    def _set_direct(self, enabled: bool) -> bool:
         """Turn direct transfers on or off; whether they are on now."""
         if not _DIRECT:
             return False
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _DIRECT if wanted else flags & ~_DIRECT)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _DIRECT if enabled else flags & ~_DIRECT)
         except OSError as error:
             if error.errno not in REFUSED:
                 raise
             return False
-        return wanted
+        return enabled
 
 
 class TileFile:

@@ -107,15 +107,15 @@ class Pages:
         self,
         sizes: Mapping[str, int],
         directories: Sequence[Path],
-        what: str,
+        contents: str,
         stored: Mapping[str, Place] = MappingProxyType({}),
     ) -> None:
-        """Reserve the space: ``sizes`` are bytes, at least one. ``what`` says for whom, in messages.
+        """Reserve the space: ``sizes`` are bytes, at least one. ``contents`` says what the arrays hold, for messages.
 
         Raises:
             UserError: not enough space.
         """
-        self._sizes, self._directories, self.what = dict(sizes), list(directories), what
+        self._sizes, self._directories, self.contents = dict(sizes), list(directories), contents
         self.stored = stored
         """Arrays that have their content already."""
         self._parts: dict[str, _Place] = {}
@@ -129,7 +129,7 @@ class Pages:
             ends[numbers[name]] += -(-size // PAGE) * PAGE
         self.num_bytes = sum(ends)
         """Reserved on disk."""
-        descriptors = [_reserved(path, max(PAGE, end), what) for path, end in zip(directories, ends, strict=True)]
+        descriptors = [_reserved(path, max(PAGE, end), contents) for path, end in zip(directories, ends, strict=True)]
         weakref.finalize(self, _close, descriptors)
         self.own = [
             _File(descriptor, mmap.mmap(descriptor, max(PAGE, end)), directory)
@@ -170,12 +170,12 @@ class Pages:
             self._parts[_part(name, number)] = _Place(place.file, place.start + first, size)
 
     def ahead(self, names: Sequence[str], first: int = 0) -> list[str]:
-        """What ``prefetch``, ``bring`` and ``rest`` are to be told where ``names`` are wanted one after another, the
-        first of them from byte ``first`` on: if that is divided, the part that is wanted and the next one; else, of
-        others that are divided the first part."""
+        """The names to give ``prefetch``, ``bring`` and ``rest`` where ``names`` are needed one after another, the
+        first from byte ``first`` on. If the first is divided: its part that is needed, and the next part; else, of
+        others that are divided, their first part."""
         if names and (part_bytes := self._part_bytes.get(names[0])) is not None:
             number = first // part_bytes
-            return [part for one in (number, number + 1) if (part := _part(names[0], one)) in self._parts]
+            return [part for index in (number, number + 1) if (part := _part(names[0], index)) in self._parts]
         return [_part(name, 0) if name in self._part_bytes else name for name in names]
 
     def prefetch(self, names: Collection[str]) -> None:
@@ -203,10 +203,10 @@ class Pages:
             if place.file.directory is not None:
                 _start_writing(place.file.descriptor, start, size)
 
-    def turn(self, there: Collection[str], coming: Sequence[str]) -> list[str]:
-        """Bring the first of ``coming`` and begin to read the others; what else is ``there`` rests. What is there
-        now."""
-        self.rest([name for name in there if name not in coming])
+    def turn(self, in_memory: Collection[str], coming: Sequence[str]) -> list[str]:
+        """Bring the first of ``coming`` into memory, begin to read the others, and let the rest of what is
+        ``in_memory`` go. Returns what is in memory now."""
+        self.rest([name for name in in_memory if name not in coming])
         self.prefetch(coming)
         if coming:
             self.bring(coming[:1])
@@ -226,7 +226,7 @@ class Pages:
                 remaining, offset = remaining[moved:], offset + moved
         except OSError as error:
             where = place.file.directory
-            raise DiskFailed(f"{where}: could not write {name} ({self.what}): {error.strerror}") from error
+            raise DiskFailed(f"{where}: could not write {name} ({self.contents}): {error.strerror}") from error
 
     def copy(self) -> Pages:
         """The same arrays, but for what is stored, as they are now; a file system that can share blocks does.
@@ -236,7 +236,7 @@ class Pages:
         """
         if (whole := joined([other.copy() for other in self.others])) is not None:
             return whole
-        twin = Pages(self._sizes, self._directories, f"a copy of {self.what}")
+        twin = Pages(self._sizes, self._directories, f"a copy of {self.contents}")
         for source, target in zip(self.own, twin.own, strict=True):
             _copy_file(source.descriptor, target.descriptor, len(source.memory))
         return twin
@@ -257,11 +257,11 @@ class Pages:
 
 
 def joined(several: Sequence[Pages]) -> Pages | None:
-    """All arrays of ``several``, none of which has a name of another's or is divided, as those of one; None if there
-    are none. What one of them is told to read, or has read, all know."""
+    """All arrays of ``several`` as those of one; None if there are none. No array has the name of another's, and none
+    is divided. What one of them is told to read, or has read, all know."""
     if len(several) < 2:
         return next(iter(several), None)
-    whole = Pages({}, [], several[0].what)
+    whole = Pages({}, [], several[0].contents)
     whole.others = several
     for other in several:
         whole.places |= other.places
@@ -275,7 +275,7 @@ def _part(name: str, number: int) -> str:
     return f"{name}[{number}]"
 
 
-def _reserved(directory: Path, size: int, what: str) -> int:
+def _reserved(directory: Path, size: int, contents: str) -> int:
     """A new file without a name in ``directory``: its descriptor. Its space is reserved now, because a mapped file that
     finds the disk full ends the process."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ def _reserved(directory: Path, size: int, what: str) -> int:
         problem = Problem(
             where=str(directory),
             found=f"{space.f_bavail * space.f_frsize / 1e9:.2f} GB free ({error.strerror})",
-            needed=f"{size / 1e9:.2f} GB for {what}",
+            needed=f"{size / 1e9:.2f} GB for {contents}",
             change="free some space, or set memory.offload_dirs to other directories",
         )
         raise UserError(problem) from error

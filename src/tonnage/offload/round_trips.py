@@ -29,7 +29,7 @@ class RoundTrips(Generic[Unit]):
         self._home, self._device, self._slots = home, device, slots
         self.outward, self.inward = stream(device), stream(device)
         self.leaving: dict[Unit, tuple[Tensor, Any]] = {}
-        """Units whose memory on the device may be read still, and the marks after which they have left."""
+        """Units whose memory on the device may still be read, and the marks after which they have left."""
         self.coming: dict[Unit, tuple[Tensor, Any]] = {}
         self.copied_bytes = 0
         """To the host and back, so far."""
@@ -58,29 +58,30 @@ class RoundTrips(Generic[Unit]):
         self.coming[unit] = content, self.inward.mark()
 
     def have(self, unit: Unit) -> Tensor:
-        """A unit, which comes anew if it was called; as it was given, if its memory is kept still."""
+        """A unit: as it was given, while that memory is kept and it was not called; else in new memory, into which it
+        comes."""
         if unit in self.leaving and unit not in self.coming:
             return self._let_go(unit)
         self.call(unit)
-        content, there = self.coming.pop(unit)
-        self.inward.join(there)
+        content, mark = self.coming.pop(unit)
+        self.inward.join(mark)
         return content
 
     def settle(self, slots: int = 0) -> None:
-        """Keep the memory of at most so many that are leaving."""
+        """Keep the memory of at most so many units that are leaving."""
         for unit in list(self.leaving)[: max(0, len(self.leaving) - slots)]:
             self._let_go(unit)
 
     def forget(self) -> None:
-        """Nothing that is on its way is wanted any more."""
+        """Forget all units: none that is on its way is needed any more."""
         self.settle()
         for unit in list(self.coming):
             self.have(unit)
 
     def _let_go(self, unit: Unit) -> Tensor:
         """It has left when anything else is done with its memory."""
-        content, gone = self.leaving.pop(unit)
-        self.outward.join(gone)
+        content, mark = self.leaving.pop(unit)
+        self.outward.join(mark)
         return content
 
     def _copy_out(self, unit: Unit, content: Tensor) -> None:

@@ -240,8 +240,8 @@ def _make_files(directories: Sequence[Path], shape: Shape, spare_bytes: int) -> 
             for file in files:
                 file.close()
             needed = f"{shape.file_bytes(len(directories)) / 1e9:.2f} GB to reserve"
-            found = error.strerror or str(error)
-            problem = Problem(where=str(path), found=found, needed=needed, change="use another directory")
+            observed = error.strerror or str(error)
+            problem = Problem(where=str(path), found=observed, needed=needed, change="use another directory")
             raise UserError(problem) from error
         finally:
             path.unlink(missing_ok=True)
@@ -259,13 +259,13 @@ def _check_space(directories: Sequence[Path], shape: Shape, spare_bytes: int) ->
         needed[device] = needed.get(device, 0) + each - replaced + spare
     problems = []
     for device, num_bytes in needed.items():
-        there = [directory for directory in directories if directory.stat().st_dev == device]
-        space = os.statvfs(there[0])
+        on_same_device = [directory for directory in directories if directory.stat().st_dev == device]
+        space = os.statvfs(on_same_device[0])
         free = space.f_bavail * space.f_frsize
         if free < num_bytes:
             problems.append(
                 Problem(
-                    where=", ".join(map(str, there)),
+                    where=", ".join(map(str, on_same_device)),
                     found=f"{free / 1e9:.2f} GB free",
                     needed=f"{num_bytes / 1e9:.2f} GB, for {shape.num_tiles} tiles of {shape.slot_bytes / 1e6:.1f} MB",
                     change=f"free {(num_bytes - free) / 1e9:.2f} GB there, or use other or more directories",

@@ -73,7 +73,7 @@ class AdamW:
         """Time in which training stood still for the disk: in an update or, in the background, waiting for one."""
         self.num_steps = 0
         """Updates made so far."""
-        there = device_copies or {}
+        on_device = device_copies or {}
         self._trained = {
             name: _trained(
                 name,
@@ -81,19 +81,21 @@ class AdamW:
                 0.0 if name in undecayed else decay,
                 turns.get(name, 0),
                 (copies or {}).get(name, 1),
-                there.get(name),
+                on_device.get(name),
             )
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
-        if moments == "int8" and (cut := [one.name for one in self._trained.values() if not has_whole_blocks(one)]):
+        if moments == "int8" and (
+            cut := [trained.name for trained in self._trained.values() if not has_whole_blocks(trained)]
+        ):
             raise NotImplementedError(f"int8 moments of parts of blocks ({cut[0]}), which share a scale")
         self.tier = tier(list(self._trained.values()), moments)
         self.gradients = gradients(list(self._trained.values()))
         self._divided: dict[str, int] = {}
 
     def divide(self, name: str, numel: int) -> None:
-        """Never have a parameter's shard, or the gradient of it, in memory whole: about so many elements at a time."""
+        """Never hold a parameter's shard, or its gradient, in memory whole, but about ``numel`` elements at a time."""
         if name in self._trained:
             self._divided[name] = numel
             self.gradients.divide(name, numel)
@@ -129,7 +131,7 @@ class AdamW:
     @property
     def is_unseen(self) -> bool:
         """Whether ``step`` returns before the device has made the update, or computed the scale of its gradients."""
-        devices = {local(one.parameter).device for one in self._trained.values()}
+        devices = {local(trained.parameter).device for trained in self._trained.values()}
         beside = isinstance(self.tier, InMemory) and isinstance(self.gradients, gradient_tiers.InMemory)
         return beside and not self._lazy and all(map(kernels.is_unseen, devices))
 
@@ -147,49 +149,51 @@ class AdamW:
     def _update(self, names: Sequence[str], lr: float, scale: float | Tensor, step: int, threads: int) -> Iterator[int]:
         """Update ``names``; says whose turn it is before each turn."""
         use_loop_threads(threads)
-        there, number, current, of_turn, first = list[str](), 0, "", None, 0
+        in_memory, number, current, of_turn, first = list[str](), 0, "", None, 0
         stay = isinstance(self.gradients, gradient_tiers.InMemory)  # gradients of a turn until it is over
         for piece in self._in_parts(self.tier.pieces(names)):
-            one = piece.trained
-            if one.name != current:
-                number, current = names.index(one.name, number), one.name
-                if not stay or one.turn != of_turn:
+            trained = piece.trained
+            if trained.name != current:
+                number, current = names.index(trained.name, number), trained.name
+                if not stay or trained.turn != of_turn:
                     self.tier.settle()
-                    yield one.turn
-                    of_turn, first = one.turn, number
-            if not piece.start or one.name in self._divided:
+                    yield trained.turn
+                    of_turn, first = trained.turn, number
+            if not piece.start or trained.name in self._divided:
                 self.gradients.turn_to(names[first : number + AHEAD], piece.start if first == number else 0)
-                there = self._turn_weights(there, names[number : number + AHEAD], piece.start)
+                in_memory = self._turn_weights(in_memory, names[number : number + AHEAD], piece.start)
             hyper = kernels.Hyper(
                 lr,
                 *self.betas,
                 self.eps,
-                decay=one.decay,
+                decay=trained.decay,
                 step=step,
                 scale=scale,
-                key=noise_key(self.seed, step, one.noise),
-                first=one.first + piece.start,
+                key=noise_key(self.seed, step, trained.noise),
+                first=trained.first + piece.start,
             )
             part = slice(piece.start, piece.stop)  # of a gradient, which nobody holds when others are turned to
             with self._weight(piece) as weight:
-                kernels.update(weight, piece.low, piece.moments, self.gradients.local(one.name).view(-1)[part], hyper)
+                kernels.update(
+                    weight, piece.low, piece.moments, self.gradients.local(trained.name).view(-1)[part], hyper
+                )
         self.tier.settle()
         self.gradients.turn_to([])
-        self._turn_weights(there, [])
+        self._turn_weights(in_memory, [])
 
     def _disk_seconds(self) -> float:
         pages = 0.0 if self._pages is None else self._pages.waited_seconds
         return self.tier.waited_seconds + self.gradients.waited_seconds + pages
 
-    def _turn_weights(self, there: Sequence[str], coming: Sequence[str], start: int = 0) -> list[str]:
-        """Bring weights that are on disk, of the first of ``coming`` those from element ``start`` on."""
+    def _turn_weights(self, in_memory: Sequence[str], coming: Sequence[str], start: int = 0) -> list[str]:
+        """Bring the weights of ``coming`` that are on disk; of the first, those from element ``start`` on."""
         if self._pages is None:
             return []
         first = start * self._trained[coming[0]].parameter.itemsize if coming and coming[0] in self._pages else 0
-        return self._pages.turn(there, self._pages.ahead([name for name in coming if name in self._pages], first))
+        return self._pages.turn(in_memory, self._pages.ahead([name for name in coming if name in self._pages], first))
 
     def _in_parts(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Pieces of what is never in memory whole in parts of their own."""
+        """Split pieces of parameters that are never in memory whole (``divide``)."""
         for piece in pieces:
             most = self._divided.get(piece.trained.name, piece.stop - piece.start)
             yield from (piece,) if piece.stop - piece.start <= most else piece.parts(most)
@@ -197,14 +201,14 @@ class AdamW:
     @contextmanager
     def _weight(self, piece: Piece) -> Iterator[Tensor]:
         """The weights of a piece, to be changed in place; if they are in a file, in a copy, which is written there."""
-        one = piece.trained
-        weight = local(one.parameter).detach().view(-1)[piece.start : piece.stop]
-        if self._pages is None or one.name not in self._pages:
+        trained = piece.trained
+        weight = local(trained.parameter).detach().view(-1)[piece.start : piece.stop]
+        if self._pages is None or trained.name not in self._pages:
             yield weight
         else:
             changed = weight.clone()
             yield changed
-            self._pages.rewrite(one.name, piece.start * weight.itemsize, content(changed))
+            self._pages.rewrite(trained.name, piece.start * weight.itemsize, content(changed))
 
     def tensors(self) -> dict[str, Tensor]:
         """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
@@ -251,10 +255,10 @@ def _trained(
     )
 
 
-def has_whole_blocks(one: Trained) -> bool:
+def has_whole_blocks(trained: Trained) -> bool:
     """Whether no rank has a part of a block of int8 moments."""
-    row = row_length(one.parameter.shape)
-    return keeps_blocks(row, -(-row // one.row)) if one.row else row < SHORTEST_ROW
+    row = row_length(trained.parameter.shape)
+    return keeps_blocks(row, -(-row // trained.row)) if trained.row else row < SHORTEST_ROW
 
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:

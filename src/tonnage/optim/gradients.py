@@ -27,7 +27,7 @@ from tonnage.optim.tiers import Trained, content, local
 from tonnage.optim.tiles import aligned, locked_tensors
 
 NORM_ELEMENTS = 1 << 22
-"""Of a gradient whose norm is taken at a time."""
+"""Elements of a gradient whose norm is taken at a time."""
 LEAVING = GRADIENTS["host"].slots
 """Gradients on their way to the host's memory."""
 SENT_ELEMENTS, BUFFERS = GRADIENTS["disk"].unit_bytes // 4, GRADIENTS["disk"].slots
@@ -52,17 +52,17 @@ class Gradients(Protocol):
         ...
 
     def take(self) -> None:
-        """Set aside those there are, for an update that goes on while parameters get new ones: ``local`` has them until
-        ``turn_to`` has passed them."""
+        """Set the present gradients aside, for an update that goes on while new ones are computed: ``local`` returns
+        them until ``turn_to`` has passed them."""
         ...
 
     def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
-        """``coming[0]`` is wanted now, from its element ``first`` on, and the others soon; what was wanted before is
-        not wanted any more."""
+        """``coming[0]`` is needed now, from its element ``first`` on, and the others soon; those before are no longer
+        needed."""
         ...
 
     def divide(self, name: str, numel: int) -> None:
-        """The gradient of a parameter's shard comes in parts of so many elements (``add_part``), and goes so."""
+        """The gradient of a parameter's shard comes (``add_part``) and leaves in parts of so many elements."""
         ...
 
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
@@ -71,12 +71,11 @@ class Gradients(Protocol):
         ...
 
     def came(self, parameter: nn.Parameter) -> None:
-        """A micro-batch's gradient of a parameter is whole, and was not added by autograd, which would have told."""
+        """A micro-batch's gradient of a parameter is complete; called where it was not autograd that added it."""
         ...
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
-        """Put what ``change`` makes of the gradient of a parameter's shard in its place, before the norm is asked
-        for."""
+        """Replace the gradient of a parameter's shard by what ``change`` makes of it, before the norm is asked for."""
         ...
 
     @property
@@ -85,7 +84,7 @@ class Gradients(Protocol):
         ...
 
     def settle(self) -> None:
-        """Let those that are leaving keep no memory of the device any longer: what is done next waits for them."""
+        """Release the device's memory of those that are leaving: what is done next waits for them."""
         ...
 
     def clear(self, *, keep: bool = False) -> None:
@@ -99,15 +98,19 @@ class InMemory:
     waited_seconds = 0.0
 
     def __init__(self, trained: Sequence[Trained]) -> None:
-        self._trained = {one.name: one.parameter for one in trained}
-        self._copies = {one.name: one.copies for one in trained}
+        self._trained = {trained_parameter.name: trained_parameter.parameter for trained_parameter in trained}
+        self._copies = {trained_parameter.name: trained_parameter.copies for trained_parameter in trained}
         self._taken: dict[str, Tensor] = {}
         self._divided: dict[str, int] = {}
         self._there: Sequence[str] = ()
 
     def names(self) -> list[str]:
         """See ``Gradients``."""
-        return [name for name, one in self._trained.items() if one.grad is not None and local(one.grad).numel()]
+        return [
+            name
+            for name, parameter in self._trained.items()
+            if parameter.grad is not None and local(parameter.grad).numel()
+        ]
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``."""
@@ -117,12 +120,12 @@ class InMemory:
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
-        found = []  # as where they leave: the same bits
+        norms = []  # as where they leave: the same bits
         for name in self.names():
             gradient = self.local(name).view(-1)
             parts = gradient.split(self._divided.get(name, gradient.numel()))
-            found += [(_norm(part), self._copies[name]) for part in parts]
-        return sum_of_squares([norm for norm, _ in found], [copies for _, copies in found])
+            norms += [(_norm(part), self._copies[name]) for part in parts]
+        return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
 
     def take(self) -> None:
         """See ``Gradients``."""
@@ -147,7 +150,7 @@ class InMemory:
         local(parameter.grad).view(-1)[first : first + gradient.numel()] += gradient.view(-1)
 
     def came(self, parameter: nn.Parameter) -> None:
-        """See ``Gradients``. It is where it belongs."""
+        """See ``Gradients``. Nothing to do: it is in place."""
 
     def settle(self) -> None:
         """See ``Gradients``. None leaves."""
@@ -172,21 +175,30 @@ class _Leaving(Gradients):
 
     def __init__(self, trained: Sequence[Trained]) -> None:
         """Watch the parameters' gradients."""
-        here = {one.name: one.parameter for one in trained if local(one.parameter).numel()}
-        self._names = {id(one.computed): one.name for one in trained}
-        self._copies = {one.name: one.copies for one in trained}
-        self._shapes = {name: local(one).shape for name, one in here.items()}
-        self._dtypes = {one.name: _dtype_of(one.computed) for one in trained if one.name in here}
+        parameters = {
+            trained_parameter.name: trained_parameter.parameter
+            for trained_parameter in trained
+            if local(trained_parameter.parameter).numel()
+        }
+        self._names = {id(trained_parameter.computed): trained_parameter.name for trained_parameter in trained}
+        self._copies = {trained_parameter.name: trained_parameter.copies for trained_parameter in trained}
+        self._shapes = {name: local(parameter).shape for name, parameter in parameters.items()}
+        self._dtypes = {
+            trained_parameter.name: _dtype_of(trained_parameter.computed)
+            for trained_parameter in trained
+            if trained_parameter.name in parameters
+        }
         self._norms: dict[str, dict[int, Tensor]] = {}
         """By name and by where a part of it begins: 0, where it came as a whole."""
-        for one in trained:
-            one.computed.register_post_accumulate_grad_hook(partial(self._take, one.name))
+        for trained_parameter in trained:
+            hook = partial(self._take, trained_parameter.name)
+            trained_parameter.computed.register_post_accumulate_grad_hook(hook)
 
     def _sizes(self) -> dict[str, int]:
         return {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
 
     def _take(self, name: str, parameter: Tensor) -> None:
-        """A micro-batch's gradient of a parameter is whole."""
+        """A micro-batch's gradient of a parameter is complete."""
         if parameter.grad is None:  # it comes later (``parallel.deferred``), though autograd is through with it
             return
         gradient = local(parameter.grad).detach().contiguous()
@@ -195,7 +207,7 @@ class _Leaving(Gradients):
             self._add(name, gradient)
 
     def _add(self, name: str, gradient: Tensor) -> None:
-        """Let a whole gradient leave, with what those of earlier micro-batches came to."""
+        """Let a whole gradient leave, added to the sum of earlier micro-batches."""
         if name in self._norms:
             gradient += self._earlier(name)
         self._norms[name] = {0: _norm(gradient)}
@@ -229,15 +241,15 @@ class _Leaving(Gradients):
 
     @abstractmethod
     def _earlier(self, name: str) -> Tensor:
-        """What those of earlier micro-batches came to."""
+        """The sum of earlier micro-batches' gradients."""
 
     @abstractmethod
     def _send(self, name: str, gradient: Tensor) -> None:
-        """Let one leave."""
+        """Let a gradient leave."""
 
     @abstractmethod
     def _part(self, name: str, part: slice) -> Tensor:
-        """Elements of what those of earlier micro-batches came to, flat, on the device that has the parameters."""
+        """Elements of the sum of earlier micro-batches, flat, on the device that has the parameters."""
 
     @abstractmethod
     def _send_part(self, name: str, part: slice, gradient: Tensor) -> None:
@@ -316,13 +328,13 @@ class _Sent:
 
     name: str
     first: int
-    """Where in the shard that begins which came with them."""
+    """Where in the shard the gradient begins of which they are a piece."""
     elements: slice
-    """Which they are of the shard."""
+    """Which elements of the shard they are."""
     is_last: bool
-    """Whether all that came with them is through then."""
+    """Whether they are the last piece of that gradient."""
     gradient: Tensor
-    """Where they come from, on the device, to which nobody else may write before they have left."""
+    """Their source on the device; nobody may write to it before they have left."""
     buffer: Tensor
     there: Any
     """Mark after which the buffer has them."""
@@ -352,7 +364,7 @@ class FromDevice(OnDisk):
         self._free = deque(memory.split(size)) if size else deque[Tensor]()
         self._outward = stream(device)
         self._leaving = deque[_Sent]()
-        self._found: list[Tensor] = []
+        self._piece_norms: list[Tensor] = []
         """Norms of pieces of what is being taken up."""
         self.copied_bytes = 0
         """To the host, so far."""
@@ -381,21 +393,21 @@ class FromDevice(OnDisk):
 
     @torch.no_grad()
     def _arrive(self) -> None:
-        """Take up what left first."""
-        one = self._leaving.popleft()
-        one.there.synchronize()
-        dtype, norms = self._dtypes[one.name], self._norms.setdefault(one.name, {})
-        values = _typed(one.buffer, one.gradient)
-        if one.first in norms:
-            values += self._part(one.name, one.elements)
+        """Wait for the piece that left first, add it to the sum of earlier micro-batches, and write that."""
+        transfer = self._leaving.popleft()
+        transfer.there.synchronize()
+        dtype, norms = self._dtypes[transfer.name], self._norms.setdefault(transfer.name, {})
+        values = _typed(transfer.buffer, transfer.gradient)
+        if transfer.first in norms:
+            values += self._part(transfer.name, transfer.elements)
         values = values.to(dtype)
-        self._found += _norms(values)
-        start = one.elements.start * dtype.itemsize
-        self.pages.rewrite(one.name, start, content(values))
-        self._free.append(one.buffer)
-        if one.is_last:
-            norms[one.first], self._found = _norm_of(self._found), []
-            self.pages.rest(self.pages.ahead([one.name], one.first * dtype.itemsize)[:1])
+        self._piece_norms += _norms(values)
+        start = transfer.elements.start * dtype.itemsize
+        self.pages.rewrite(transfer.name, start, content(values))
+        self._free.append(transfer.buffer)
+        if transfer.is_last:
+            norms[transfer.first], self._piece_norms = _norm_of(self._piece_norms), []
+            self.pages.rest(self.pages.ahead([transfer.name], transfer.first * dtype.itemsize)[:1])
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -409,11 +421,11 @@ class FromDevice(OnDisk):
         return super().names()
 
     def clear(self, *, keep: bool = False) -> None:
-        """See ``Gradients``. What nobody has asked for since it left is not taken up."""
+        """See ``Gradients``. Pieces that are still on their way are dropped."""
         self._outward.finish()
-        self._free.extend(one.buffer for one in self._leaving)
+        self._free.extend(transfer.buffer for transfer in self._leaving)
         self._leaving.clear()
-        self._found = []
+        self._piece_norms = []
         super().clear()
 
 
@@ -432,7 +444,7 @@ class OnHost(_Leaving):
         stream: Callable[[torch.device], Stream] = Stream,
         used_there: bool = False,
     ) -> None:
-        """Take the memory. ``used_there``: whether it is the host that updates by them.
+        """Take the memory. ``used_there``: whether the host computes the update.
 
         Raises:
             UserError: so much of the host's memory cannot be locked.
@@ -446,7 +458,7 @@ class OnHost(_Leaving):
         self._order: list[str] = []
         self._parts_bytes = 0
         """Of parts, which leave at once."""
-        num_bytes = sum(aligned(one.nbytes) for one in self._homes.values())
+        num_bytes = sum(aligned(tensor.nbytes) for tensor in self._homes.values())
         log(f"gradients in host memory: {num_bytes / 1e9:.2f} GB")
 
     @property
@@ -455,7 +467,8 @@ class OnHost(_Leaving):
         return self.trips.copied_bytes + self._parts_bytes
 
     def _earlier(self, name: str) -> Tensor:
-        """What earlier micro-batches came to; what is next is called, too: gradients become whole in one order."""
+        """The sum of earlier micro-batches. The next gradients begin to come, too: they become whole in the same order
+        each time."""
         after = self._order.index(name) + 1
         self._call([name, *(other for other in self._order[after : after + LEAVING] if other in self._norms)])
         return self.trips.have(name)
@@ -466,7 +479,7 @@ class OnHost(_Leaving):
         self.trips.give(name, gradient)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
-        """See ``Gradients``. It is the device that changes it, whose norms are those of all others."""
+        """See ``Gradients``. It is changed on the device, where all norms are taken."""
         if not self._used_there:
             super().change(name, change)
             return
@@ -536,7 +549,7 @@ def _dtype_of(parameter: nn.Parameter) -> torch.dtype:
 
 
 def _typed(buffer: Tensor, like: Tensor) -> Tensor:
-    """The first bytes of a buffer as numbers of that type, and as many."""
+    """The first bytes of a buffer, as many as ``like`` has, in the type of ``like``."""
     return buffer[: like.nbytes].view(like.dtype)
 
 
@@ -546,13 +559,13 @@ def _norm(gradient: Tensor) -> Tensor:
 
 
 def _norms(gradient: Tensor) -> list[Tensor]:
-    """Those of its pieces."""
+    """Norms of the pieces of a gradient."""
     pieces = gradient.view(-1).split(NORM_ELEMENTS)
     return [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
 
 
 def _norm_of(norms: Sequence[Tensor]) -> Tensor:
-    """That of all pieces."""
+    """The norm of a gradient from those of its pieces."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
     return norm
 

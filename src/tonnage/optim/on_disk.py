@@ -52,7 +52,7 @@ class OnDisk:
         Raises:
             UserError: not enough space for the state and one copy of it (``tensors``), or parameters elsewhere.
         """
-        devices = {one.parameter.device.type for one in trained} - {"cpu"}
+        devices = {trained_parameter.parameter.device.type for trained_parameter in trained} - {"cpu"}
         if devices:
             problem = Problem(
                 where="memory.optimizer_tier",
@@ -78,12 +78,14 @@ class OnDisk:
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
         """See ``Tier``. Tiles without any of ``names`` are not touched."""
-        wanted = set(names)
-        chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in wanted for place in places)]
+        selected_names = set(names)
+        chosen = [
+            n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
+        ]
         with half_the_threads():
             for tile, places in self._visit(chosen, changes=True):
                 for place in places:
-                    if place.trained.name in wanted:
+                    if place.trained.name in selected_names:
                         yield place.over(tile)
 
     def prefetch(self) -> None:
@@ -144,8 +146,8 @@ class OnDisk:
 
     def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[Place]]]:
         """Tiles in ascending order, those on disk read ahead."""
-        wanted = set(numbers)
-        coming = [index for index, number in enumerate(self._streamed) if number in wanted]
+        visited = set(numbers)
+        coming = [index for index, number in enumerate(self._streamed) if number in visited]
         for number in numbers:
             index = bisect_left(self._streamed, number)
             start = bisect_left(coming, index)

@@ -82,15 +82,17 @@ class OnHost:
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
         """See ``Tier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
-        wanted = set(names)
-        chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in wanted for place in places)]
+        selected_names = set(names)
+        chosen = [
+            n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
+        ]
         moving = [number for number in chosen if number not in self._resident]
         self._let_go(set(self._there).difference(moving))
         self._inward.wait(self._outward.mark())
         self._work.follow()
         with self._work:
             for number in chosen:
-                places = [place for place in self._tiles[number] if place.trained.name in wanted]
+                places = [place for place in self._tiles[number] if place.trained.name in selected_names]
                 if number in self._resident:
                     yield from (place.over(self._resident[number]) for place in places)
                     continue
@@ -153,7 +155,7 @@ class OnHost:
             self._there[number] = buffer
 
     def _let_go(self, numbers: Iterable[int]) -> None:
-        """Tiles that came and are not wanted, unchanged."""
+        """Free the buffers of tiles that came and are not needed; they are unchanged."""
         for number in list(numbers):
             self._free.append(self._there.pop(number))
 

@@ -32,18 +32,18 @@ class Trained:
     copies: int = 1
     """Ranks of the tensor and pipeline axes that hold this same part: a norm counts each of them in part."""
     noise: str = ""
-    """What tells its random bits from those of others: the name, and the columns where it has not all of them."""
+    """Distinguishes its random bits from those of others: the name, and its columns where it has only some."""
     copy: nn.Parameter | None = None
-    """What a device computes with, where the parameter itself is in the host's memory."""
+    """The copy that a device computes with, where the parameter itself is in the host's memory."""
 
     @property
     def computed(self) -> nn.Parameter:
-        """What gradients are computed of."""
+        """The tensor that gradients are computed of."""
         return self.parameter if self.copy is None else self.copy
 
     @property
     def row(self) -> int:
-        """Elements that this rank has of a row of dimension 0: of all its columns, or of those that are its part."""
+        """Elements that this rank has of one row of dimension 0: all its columns, or this rank's part of them."""
         return row_length(local(self.parameter).shape)
 
 
@@ -56,11 +56,11 @@ class Piece:
     """First element, counted flat in the shard."""
     stop: int
     low: Tensor | None
-    """What is missing of the masters, if the parameter is of 16 bits (``kernels.adamw.LOW``)."""
+    """The low halves of the masters, if the parameter has 16 bits (``kernels.adamw.LOW``)."""
     moments: Moments
 
     def parts(self, most: int) -> Iterator[Piece]:
-        """The same in pieces of so many elements, as near as rows and blocks of moments allow."""
+        """The same in pieces of at most about ``most`` elements, as rows and blocks of moments allow."""
         for first, end in cut(self.stop - self.start, self.moments.row, max(BLOCK, most)):
             low = None if self.low is None else self.low.view(-1)[first:end]
             yield Piece(self.trained, self.start + first, self.start + end, low, self.moments.part(first, end))
@@ -90,7 +90,7 @@ class Tier(Protocol):
         ...
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Let the state be what ``tensors`` has, by the same names and shapes."""
+        """Take over the state in ``tensors``, by the same names and shapes."""
         ...
 
     @property

@@ -52,13 +52,13 @@ class Place:
 
 def whole_streams(trained: Sequence[Trained], codec: Codec) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Type and shape of every tensor of the state, by name."""
-    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for one in trained:
-        shape = tuple(local(one.parameter).shape)
-        for name, (dtype, _) in streams_of(one, codec, math.prod(shape)).items():
-            scale = name.endswith("scale")
-            found[f"{one.name}.{name}"] = dtype, (shape[0], blocks_in(row_length(shape))) if scale else shape
-    return found
+    forms: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for trained_parameter in trained:
+        shape = tuple(local(trained_parameter.parameter).shape)
+        for name, (dtype, _) in streams_of(trained_parameter, codec, math.prod(shape)).items():
+            stream_shape = (shape[0], blocks_in(row_length(shape))) if name.endswith("scale") else shape
+            forms[f"{trained_parameter.name}.{name}"] = dtype, stream_shape
+    return forms
 
 
 def locked_tensors(
@@ -67,40 +67,40 @@ def locked_tensors(
     """Tensors of the host of these types and shapes, one after another in one piece of memory (``locked_for``). It
     raises ``UserError`` where so much cannot be locked."""
     memory = locked_for(key, sum(aligned(num_bytes(form)) for form in forms.values()), device, otherwise)
-    found, end = {}, 0
+    tensors, end = {}, 0
     for name, (dtype, shape) in forms.items():
         size = num_bytes((dtype, shape))
-        found[name] = memory[end : end + size].view(dtype).view(shape)
+        tensors[name] = memory[end : end + size].view(dtype).view(shape)
         end += aligned(size)
-    return found
+    return tensors
 
 
 def num_bytes(form: tuple[torch.dtype, tuple[int, ...]]) -> int:
-    """Of a tensor of a type and shape."""
+    """Bytes of a tensor of a type and shape."""
     return math.prod(form[1]) * form[0].itemsize
 
 
-def streams_of(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
+def streams_of(trained_parameter: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
     """Type and size of each stream of a run of a parameter's elements."""
-    dtype = LOW.get(one.parameter.dtype)
+    dtype = LOW.get(trained_parameter.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
-    return streams(codec, num_elements, one.row) | low
+    return streams(codec, num_elements, trained_parameter.row) | low
 
 
 def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[Place]]:
     """The pieces of every tile: parameters by their turns, each tile as full as rows and blocks allow."""
     tiles: list[list[Place]] = []
-    for one in sorted(trained, key=lambda one: one.turn):
-        row, num_elements = one.row, local(one.parameter).numel()
+    for trained_parameter in sorted(trained, key=lambda trained_parameter: trained_parameter.turn):
+        row, num_elements = trained_parameter.row, local(trained_parameter.parameter).numel()
         start = 0
         while start < num_elements:
             end = aligned(end_of(tiles[-1])) if tiles else 0
-            stop = border(start, _fitting(one, codec, tile_bytes - end), row, num_elements)
+            stop = border(start, _fitting(trained_parameter, codec, tile_bytes - end), row, num_elements)
             if stop > start:
-                tiles[-1:] = [[*(tiles[-1] if tiles else []), _place(one, codec, start, stop, end)]]
+                tiles[-1:] = [[*(tiles[-1] if tiles else []), _place(trained_parameter, codec, start, stop, end)]]
                 start = stop
             elif tiles and not tiles[-1]:
-                raise ValueError(f"a tile of {tile_bytes} bytes does not hold a piece of {one.name}")
+                raise ValueError(f"a tile of {tile_bytes} bytes does not hold a piece of {trained_parameter.name}")
             else:
                 tiles.append([])
     return tiles
@@ -117,20 +117,20 @@ def cut_up(memory: Tensor, tile_bytes: int) -> list[Tensor]:
     return [room[:tile_bytes] for room in memory.split(aligned(tile_bytes))] if memory.numel() else []
 
 
-def _fitting(one: Trained, codec: Codec, room: int) -> int:
+def _fitting(trained_parameter: Trained, codec: Codec, room: int) -> int:
     """How many elements fit into ``room`` bytes, whatever the alignment of their streams costs."""
-    row = one.row
-    found = streams_of(one, codec, row)
-    row_bytes = sum(dtype.itemsize * size for dtype, size in found.values())
-    return max(0, (room - 2 * ALIGNMENT * len(found)) * row // row_bytes)
+    row = trained_parameter.row
+    streams_of_row = streams_of(trained_parameter, codec, row)
+    row_bytes = sum(dtype.itemsize * size for dtype, size in streams_of_row.values())
+    return max(0, (room - 2 * ALIGNMENT * len(streams_of_row)) * row // row_bytes)
 
 
-def _place(one: Trained, codec: Codec, start: int, stop: int, position: int) -> Place:
+def _place(trained_parameter: Trained, codec: Codec, start: int, stop: int, position: int) -> Place:
     placed = {}
-    for name, (dtype, size) in streams_of(one, codec, stop - start).items():
+    for name, (dtype, size) in streams_of(trained_parameter, codec, stop - start).items():
         placed[name] = dtype, position, position + size * dtype.itemsize
         position = aligned(placed[name][2])
-    return Place(one, start, stop, min(one.row, stop - start), placed)
+    return Place(trained_parameter, start, stop, min(trained_parameter.row, stop - start), placed)
 
 
 def end_of(places: Sequence[Place]) -> int:

@@ -23,8 +23,7 @@ from tonnage.offload.round_trips import RoundTrips
 
 
 class BlockInputs:
-    """The inputs of ``blocks``, which pass through here from now on: whatever a block saves for its backward pass that
-    is its input, it saves here."""
+    """The inputs of ``blocks``: from now on, where a block saves its input for its backward pass, it is kept here."""
 
     def __init__(
         self,
@@ -56,13 +55,13 @@ class BlockInputs:
         return self.trips.copied_bytes
 
     def _run(self, number: int, forward: Callable[..., Any], hidden: Tensor, *rest: Any, **named: Any) -> Any:
-        whose = hidden.data_ptr(), hidden.shape  # and not the tensor: autograd keeps these functions
-        with saved_tensors_hooks(partial(self._save, number, whose), self._restore):
+        identity = hidden.data_ptr(), hidden.shape  # and not the tensor: autograd keeps these functions
+        with saved_tensors_hooks(partial(self._save, number, identity), self._restore):
             return forward(hidden, *rest, **named)
 
-    def _save(self, number: int, whose: tuple[int, torch.Size], saved: Tensor) -> int | Tensor:
-        """The number of the block, if what it saves is its input, which leaves then; else what it saves."""
-        is_input = (saved.data_ptr(), saved.shape) == whose and saved.is_contiguous()
+    def _save(self, number: int, identity: tuple[int, torch.Size], saved: Tensor) -> int | Tensor:
+        """If a block saves its input, let that leave and return the block's number; else return what it saves."""
+        is_input = (saved.data_ptr(), saved.shape) == identity and saved.is_contiguous()
         if not is_input or saved.nbytes > self._rooms.shape[1]:
             return saved
         if number == 0:  # of another micro-batch
@@ -73,7 +72,7 @@ class BlockInputs:
         return number
 
     def _restore(self, saved: int | Tensor) -> Tensor:
-        """What was saved. If it is the input of a block, that of the block before it is called back."""
+        """What was saved. If it is a block's input, that of the block before begins to come back."""
         if isinstance(saved, Tensor):
             return saved
         hidden = self.trips.have(saved)

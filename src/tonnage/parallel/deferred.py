@@ -1,8 +1,8 @@
 """Gradients of weights that are computed later than the rest of a backward pass, when there is nothing better to do.
 
-The product that the stage before waits for is that with the weight; the one with the layer's input, half of a backward
-pass, nobody waits for. Linear layers of blocks keep what the second one needs, and compute it when they are told to.
-The numbers are the same, in the same order for each weight.
+In a backward pass of a layer, the stage before waits for the product with the weight; nobody waits for the product with
+the layer's input, which is half of the work. Linear layers of blocks keep what that one needs, and compute it when they
+are told to. The numbers are the same, in the same order for each weight.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Kept = tuple[nn.Parameter, Tensor, Tensor]
 class WeightGradients:
     """Puts off the gradients of the weights of ``blocks``' linear layers.
 
-    Parameters must be whole on this rank: a shard's gradient is reduced in the backward pass. ``came`` is told of every
-    gradient that is added here: autograd tells of all others.
+    Parameters must be whole on this rank: a shard's gradient is reduced in the backward pass. ``came`` is called for
+    every gradient that is added here; of all others autograd tells.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], came: Callable[[nn.Parameter], None]) -> None:
         self._came = came
         self._kept: defaultdict[tuple[int, int], list[Kept]] = defaultdict(list)
         self._key: tuple[int, int] | None = None
-        layers: list[Any] = [one for block in blocks for one in block.modules() if type(one) is nn.Linear]
+        layers: list[Any] = [module for block in blocks for module in block.modules() if type(module) is nn.Linear]
         for layer in filter(_is_trained, layers):  # that of a frozen one may be packed, or have an addition
             layer.forward = partial(_forward, self, layer)
 

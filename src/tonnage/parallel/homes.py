@@ -15,7 +15,7 @@ from tonnage.host.locked import locked_for
 from tonnage.offload.pages import Pages, Place
 
 ALIGNMENT = 256
-"""Bytes of which the start of every parameter is a multiple, as of memory that an allocator gives."""
+"""Every parameter starts at a multiple of so many bytes, as an allocator's memory does."""
 Places = Mapping[str, tuple[int, int]]
 """Where in the bytes of its block each parameter begins and ends, by the names that parameters have in the model."""
 
@@ -35,7 +35,7 @@ class HostHome:
         self._places = {name: (number, *place) for number, block in enumerate(blocks) for name, place in block.items()}
 
     def bytes_of(self, name: str) -> Tensor:
-        """Those of a parameter, as they lie."""
+        """The bytes of a parameter."""
         number, start, stop = self._places[name]
         return self.whole(number)[start:stop]
 
@@ -48,15 +48,15 @@ class HostHome:
         return self._blocks[unit]
 
     def prefetch(self, unit: int) -> None:
-        """All are there."""
+        """Nothing to do: all blocks are in memory."""
 
     def sent(self, mark: Any) -> None:
-        """All stay."""
+        """Nothing to do: all blocks stay in memory."""
 
 
 class FileHome:
-    """Each parameter in a file, of the run's own or, if it is ``stored`` somewhere as it is, in that, which is only
-    read. A block is put together in a buffer (``Staging``) on its way."""
+    """Each parameter in a file: one of the run's own or, if the parameter is ``stored`` somewhere unchanged, that one,
+    which is only read. A block is assembled in a buffer (``Staging``) on its way."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class FileHome:
         stored: Mapping[str, Place] = MappingProxyType({}),
         beside: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Reserve the space, and take the memory. There are files as well for what rests ``beside`` the blocks, of so
-        many bytes each, which somebody else brings from there (``pages``).
+        """Reserve the space, and take the memory. The files have room, too, for what rests ``beside`` the blocks (bytes
+        of each, by name), which others bring from there (``pages``).
 
         Raises:
             UserError: not enough space, or so much of the host's memory cannot be locked.
@@ -75,8 +75,8 @@ class FileHome:
         sizes = {name: stop - start for block in blocks for name, (start, stop) in block.items()}
         self._blocks, lying = blocks, {name: stored[name] for name in sizes if name in stored}
         own = {name: size for name, size in sizes.items() if name not in lying} | dict(beside)
-        what = "the parameters of the blocks"
-        self.pages = Pages(own, directories, f"{what} and what comes in tiles" if beside else what, lying)
+        contents = "the parameters of the blocks"
+        self.pages = Pages(own, directories, f"{contents} and what comes in tiles" if beside else contents, lying)
         self._staging = Staging(max(map(_end, blocks), default=0), device, "memory.parameter_tier=device")
         self.num_bytes = self._staging.num_bytes
         """Of locked memory."""
@@ -84,7 +84,7 @@ class FileHome:
         """Time in which blocks were waited for."""
 
     def bytes_of(self, name: str) -> Tensor:
-        """Those of a parameter, as they lie: mapped."""
+        """The bytes of a parameter, mapped."""
         return torch.frombuffer(self.pages.memory(name), dtype=torch.uint8)
 
     def whole(self, unit: int) -> Tensor:
@@ -110,8 +110,8 @@ class Staging:
     """Two buffers of locked memory, through which what rests on disk goes to a device in turns."""
 
     def __init__(self, num_bytes: int, device: torch.device, otherwise: str) -> None:
-        """Of so many bytes each. ``otherwise`` is what to change where so much cannot be locked, which raises
-        ``UserError``."""
+        """Take two buffers of ``num_bytes`` each. Raises ``UserError`` where so much cannot be locked, which suggests
+        ``otherwise``."""
         size = aligned(num_bytes)
         memory = locked_for("memory.parameter_tier", 2 * size, device, otherwise)
         self.num_bytes = memory.nbytes
@@ -121,14 +121,14 @@ class Staging:
         self._last = 0
 
     def take(self) -> Tensor:
-        """The buffer whose content has left, or leaves first, for which this waits."""
+        """The buffer whose content leaves first; waits until it has left."""
         self._last, buffer = next(self._buffers)
         if (left := self._left.get(self._last)) is not None:
             left.synchronize()
         return buffer
 
     def sent(self, mark: Any) -> None:
-        """What was put into the last one that was taken has left when ``mark`` is passed."""
+        """The content of the buffer that was taken last has left once ``mark`` is passed."""
         self._left[self._last] = mark
 
 

@@ -4,8 +4,9 @@ They have a home (``homes``), and the device has slots for two blocks (``ring``)
 not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
 (``host_shards``); of what the tensor axis divides each rank has its part here, with which it computes.
 
-What a block that is not recomputed saves of its weights for its backward pass is noted by its place in the block, and
-found again where the block is then. The memory of a parameter that is elsewhere is not to be read: it has no number.
+A block that is not recomputed saves views of its weights for its backward pass. They are noted by their place in the
+block, and found again where the block is then. While a parameter is elsewhere its memory must not be read: it holds no
+number (NaN).
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ ELSEWHERE = "a higher limit of locked memory (ulimit -l), or several GPUs"
 
 
 def has_no_room(model: nn.Module, device: torch.device) -> bool:
-    """Whether a model that is not trained has no room on a GPU for what is not there yet. What torch holds and nobody
-    uses is free. With parameters of a kind of their own, as those of other libraries' quantization, it goes there."""
-    if device.type != "cuda" or any(type(one) is not nn.Parameter for one in model.parameters()):
+    """Whether a GPU has no room for those parameters of a model, which is not trained, that are not on it yet. Memory
+    that torch holds unused is free. Models with parameters of other classes (quantization by other libraries) always go
+    there."""
+    if device.type != "cuda" or any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
         return False
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    coming = [one for one in model.parameters() if one.device.type != device.type]
-    return sum(one.numel() * one.itemsize for one in coming) > OF_WEIGHTS * free
+    coming = [parameter for parameter in model.parameters() if parameter.device.type != device.type]
+    return sum(parameter.numel() * parameter.itemsize for parameter in coming) > OF_WEIGHTS * free
 
 
 def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device) -> HostBlocks:
@@ -96,7 +98,7 @@ class Part:
         return self.start + self.padded.numel() * self.dtype.itemsize
 
     def put(self, content: Tensor) -> nn.Parameter:
-        """Let it be another one, with a content."""
+        """Put a new parameter, with this content, in its place."""
         like = self.parameter
         parameter = (
             with_local(like, content) if isinstance(like, DTensor) else nn.Parameter(content, like.requires_grad)
@@ -105,7 +107,7 @@ class Part:
         return parameter
 
     def turn_to(self, content: Tensor) -> None:
-        """Let the same one have another content."""
+        """Let the same parameter have other content."""
         parameter = self.owner._parameters[self.name]
         assert parameter is not None
         if isinstance(parameter, DTensor):
@@ -155,8 +157,8 @@ class BlocksElsewhere:
         """
         self._blocks, self._parts, self._device = blocks, parts, device
         places = [
-            {one.whole_name: (one.start, one.start + one.num_bytes) for one in several if one.num_bytes}
-            for several in parts
+            {part.whole_name: (part.start, part.start + part.num_bytes) for part in block if part.num_bytes}
+            for block in parts
         ]
         self.home: HostHome | FileHome = (
             FileHome(places, device, directories, stored, beside)
@@ -164,7 +166,7 @@ class BlocksElsewhere:
             else HostHome(places, device, otherwise)
         )
         self.ring = Ring(self.home, device, stream(device))
-        self.parameters: list[Tensor] = [part.parameter for several in parts for part in several]
+        self.parameters: list[Tensor] = [part.parameter for block in parts for part in block]
         """As the model has them, until they begin to come and go."""
 
     @property
@@ -174,7 +176,7 @@ class BlocksElsewhere:
 
     @torch.no_grad()
     def rest(self) -> None:
-        """Put them where they rest. What they hold is copied."""
+        """Move the parameters to where they rest, with their values where they have some."""
         self.parameters = [self._rested(part) for several in self._parts for part in several]
 
     def _rested(self, part: Part) -> nn.Parameter:
@@ -192,7 +194,7 @@ class BlocksElsewhere:
         self.ring.open(min(BLOCKS.slots, len(self._blocks)), max(ends, default=0))
 
     def _call(self, number: int, keeping: int) -> None:
-        """Let a block begin to come, if there is one of that number, and the one after it be read."""
+        """Begin to bring a block to the device, if there is one of that number, and to read the one after it."""
         if 0 <= number < len(self._blocks):
             self.ring.call(number, keeping, following=2 * number - keeping)
 
@@ -226,11 +228,11 @@ class HostBlocks(BlocksElsewhere):
         """
         self._recomputed, self._trains = recomputed, trains
         self._useless: dict[torch.dtype, Tensor] = {}
-        names = {id(one): name for name, one in root.named_parameters()}
-        in_tiles = {names[id(one.parameter)]: one.parameter for one in tiled}
+        names = {id(parameter): name for name, parameter in root.named_parameters()}
+        in_tiles = {names[id(weight.parameter)]: weight.parameter for weight in tiled}
 
-        def takes(name: str, one: nn.Parameter) -> bool:
-            return not is_gathered(one) and (trains or not one.requires_grad) and name not in in_tiles
+        def takes(name: str, parameter: nn.Parameter) -> bool:
+            return not is_gathered(parameter) and (trains or not parameter.requires_grad) and name not in in_tiles
 
         super().__init__(
             blocks,
@@ -238,7 +240,7 @@ class HostBlocks(BlocksElsewhere):
             device,
             directories=directories,
             stored=stored,
-            beside={name: one.numel() * one.itemsize for name, one in in_tiles.items()},
+            beside={name: parameter.numel() * parameter.itemsize for name, parameter in in_tiles.items()},
             otherwise=otherwise,
             stream=stream,
         )
@@ -299,7 +301,7 @@ class HostBlocks(BlocksElsewhere):
             part.turn_to(part.seen_in(slot.memory))
 
     def _nowhere(self, part: Part) -> Tensor:
-        """What a parameter is while its block is not on the device: of its shape, and of no use."""
+        """What a parameter is while its block is not on the device: a tensor of its shape without useful values."""
         if part.dtype not in self._useless:
             number = float("nan") if part.dtype.is_floating_point else 0
             self._useless[part.dtype] = torch.full((), number, dtype=part.dtype, device=self._device)
@@ -309,33 +311,40 @@ class HostBlocks(BlocksElsewhere):
 def laid_out(
     root: nn.Module, blocks: Sequence[nn.Module], takes: Callable[[str, nn.Parameter], bool]
 ) -> list[list[Part]]:
-    """What a test ``takes`` of the parameters of every block, one after another in its bytes, shards with room for what
-    makes all equal."""
-    names = {id(one): name for name, one in root.named_parameters()}
-    found = []
+    """Lay out those parameters of every block that ``takes`` accepts, one after another in the block's bytes; shards
+    are padded to equal sizes."""
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    layout = []
     for block in own_parameters(blocks):
         parts = list[Part]()
-        for module, name, one in block:
-            if takes(names[id(one)], one):
+        for module, name, parameter in block:
+            if takes(names[id(parameter)], parameter):
                 start = aligned(parts[-1].end) if parts else 0
-                shape = region_of(one)[0].shape
-                padded = padded_shape(one) if isinstance(one, DTensor) and is_gathered(one) else shape
-                like = one if isinstance(one, DTensor) else nn.Parameter(one.detach().to("meta"), one.requires_grad)
-                parts.append(Part(module, name, names[id(one)], start, like, shape, padded))
-        found.append(parts)
-    return found
+                shape = region_of(parameter)[0].shape
+                padded = padded_shape(parameter) if isinstance(parameter, DTensor) and is_gathered(parameter) else shape
+                like = (
+                    parameter
+                    if isinstance(parameter, DTensor)
+                    else nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+                )
+                parts.append(Part(module, name, names[id(parameter)], start, like, shape, padded))
+        layout.append(parts)
+    return layout
 
 
 def own_parameters(blocks: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str, nn.Parameter]]]:
-    """The parameters of every block that no other module of the blocks has: whose they are, and by which name."""
+    """Of every block, the parameters that no other module of the blocks has: (module, name in it, parameter)."""
     held = [
         [
-            (module, name, one)
+            (module, name, parameter)
             for module in block.modules()
-            for name, one in module._parameters.items()
-            if one is not None
+            for name, parameter in module._parameters.items()
+            if parameter is not None
         ]
         for block in blocks
     ]
-    holders = Counter(id(one) for block in held for _, _, one in block)
-    return [[(module, name, one) for module, name, one in block if holders[id(one)] == 1] for block in held]
+    holders = Counter(id(parameter) for block in held for _, _, parameter in block)
+    return [
+        [(module, name, parameter) for module, name, parameter in block if holders[id(parameter)] == 1]
+        for block in held
+    ]

@@ -39,11 +39,11 @@ class _Copies:
     """Copies on the device of what rests in the host's memory."""
 
     pairs: Sequence[tuple[Tensor, Tensor]]
-    """What rests there of this rank's, and its copy."""
+    """This rank's parameters in the host's memory, each with its copy."""
     updates: Callable[[], int]
     """How many updates there were."""
     update: int = -1
-    """After how many the copies were made."""
+    """The number of updates that the copies contain."""
     copied_bytes: int = 0
 
     @torch.no_grad()
@@ -60,9 +60,9 @@ class _Copies:
 class HostMasters:
     """What a model trains, in the host's memory, or the home of its ``blocks``, unless these have what is frozen.
 
-    To be made while parameters are on the meta device, but for those of ``blocks``, which rest there already: all get
-    their memory at once, for whoever fills them; shards do when they are to ``rest``. ``begin`` puts a device's copies
-    in their place.
+    To be made while parameters are on the meta device, but for those of ``blocks``, which rest already. All get their
+    memory at once, to be filled by the caller; shards get it in ``rest``. ``begin`` replaces them in the model by a
+    device's copies.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class HostMasters:
         self._updates: Callable[[], int] = int
         self._renewed: list[_Copies] = []
         theirs = set(map(id, blocks.parameters)) if blocks is not None else set()
-        self._stay = {name: one for name, one in _trained(model).items() if id(one) not in theirs}
+        self._stay = {name: parameter for name, parameter in _trained(model).items() if id(parameter) not in theirs}
         self._moves = len(self._stay) < len(_trained(model))
         """Whether the blocks have some of it, and not what is frozen."""
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
-        in_tiles = set(map(id, (one.parameter for one in tiled)))
+        in_tiles = set(map(id, (weight.parameter for weight in tiled)))
         self._tiled, self._stream = tiled, stream
-        self._in_tiles = {name for name, one in self._stay.items() if id(one) in in_tiles}
+        self._in_tiles = {name for name, parameter in self._stay.items() if id(parameter) in in_tiles}
         self._is_gathered = any(map(is_gathered, _trained(model).values()))
         home = blocks.home if blocks is not None else None
         files = {name: home.bytes_of(name) for name in self._in_tiles} if isinstance(home, FileHome) else {}
-        locked = {name: one for name, one in self._stay.items() if name not in files}
-        sizes = [aligned(region_of(one)[0].numel() * one.itemsize) for one in locked.values()]
+        locked = {name: parameter for name, parameter in self._stay.items() if name not in files}
+        sizes = [aligned(region_of(parameter)[0].numel() * parameter.itemsize) for parameter in locked.values()]
         otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
         memory = locked_for("an update by the host", sum(sizes), device, otherwise)
         self.num_bytes = memory.nbytes + (blocks.home.num_bytes if blocks is not None else 0)
@@ -112,17 +112,17 @@ class HostMasters:
             self._rest()
 
     def rest(self) -> None:
-        """Give shards their memory, once all else that FSDP2 looks after has its own: it makes equal, in memory of its
-        own, whatever it sees before. Those of blocks ``rest`` already."""
+        """Give shards their memory, once all else that FSDP2 manages has its own: FSDP2 would pad whatever it sees
+        before, in memory of its own. Shards of blocks ``rest`` already."""
         if self._is_gathered:
             self._rest()
 
     def _rest(self) -> None:
-        for name, one in self._stay.items():
-            part, _ = region_of(one)
-            content = self._memory[name][: part.numel() * one.itemsize].view(one.dtype).view(part.shape)
-            master = with_local(one, content) if isinstance(one, DTensor) else nn.Parameter(content)
-            self._before[name], self._stay[name] = one, self._put(one, master)
+        for name, parameter in self._stay.items():
+            part, _ = region_of(parameter)
+            content = self._memory[name][: part.numel() * parameter.itemsize].view(parameter.dtype).view(part.shape)
+            master = with_local(parameter, content) if isinstance(parameter, DTensor) else nn.Parameter(content)
+            self._before[name], self._stay[name] = parameter, self._put(parameter, master)
         self.parameters = _trained(self._model)
 
     def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -134,24 +134,24 @@ class HostMasters:
             self._blocks.begin()
         if self._tiled:
             self._bring_tiles()
-        for name, one in self._stay.items():
+        for name, parameter in self._stay.items():
             if name not in self._in_tiles:
-                self._put(one, self._copied(name, one))
+                self._put(parameter, self._copied(name, parameter))
         self.copies = _trained(self._model)
         if self._is_gathered:
             return
         numbered = reversed([*enumerate(blocks, start=1)])  # of what several have, the first
-        inside = {id(one): number for number, block in numbered for one in block.parameters()}
+        inside = {id(parameter): number for number, block in numbered for parameter in block.parameters()}
         for number, module in enumerate((loss_model, *blocks)):
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
-            there = [(self.parameters[name], self.copies[name]) for name in names if name not in self._in_tiles]
-            pairs = [(region_of(master)[0], region_of(copy)[0]) for master, copy in there]
+            copied = [(self.parameters[name], self.copies[name]) for name in names if name not in self._in_tiles]
+            pairs = [(region_of(master)[0], region_of(copy)[0]) for master, copy in copied]
             module.register_forward_pre_hook(self._kept(pairs).renew, prepend=True)
 
     def _bring_tiles(self) -> None:
         """Let tiles come to the device when they are computed with."""
         home = self._blocks.home if self._blocks is not None else None
-        names = {id(one): name for name, one in self._stay.items()}
+        names = {id(parameter): name for name, parameter in self._stay.items()}
         files = home if isinstance(home, FileHome) else None
         if files is not None:
             for weight in self._tiled:
@@ -159,22 +159,22 @@ class HostMasters:
         self._tiles = HostTiles(self._tiled, self._device, files, stream=self._stream)
         self.num_bytes += self._tiles.num_bytes
 
-    def _copied(self, name: str, one: nn.Parameter) -> nn.Parameter:
-        """What the model has on the device of a parameter that stays there; FSDP2 asks for a shard's copy itself."""
-        part, before = region_of(one)[0], self._before[name]
-        if not is_gathered(one):
+    def _copied(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """The model's copy on the device of a parameter that stays there; FSDP2 asks for a shard's copy itself."""
+        part, before = region_of(parameter)[0], self._before[name]
+        if not is_gathered(parameter):
             copy = torch.empty_like(part, device=self._device)
-            return with_local(one, copy) if isinstance(one, DTensor) else nn.Parameter(copy)
-        assert isinstance(one, DTensor)
+            return with_local(parameter, copy) if isinstance(parameter, DTensor) else nn.Parameter(copy)
+        assert isinstance(parameter, DTensor)
         assert isinstance(before, DTensor)
-        room = torch.zeros(padded_shape(one), dtype=one.dtype, device=self._device)
+        room = torch.zeros(padded_shape(parameter), dtype=parameter.dtype, device=self._device)
         copies = self._kept([(part, room[: len(part)])])
 
         def fetch() -> Tensor:
             copies.renew()
             return room
 
-        return turned(before, Elsewhere(room.shape, one.dtype, self._device, fetch))
+        return turned(before, Elsewhere(room.shape, parameter.dtype, self._device, fetch))
 
     def _kept(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> _Copies:
         """Copies that stay on the device."""
@@ -186,24 +186,24 @@ class HostMasters:
         """To the device, so far."""
         of_blocks = self._blocks.copied_bytes if self._blocks is not None else 0
         of_tiles = self._tiles.copied_bytes if self._tiles is not None else 0
-        return of_blocks + of_tiles + sum(one.copied_bytes for one in self._renewed)
+        return of_blocks + of_tiles + sum(copies.copied_bytes for copies in self._renewed)
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None], first_turn: int = 0) -> None:
-        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: those of
-        blocks follow the ``first_turn``, which is that of what no block holds."""
+        """``updates`` returns how many updates there were, and ``wait_for`` waits for that of a turn. What no block
+        holds has the ``first_turn``; the blocks follow it, one turn each."""
         self._updates = updates
         if self._blocks is not None and self._moves:
             ring = self._blocks.ring
             ring.updates, ring.await_unit = updates, lambda number: wait_for(first_turn + number + 1)
 
-    def _put(self, one: nn.Parameter, other: nn.Parameter) -> nn.Parameter:
-        """Let the model have another parameter, wherever it has one."""
+    def _put(self, parameter: nn.Parameter, replacement: nn.Parameter) -> nn.Parameter:
+        """Replace a parameter of the model in every module that has it; returns the replacement."""
         for module in self._model.modules():
             for name, held in module._parameters.items():
-                if held is one:
-                    module._parameters[name] = other
-        return other
+                if held is parameter:
+                    module._parameters[name] = replacement
+        return replacement
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -46,12 +46,13 @@ class Elsewhere(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Of its content nobody is told; the same shard by another shape is what FSDP2 keeps of it."""
-        one = args[0]
+        """Allow what FSDP2 does to keep a shard: views of it. Nothing reads its content."""
+        tensor = args[0]
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return cls(one.shape, one.dtype, one.device, one.fetch)
+            return cls(tensor.shape, tensor.dtype, tensor.device, tensor.fetch)
         if func is torch.ops.aten.view.default:
-            return cls(torch.empty(one.shape, device="meta").view(args[1]).shape, one.dtype, one.device, one.fetch)
+            shape = torch.empty(tensor.shape, device="meta").view(args[1]).shape
+            return cls(shape, tensor.dtype, tensor.device, tensor.fetch)
         raise NotImplementedError(f"{func} of a shard that is not on the device")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -65,20 +66,20 @@ class Elsewhere(Tensor):
         module: nn.Module,
         mp_policy: MixedPrecisionPolicy,
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """What is sent, in the type in which it is gathered: whole numbers as they are."""
-        found = self.fetch()
-        return (found.to(mp_policy.param_dtype) if found.is_floating_point() else found,), None
+        """The shard to send, in the type in which it is gathered; integers stay as they are."""
+        shard = self.fetch()
+        return (shard.to(mp_policy.param_dtype) if shard.is_floating_point() else shard,), None
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """What was gathered is the parameter."""
+        """The gathered tensor is the parameter."""
         (gathered,) = all_gather_outputs
         return None if out is not None else (gathered, (gathered,))
 
 
 class HostShards(BlocksElsewhere):
-    """This rank's shards: of what is trained or, unless it ``trains``, is frozen.
+    """This rank's shards of trained parameters or, unless it ``trains``, of frozen ones.
 
     To be made while they are on the meta device. They are to ``rest`` once all else has its own memory.
     """
@@ -97,8 +98,8 @@ class HostShards(BlocksElsewhere):
         """Take the memory, as ``BlocksElsewhere`` does; parameters that several modules of ``root`` share are left
         alone."""
 
-        def takes(name: str, one: nn.Parameter) -> bool:
-            return is_gathered(one) and one.requires_grad == trains
+        def takes(name: str, parameter: nn.Parameter) -> bool:
+            return is_gathered(parameter) and parameter.requires_grad == trains
 
         parts = laid_out(root, blocks, takes)
         super().__init__(blocks, parts, device, directories=directories, stored=stored, stream=stream)
@@ -116,11 +117,11 @@ class HostShards(BlocksElsewhere):
             block.register_forward_hook(partial(self._enter, None), always_call=True)
 
     def _enter(self, number: int | None, *_: Any) -> None:
-        """A block is about to run forward, or none."""
+        """Note which block is about to run forward; None when it has run."""
         self._entering = number
 
     def _fetch(self, number: int, part: Part) -> Tensor:
-        """The shard of a parameter on the device; the block that is gathered next is called meanwhile."""
+        """The shard of a parameter on the device. The block that is gathered next begins to come meanwhile."""
         slot = self.ring.have(number)
         self._call(number + 1 if self._entering == number else number - 1, keeping=number)
         return part.seen_in(slot.memory)

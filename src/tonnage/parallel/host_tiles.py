@@ -48,7 +48,7 @@ class HostTiles:
         Raises:
             UserError: so much of the host's memory cannot be locked.
         """
-        largest = max(one.part_numel * one.parameter.itemsize for one in weights)
+        largest = max(weight.part_numel * weight.parameter.itemsize for weight in weights)
         self._ring = Ring(self, device, stream(device))
         self._ring.open(TILES.slots, aligned(largest))
         self._files, self._times = files, 0

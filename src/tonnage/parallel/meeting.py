@@ -75,13 +75,15 @@ def meet(place: Place, directory: Path, timeout_seconds: float) -> Iterator[Stor
 
 def addresses() -> list[str]:
     """Names and addresses under which other machines may reach this one, the likeliest first."""
-    found = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    candidates = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, only a route is chosen
-        found.append(probe.getsockname()[0])
+        candidates.append(probe.getsockname()[0])
     with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
-    return [name for name in dict.fromkeys(found) if name and not name.startswith("127.") and name != "::1"]
+        candidates += [
+            str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        ]
+    return [name for name in dict.fromkeys(candidates) if name and not name.startswith("127.") and name != "::1"]
 
 
 def _begin(store: Store, place: Place, timeout_seconds: float) -> Store:
@@ -102,8 +104,8 @@ def _begin(store: Store, place: Place, timeout_seconds: float) -> Store:
         if store.check([START]):
             start = store.get(START).decode()
             store.set(f"{start}/{place.rank}", mine)
-            seen = f"{start}/{place.rank}/seen"
-            if store.check([seen]) and store.get(seen).decode() == mine:
+            confirmation_key = f"{start}/{place.rank}/seen"
+            if store.check([confirmation_key]) and store.get(confirmation_key).decode() == mine:
                 return PrefixStore(start, store)
         time.sleep(LOOK_SECONDS)
     raise _absent(0, timeout_seconds)
@@ -123,10 +125,10 @@ def _find(place: Place, file: Path, timeout: timedelta) -> Store:
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
-            told = read_json(file)
-            names = ["127.0.0.1"] if told["host"] == _machine() else told["addresses"]
+            record = read_json(file)
+            names = ["127.0.0.1"] if record["host"] == _machine() else record["addresses"]
             for name in names:
-                store = _connect(name, told["port"], told["word"], timeout)
+                store = _connect(name, record["port"], record["word"], timeout)
                 if store is not None and store.add(f"rank-{place.rank}", 1) > 1:
                     raise _taken(place, file)
                 if store is not None:

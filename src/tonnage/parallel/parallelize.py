@@ -181,21 +181,21 @@ def shard_parameters(
 
 
 def gather_ahead(blocks: Sequence[tuple[nn.Module, UnitInFp32 | None]], learn: Sequence[bool], num_ahead: int) -> None:
-    """While a block runs, let ``num_ahead`` others be gathered, forward and backward; each with the unit of what it has
-    in fp32, and with whether any parameters of it ``learn``.
+    """While a block runs, gather the next ``num_ahead``, forward and backward. ``blocks`` are pairs of a block and its
+    unit in fp32, if it has one; ``learn`` says of which any parameters are trained.
 
-    Left alone, FSDP2 gathers a block's parameters when the host comes to it, so that on a device one block's are on
-    their way while one runs, and each message that takes longer than a block is waited for. With more ahead a long one
-    may take some of the next block's time. Memory that takes for each block ahead, and forward for what was received
-    of the block that runs, which FSDP2 holds as well (``planning.memory``).
+    Left alone, FSDP2 gathers a block when the host comes to it: on a device one block is on its way while another runs,
+    and every message that takes longer than a block is waited for. With more ahead a long one may use some of the next
+    block's time. That takes memory for each block ahead and, forward, for what was received of the block that runs,
+    which FSDP2 holds as well (``planning.memory``).
 
-    To be left alone where blocks take turns in what room there is (``host_shards``, ``tiled``), where they are updated
-    while the next step begins, as each waits for its own update alone (``training.resting``), and on CPUs, where gloo
-    gathers while its caller waits. What no block holds is gathered as ever, and while its backward pass begins one
-    block is: at the loss memory is most wanted.
+    Not for blocks that take turns in limited memory (``host_shards``, ``tiled``) or are updated while the next step
+    begins, as each waits for its own update alone (``training.resting``), nor for CPUs, where gloo gathers while its
+    caller waits. What no block holds is gathered as ever, and one block while its backward pass begins: at the loss
+    memory is scarcest.
     """
     first = learn.index(True) if True in learn else 0  # those before may have no backward pass
-    units = [[cast(FSDPModule, one) for one in both if one is not None] for both in blocks]
+    units = [[cast(FSDPModule, unit) for unit in both if unit is not None] for both in blocks]
     for number, (block, *_) in enumerate(units):
         after = units[number + 1 : number + 1 + num_ahead]
         before = units[max(first, number - num_ahead) : number]

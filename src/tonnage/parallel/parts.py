@@ -18,7 +18,7 @@ TENSOR = "tensor"
 
 
 def is_gathered(parameter: Tensor) -> bool:
-    """Whether a parameter is a shard, of which FSDP2 makes what is computed with."""
+    """Whether a parameter is a shard that FSDP2 gathers for computing."""
     return isinstance(parameter, DTensor) and set(parameter.device_mesh.mesh_dim_names or ()) != {TENSOR}
 
 
@@ -44,7 +44,7 @@ def with_local(parameter: DTensor, local: Tensor) -> nn.Parameter:
 
 
 def turned(parameter: DTensor, local: Tensor) -> nn.Parameter:
-    """The same object, which FSDP2 looks after, with another part."""
+    """The same parameter object, which FSDP2 looks after, with another local part."""
     assert isinstance(parameter, nn.Parameter)
     torch.utils.swap_tensors(parameter, with_local(parameter, local))
     return parameter

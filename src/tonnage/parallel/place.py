@@ -39,12 +39,13 @@ class Place:
     """Where rank 0 listens; empty where the launcher does not say."""
     port: int = 0
     launch: str = ""
-    """The same for all ranks of one launch and for no other, where the launcher gives such a thing."""
+    """The launcher's name for the launch, the same for all its ranks and for no other launch; empty where it gives
+    none."""
 
     def announce(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Say it in torch's variables."""
-        told = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
-        environ.update({name: str(number) for name, number in told.items()})
+        """Set torch's environment variables to this place."""
+        values = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
+        environ.update({name: str(number) for name, number in values.items()})
         if self.address:
             environ.update(MASTER_ADDR=self.address, MASTER_PORT=str(self.port))
 
@@ -97,11 +98,11 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     local_rank, local_size = _number(environ, names.local_rank), _number(environ, names.local_size)
     if size == 1:
         local_rank = local_rank or 0
-    for value, wanted in ((rank, (names.rank,)), (size, names.size), (local_rank, names.local_rank)):
+    for value, variables in ((rank, (names.rank,)), (size, names.size), (local_rank, names.local_rank)):
         if value is None:
             raise UserError(
                 Problem(
-                    found=f"{names.rank}={environ[names.rank]!r} without a number in {' or '.join(wanted)}",
+                    found=f"{names.rank}={environ[names.rank]!r} without a number in {' or '.join(variables)}",
                     needed="a rank, the number of ranks, and the rank within this machine",
                     change="set RANK, WORLD_SIZE and LOCAL_RANK for every process, or start with torchrun",
                     where="environment",
@@ -127,5 +128,5 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     text = next((environ[name] for name in names if name in environ), "")
-    found = re.fullmatch(r"(\d+)(\(x\d+\))?", text)  # Slurm writes 4(x2) for 4 on each of 2 nodes
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(\d+)(\(x\d+\))?", text)  # Slurm writes 4(x2) for 4 on each of 2 nodes
+    return int(match[1]) if match else None

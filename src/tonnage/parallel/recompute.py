@@ -163,9 +163,9 @@ def _written_by(operation: Any) -> tuple[tuple[int, str], ...]:
     schema = getattr(operation, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return tuple(
-        (place, one.name)
-        for place, one in enumerate(arguments)
-        if one.alias_info is not None and one.alias_info.is_write
+        (place, argument.name)
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
     )
 
 

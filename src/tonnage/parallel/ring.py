@@ -55,16 +55,16 @@ class Ring(Generic[Unit]):
     of the device in which it does that."""
 
     def __init__(self, home: Home[Unit], device: torch.device, stream: Stream) -> None:
-        """There are no slots before they are ``opened``."""
+        """There are no slots before ``open``."""
         self._home, self._device, self._inward = home, device, stream
         self.updates: Callable[[], int] = int
-        """How many times what is trained was changed: what came before is old."""
+        """Returns the number of updates so far: units that came before the last one are old."""
         self.await_unit: Callable[[Unit], None] = lambda unit: None
-        """Waits until the last change of a unit is made."""
+        """Waits until the last update of a unit is made."""
         self.left: Callable[[Unit], None] = lambda unit: None
-        """Is told of a unit that is on the device no more."""
+        """Called with a unit that has left the device."""
         self.came: Callable[[Unit, Slot[Unit]], None] = lambda unit, slot: None
-        """Is told of a unit that comes, and where to."""
+        """Called with a unit that begins to come, and its slot."""
         self._slots: list[Slot[Unit]] = []
         self.copied_bytes = 0
         """To the device, so far."""
@@ -75,13 +75,13 @@ class Ring(Generic[Unit]):
         self._slots = [Slot(memory) for memory in memories]
 
     def of(self, unit: Unit) -> Slot[Unit] | None:
-        """Where a unit is as it was changed last, if it is on the device or on its way."""
+        """The slot of a unit as last updated, if it is on the device or on its way."""
         updates = self.updates()
         return next((slot for slot in self._slots if (slot.unit, slot.update) == (unit, updates)), None)
 
     def have(self, unit: Unit, following: Unit | None = None) -> Slot[Unit]:
-        """Let what is done from now on find the unit on the device. If it comes only now, the one that is ``following``
-        is brought into memory."""
+        """Have the unit on the device for what is done from now on. If it only comes now, ``following`` is brought into
+        memory meanwhile."""
         self.call(unit, keeping=unit, following=following)
         slot = self.of(unit)
         assert slot is not None
@@ -93,7 +93,7 @@ class Ring(Generic[Unit]):
     @torch.inference_mode(mode=False)  # who asks for answers may be in it, and parameters are no tensors of its kind
     @torch.no_grad()
     def call(self, unit: Unit, keeping: Unit, following: Unit | None = None) -> None:
-        """Let a unit begin to come, if it is none that is there; in the slot where ``keeping`` is not."""
+        """Let a unit begin to come, unless it is there, into a slot that does not have ``keeping``."""
         if self.of(unit) is not None:
             return
         self.await_unit(unit)

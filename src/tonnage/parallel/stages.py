@@ -102,12 +102,12 @@ def keep_stage(model: PreTrainedModel, anatomy: Anatomy, number: int, stages: tu
         _empty(anatomy.embedding, _hand_on)
     if not (last or (tied and first)):
         _empty(anatomy.head, _hand_on)
-    kept = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    remaining = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     shared = {embedding} if tied and first != last else set()
     return Stage(
         replace(anatomy, blocks=anatomy.blocks[start:stop]),
         doors,
-        elsewhere=frozenset(names) - kept,
+        elsewhere=frozenset(names) - remaining,
         shared=frozenset(shared),
     )
 
@@ -116,11 +116,11 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
     """Modules with parameters that run before the first block and after the last (embedding and head left out), and
     the size of the hidden states between: found by running the model without memory, its blocks standing aside."""
     inside = {id(module) for block in anatomy.blocks for module in block.modules()}
-    known = (*inside, id(anatomy.embedding), id(anatomy.head))
+    excluded = (*inside, id(anatomy.embedding), id(anatomy.head))
     outside = [
         module
         for module in anatomy.backbone.modules()
-        if id(module) not in known and next(module.parameters(recurse=False), None) is not None
+        if id(module) not in excluded and next(module.parameters(recurse=False), None) is not None
     ]
     before: list[nn.Module] = []
     after: list[nn.Module] = []
@@ -140,12 +140,12 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
     own = [block.__dict__.get("forward") for block in anatomy.blocks]
     ids, positions = (torch.zeros(1, tokens, dtype=torch.int64, device="meta") for _ in range(2))
     packs = model.config._attn_implementation == NAME
-    told: dict[str, Any] = {"position_ids": positions, "row": PackedRow((tokens,))} if packs else {}
+    packed_inputs: dict[str, Any] = {"position_ids": positions, "row": PackedRow((tokens,))} if packs else {}
     try:
         for block in anatomy.blocks:
             block.forward = aside
         with torch.no_grad():
-            anatomy.backbone(ids, use_cache=False, **told)
+            anatomy.backbone(ids, use_cache=False, **packed_inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -161,11 +161,11 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
     return before, after, passed[0][-1]
 
 
-def _cannot_cut(model: PreTrainedModel, found: str) -> UserError:
+def _cannot_cut(model: PreTrainedModel, observed: str) -> UserError:
     return UserError(
         Problem(
             where=f"parallel.pipeline, model type {model.config.model_type}",
-            found=found,
+            found=observed,
             needed="a family whose blocks follow one another",
             change="parallel.pipeline=1",
         )
@@ -173,7 +173,7 @@ def _cannot_cut(model: PreTrainedModel, found: str) -> UserError:
 
 
 def _empty(module: nn.Module, forward: Callable[..., Tensor]) -> None:
-    """Take a module's content, and let it do something else when it is called."""
+    """Remove a module's parameters, buffers and children, and replace its forward pass."""
     for members in (module._parameters, module._buffers, module._modules):
         members.clear()
     module.forward = forward
@@ -184,7 +184,7 @@ def _hand_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _nothing(first: Any, *_: Any, **__: Any) -> Tensor:
-    """For what runs before the first block, in later stages: adds nothing to what is thrown away."""
+    """Forward pass, in later stages, of what runs before the first block: whatever it returns is thrown away."""
     if isinstance(first, Tensor) and first.is_floating_point() and first.dim() == 3:
         return first
     return torch.zeros((), device=first.device if isinstance(first, Tensor) else None)

@@ -36,11 +36,11 @@ def stream_blocks(
     trains_all: bool,
     tiled: Sequence[TiledWeight] = (),
 ) -> StreamedBlocks:
-    """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Unless all are
-    trained, those that are frozen alone are moved: they are only read, and what is trained beside them is little.
+    """Move the parameters of allocated (and sharded) ``blocks`` to files; their values are lost. Unless ``trains_all``,
+    only frozen parameters are moved: they are only read, and the trained ones beside them are small.
 
-    Of what is frozen, those that are ``stored`` in a file as they are on this rank (by name) are read from that file:
-    no copy is made. They have their content already.
+    Frozen parameters that are ``stored`` in a file (by name) exactly as this rank has them are read from that file,
+    without a copy. They have their values already.
 
     A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own. Weights that come in
     tiles (``tiled``) are moved as well.
@@ -51,15 +51,15 @@ def stream_blocks(
     names = {id(parameter): name for name, parameter in root.named_parameters()}
     parameters = [{names[id(parameter)]: parameter for parameter in block.parameters()} for block in blocks]
     chosen = {
-        name: one
+        name: parameter
         for block in parameters
-        for name, one in block.items()
-        if _is_even(one) and (trains_all or not one.requires_grad) and _local(one).nbytes
+        for name, parameter in block.items()
+        if _is_even(parameter) and (trains_all or not parameter.requires_grad) and _local(parameter).nbytes
     }
-    lying = {name: stored[name] for name, one in chosen.items() if name in stored and not one.requires_grad}
-    in_tiles = {names[id(one.parameter)]: one for one in tiled if _local(one.parameter).nbytes}
-    resting = chosen | {name: one.parameter for name, one in in_tiles.items()}
-    sizes = {name: _local(one).nbytes for name, one in resting.items() if name not in lying}
+    lying = {name: stored[name] for name, parameter in chosen.items() if name in stored and not parameter.requires_grad}
+    in_tiles = {names[id(weight.parameter)]: weight for weight in tiled if _local(weight.parameter).nbytes}
+    resting = chosen | {name: weight.parameter for name, weight in in_tiles.items()}
+    sizes = {name: _local(parameter).nbytes for name, parameter in resting.items() if name not in lying}
     pages = Pages(sizes, directories, WHAT if not tiled else f"{WHAT} and what comes in tiles", lying)
     for name, parameter in over_pages(resting, pages).items():
         if name in in_tiles:
@@ -87,11 +87,11 @@ class StreamedBlocks:
         """Time that blocks waited for their parameters."""
 
     def before_forward(self, number: int, *_: Any) -> None:
-        """Have the block here, and the next ones coming."""
+        """Wait until the block is in memory, and begin to read the next ones."""
         self._move(range(number, number + self._ahead + 1))
 
     def after_forward(self, number: int, block: nn.Module, inputs: Any, output: Any) -> None:
-        """Have the block come back before its backward pass: its gradient comes in through ``output``."""
+        """Have the block read again before its backward pass, which begins with the gradient of ``output``."""
         first = output[0] if isinstance(output, (tuple, list)) else output
         if first.requires_grad:
             first.register_hook(partial(self._before_backward, number))
@@ -100,13 +100,13 @@ class StreamedBlocks:
         self._move(range(number, number - self._ahead - 1, -1))
 
     def _move(self, window: range) -> None:
-        wanted = [number for number in window if 0 <= number < len(self._names)]
-        for number in self._there.difference(wanted):
+        numbers = [number for number in window if 0 <= number < len(self._names)]
+        for number in self._there.difference(numbers):
             self.pages.rest(self._names[number])
-        self._there = set(wanted)
-        for number in wanted:
+        self._there = set(numbers)
+        for number in numbers:
             self.pages.prefetch(self._names[number])
-        self.waited_seconds += self.pages.bring(self._names[wanted[0]])
+        self.waited_seconds += self.pages.bring(self._names[numbers[0]])
 
 
 def _is_even(parameter: nn.Parameter) -> bool:
@@ -130,7 +130,7 @@ def _local(parameter: Tensor) -> Tensor:
 def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str, nn.Parameter]:
     """Those of ``parameters`` that ``pages`` has, with its memory; new objects, which sharding takes up when it sees
     them in their modules before its first use."""
-    return {name: _over(one, pages.memory(name)) for name, one in parameters.items() if name in pages}
+    return {name: _over(parameter, pages.memory(name)) for name, parameter in parameters.items() if name in pages}
 
 
 def _over(parameter: nn.Parameter, memory: memoryview) -> nn.Parameter:

@@ -44,8 +44,8 @@ def divide(root: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
 
 
 def divide_in_shape(root: nn.Module, plan: TensorPlan, size: int) -> None:
-    """Let ``root`` compute what the first of ``size`` ranks does, without the others: sums are as large as they would
-    be, but not sums. For weighing."""
+    """Let ``root`` compute what the first of ``size`` ranks computes, without the others: results have the right
+    shapes, but nothing is summed. For weighing."""
     _divide(root, plan, Ranks("", size, 0), lambda local, *_: local)
 
 
@@ -60,16 +60,16 @@ def _divide(
         placements[id(module)] = {"weight": Shard(0), "bias": Shard(0), UP: Shard(0), EMBEDDING_DOWN: Shard(0)}
     for module in plan.rows:
         placements[id(module)] = {"weight": Shard(1), DOWN: Shard(1)}
-    made: dict[int, nn.Parameter] = {}
+    divided_parameters: dict[int, nn.Parameter] = {}
     alike = [module for module in root.modules() if id(module) not in placements and _has_parameters(module)]
     for module in root.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 placement = placements.get(id(module), {}).get(name, Replicate())
-                if id(parameter) not in made:
+                if id(parameter) not in divided_parameters:
                     divided = placed(_local_shape(parameter, placement, ranks), parameter, placement)
-                    made[id(parameter)] = nn.Parameter(divided, requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                    divided_parameters[id(parameter)] = nn.Parameter(divided, requires_grad=parameter.requires_grad)
+                module._parameters[name] = divided_parameters[id(parameter)]
 
     inside = set(map(id, plan.inside))
     for module in alike:
@@ -96,7 +96,7 @@ class Ranks:
 
     @staticmethod
     def along(mesh: DeviceMesh) -> Ranks:
-        """Those of a mesh of one axis."""
+        """The ranks along a mesh of one axis."""
         return Ranks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
 
     def part_of(self, size: int) -> slice:
@@ -134,13 +134,13 @@ def all_reduce(tensor: Tensor, ranks: Ranks, operation: str = "sum") -> Tensor:
 
 
 def enter(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """``tensor``, whose gradient is the sum of those that the ranks have for it."""
+    """``tensor`` unchanged; its gradient is summed over the ranks."""
     entered: Tensor = _Enter.apply(tensor, ranks)  # type: ignore[no-untyped-call]
     return entered
 
 
 def leave(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """The sum of what the ranks have."""
+    """The sum of ``tensor`` over the ranks."""
     left: Tensor = _Leave.apply(tensor, ranks)  # type: ignore[no-untyped-call]
     return left
 
@@ -180,7 +180,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _let(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Let a module compute in another way."""
+    """Replace a module's forward pass."""
     module.forward = forward
 
 
@@ -200,21 +200,21 @@ def _enter_up(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
 def _forward_with_local_parameters(
     module: nn.Module, forward: Callable[..., Any], change: Callable[[str, Tensor], Tensor], *args: Any, **keywords: Any
 ) -> Any:
-    """A module's forward while its parameters are their local parts, each as ``change`` makes it of its name and
-    itself; names and parameters stay what they are."""
+    """A module's forward pass with each parameter replaced by its local part, as ``change`` makes it of name and part.
+    Afterwards the module has its own parameters again."""
     held = dict(module._parameters)
-    there: dict[str, Any] = module._parameters
+    parameters: dict[str, Any] = module._parameters
     for name, parameter in held.items():
         if parameter is not None:
-            there[name] = change(name, local_part(parameter))
+            parameters[name] = change(name, local_part(parameter))
     try:
         return forward(*args, **keywords)
     finally:
-        there.update(held)
+        parameters.update(held)
 
 
 def _forward_columns(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
-    own = {name: local_part(one) for name, one in module._parameters.items() if one is not None}
+    own = {name: local_part(parameter) for name, parameter in module._parameters.items() if parameter is not None}
     down = own.get(DOWN)
     if down is not None:  # each rank has its gradient for its own outputs
         down = enter(down, ranks)
@@ -222,7 +222,7 @@ def _forward_columns(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
 
 
 def _forward_rows(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
-    own = {name: local_part(one) for name, one in module._parameters.items() if one is not None}
+    own = {name: local_part(parameter) for name, parameter in module._parameters.items() if parameter is not None}
     up, whole_down, first = own.get(UP), module._parameters.get(DOWN), 0
     if up is not None:  # each rank has its gradient for its own inputs
         up = enter(up, ranks)
@@ -248,8 +248,8 @@ def _divide_embedding(embedding: nn.Embedding, ranks: Ranks) -> None:
     forward = partial(_forward_with_local_parameters, embedding, embedding.forward, change)
 
     def look_up(ids: Tensor) -> Tensor:
-        here = (ids >= part.start) & (ids < part.stop)
-        found = forward(torch.where(here, ids - part.start, 0))
-        return leave(torch.where(here.unsqueeze(-1), found, 0), ranks)
+        is_local = (ids >= part.start) & (ids < part.stop)
+        vectors = forward(torch.where(is_local, ids - part.start, 0))
+        return leave(torch.where(is_local.unsqueeze(-1), vectors, 0), ranks)
 
     _let(embedding, look_up)

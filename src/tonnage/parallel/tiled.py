@@ -61,10 +61,10 @@ class TiledWeight:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """It, or this rank's shard of it."""
+        """The weight, or this rank's shard of it."""
         owner, name = self._holders[0]
-        found: nn.Parameter = getattr(owner, name)
-        return found
+        parameter: nn.Parameter = getattr(owner, name)
+        return parameter
 
     @property
     def part_numel(self) -> int:
@@ -72,17 +72,17 @@ class TiledWeight:
         return self._step * self.columns
 
     def put(self, parameter: nn.Parameter) -> None:
-        """Let all that have it have another parameter in its place."""
+        """Replace the parameter in all of its holders."""
         for owner, name in self._holders:
             setattr(owner, name, parameter)
 
     def rest_in(self, pages: Pages, name: str) -> None:
-        """From now on its memory is that array of ``pages``."""
+        """From now on its memory is the array ``name`` of ``pages``."""
         self._pages, self._name = pages, name
         pages.divide(name, self.part_numel * self.parameter.itemsize)
 
     def come_by(self, bring: Bringer, device: torch.device) -> None:
-        """From now on somebody brings its tiles to a device that it does not rest on. Nobody shares it."""
+        """From now on ``bring`` brings its tiles to ``device``, on which it does not rest. No other rank shares it."""
         assert self.shards == 1
         self._bring, self._device = bring, device
 
@@ -92,7 +92,7 @@ class TiledWeight:
         return self._device or self.parameter.device
 
     def begin(self, take: Taker) -> None:
-        """From now on its gradients go to somebody."""
+        """From now on ``take`` receives its gradients."""
         self._take = take
 
     @torch.no_grad()
@@ -106,15 +106,15 @@ class TiledWeight:
                 yield tile
                 del tile.matrix
             return
-        there = list[str]()
+        in_memory = list[str]()
         for place, number in enumerate(order):
             if self._pages is not None:
-                there = self._pages.turn(there, self.parts(order[place : place + 2]))
+                in_memory = self._pages.turn(in_memory, self.parts(order[place : place + 2]))
             tile = Tile(self, number, self._gathered(number))
             yield tile
             del tile.matrix
         if self._pages is not None:
-            self._pages.rest(there)
+            self._pages.rest(in_memory)
 
     def places(self) -> Iterator[Tile]:
         """One tile after another without its rows, for the gradients of what was looked up."""
@@ -129,7 +129,7 @@ class TiledWeight:
         return number * self._step
 
     def place_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """In whose shard rows are, and where there."""
+        """The rank whose shard has each of some rows, and the row's place in that shard."""
         return rows // self._each, rows % self._each
 
     def rows_of(self, number: int, rank: int) -> slice:
@@ -151,16 +151,16 @@ class TiledWeight:
 
     def own(self, number: int) -> Tensor:
         """The rows of a tile that this rank has, as they rest."""
-        one, first = self.parameter, self.first(number)
-        local = (one.to_local() if isinstance(one, DTensor) else one).detach()
+        parameter, first = self.parameter, self.first(number)
+        local = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
         return local[first : first + self.length(number)]
 
     def parts(self, numbers: Sequence[int]) -> list[str]:
         """This rank's parts of some tiles, by their names among the pages."""
         assert self._pages is not None
         row = self.columns * self.parameter.itemsize
-        there = [self.first(one) * row for one in numbers if _length(self.rows_of(one, self._rank))]
-        return [self._pages.ahead([self._name], first)[0] for first in there]
+        starts = [self.first(number) * row for number in numbers if _length(self.rows_of(number, self._rank))]
+        return [self._pages.ahead([self._name], first)[0] for first in starts]
 
     def _gathered(self, number: int) -> Tensor:
         own = self.own(number).to(self.dtype)
@@ -170,11 +170,11 @@ class TiledWeight:
             own = torch.cat([own, own.new_zeros(missing, *self.shape[1:])])
         coming = torch.ops._c10d_functional.all_gather_into_tensor(own, self.shards, self._group)
         gathered: Tensor = torch.ops._c10d_functional.wait_tensor(coming)
-        there = sum(_length(self.rows_of(number, rank)) for rank in range(self.shards))
-        return gathered[:there]  # all that is missing is at the end: the first shards are full
+        num_rows = sum(_length(self.rows_of(number, rank)) for rank in range(self.shards))
+        return gathered[:num_rows]  # all that is missing is at the end: the first shards are full
 
     def _divide(self) -> None:
-        """Have a shard of it, as FSDP2 would."""
+        """Keep this rank's shard, divided as FSDP2 would."""
         whole, several = self.parameter, self._mesh["replicate"].size() > 1
         own = part_of(slice(0, self.rows), self.shards, self._rank)
         shard = DTensor.from_local(
@@ -207,16 +207,17 @@ class Tile:
         shard, place = self._whole.place_of(rows)
         length = self._whole.length(self._number)
         place = place - self._whole.first(self._number)
-        here = (place >= 0) & (place < length)
-        return here, torch.where(here, shard * length + place, 0)
+        is_inside = (place >= 0) & (place < length)
+        return is_inside, torch.where(is_inside, shard * length + place, 0)
 
     def room(self) -> Tensor:
-        """Zeros for their gradient, fp32: (rows, ...), where shards are not full with more rows at the end."""
+        """Zeros for the gradient of its rows, fp32, (rows, ...); where shards are not full it has more rows at the
+        end."""
         rows = self._whole.shards * self._whole.length(self._number)
         return torch.zeros(rows, *self._whole.shape[1:], device=self._whole.device)
 
     def add(self, gradient: Tensor) -> None:
-        """Hand on a micro-batch's gradient, which fills what ``room`` has given."""
+        """Hand on a micro-batch's gradient, which was written into ``room``."""
         self._whole.add(self._number, gradient)
 
 

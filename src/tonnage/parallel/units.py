@@ -16,20 +16,23 @@ from typing import Any
 from torch import nn
 
 NAME = "in_fp32"
-"""Under which the root of the modules has the units. They own no module: what is theirs has its place in the model."""
+"""The root's attribute that holds the units. Their parameters keep their names in the model."""
 
 
 class UnitInFp32(nn.Module):
-    """Whatever has parameters in fp32 of a block, or of the root; it runs what it is given."""
+    """The modules of a block, or of the root, that have parameters in fp32. Called, it runs the function it is
+    given."""
 
-    def __init__(self, owners: Sequence[nn.Module], kept: Collection[nn.Parameter]) -> None:
+    def __init__(self, owners: Sequence[nn.Module], in_fp32: Collection[nn.Parameter]) -> None:
         super().__init__()
         self.owners = nn.ModuleList(owners)
-        self._kept = [(one, name) for one in owners for name, value in one._parameters.items() if value in kept]
+        self._kept = [
+            (owner, name) for owner in owners for name, parameter in owner._parameters.items() if parameter in in_fp32
+        ]
 
     @property
     def kept(self) -> set[nn.Parameter]:
-        """Its parameters, which are others once they are sharded. (What its owners have besides is not its own.)"""
+        """Its parameters, looked up anew, as sharding replaces them. (What else its owners have is not its own.)"""
         return {getattr(owner, name) for owner, name in self._kept}
 
     def forward(self, inner: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -38,17 +41,17 @@ class UnitInFp32(nn.Module):
 
 
 def units_in_fp32(
-    root: nn.Module, blocks: Sequence[nn.Module], kept: Collection[nn.Parameter]
+    root: nn.Module, blocks: Sequence[nn.Module], in_fp32: Collection[nn.Parameter]
 ) -> dict[nn.Module, UnitInFp32]:
-    """A unit around each of ``blocks`` that has some of the parameters ``kept`` in fp32, and around ``root`` if it has
-    others; by what it is around."""
+    """Wrap each of ``blocks`` that has parameters ``in_fp32`` in a unit, and ``root`` if it has others. Returns the
+    units by the module that they wrap."""
     units = dict[nn.Module, UnitInFp32]()
-    left = set(kept)
+    left = set(in_fp32)
     for module in (*blocks, root):
-        owners = [one for one in module.modules() if not left.isdisjoint(one.parameters(recurse=False))]
+        owners = [owner for owner in module.modules() if not left.isdisjoint(owner.parameters(recurse=False))]
         if owners:
-            left -= {parameter for one in owners for parameter in one.parameters(recurse=False)}
-            units[module] = unit = UnitInFp32(owners, kept)
+            left -= {parameter for owner in owners for parameter in owner.parameters(recurse=False)}
+            units[module] = unit = UnitInFp32(owners, in_fp32)
             module.forward = partial(unit, module.forward)
     if units:
         setattr(root, NAME, nn.ModuleList(units.values()))

@@ -44,7 +44,7 @@ class World:
     mesh: DeviceMesh
     """Its axes are ``AXES``."""
     hosts: dist.ProcessGroup | None = None
-    """The ranks as processes that need no device to exchange numbers; None where the group of all is that."""
+    """All ranks, as a group that exchanges numbers without a device; None where the default group does so."""
 
     @property
     def replicas(self) -> int:
@@ -63,8 +63,8 @@ class World:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank speaks for those that have the same packs: the first one of the last stage, which has the
-        loss."""
+        """Whether this rank reports for those that have the same packs: it is the first of the last stage, which has
+        the loss."""
         is_last = self.mesh.get_local_rank("pipeline") == self.mesh["pipeline"].size() - 1
         return is_last and self.mesh.get_local_rank("tensor") == 0
 
@@ -80,7 +80,7 @@ class World:
         return tuple(totals.tolist())
 
     def total(self, values: Tensor) -> Tensor:
-        """Sums over all ranks of numbers on the device, in their own memory; it comes to that by itself."""
+        """Sums of ``values``, which are on the device, over all ranks; in place. The host waits for nothing."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
@@ -90,10 +90,10 @@ class World:
         sent = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
         encoded = text.encode()[:TEXT_BYTES]
         sent[: len(encoded)] = torch.frombuffer(bytearray(encoded or b"\0"), dtype=torch.uint8)[: len(encoded)]
-        found = [sent.clone() for _ in range(self.size)]
+        received = [sent.clone() for _ in range(self.size)]
         if self.size > 1:
-            dist.all_gather(found, sent, group=self.hosts)
-        return [bytes(one.tolist()).rstrip(b"\0").decode(errors="ignore") for one in found]
+            dist.all_gather(received, sent, group=self.hosts)
+        return [bytes(content.tolist()).rstrip(b"\0").decode(errors="ignore") for content in received]
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -148,15 +148,15 @@ def join_world(
 
 def _own_gpu() -> torch.device:
     """The GPU of this rank. Raises ``UserError`` where there is none."""
-    number, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if seen == 1:  # a launcher that shows every process a device of its own leaves it no other number than 0
+    number, num_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if num_gpus == 1:  # a launcher that shows every process a device of its own leaves it no other number than 0
         number = 0
-    if number < seen:
+    if number < num_gpus:
         return torch.device("cuda", number)
     raise UserError(
         Problem(
-            found=f"{seen} GPU{'s' * (seen != 1)} on {socket.gethostname()}, the plan is for GPUs, and this is worker "
-            f"{number} there, counted from 0",
+            found=f"{num_gpus} GPU{'s' * (num_gpus != 1)} on {socket.gethostname()}, the plan is for GPUs, and this is "
+            f"worker {number} there, counted from 0",
             needed="a GPU for each worker",
             change="look at nvidia-smi and CUDA_VISIBLE_DEVICES; to plan for what is here: tonnage train --resume RUN",
         )
@@ -165,7 +165,7 @@ def _own_gpu() -> torch.device:
 
 def _check_built_for(device: torch.device) -> None:
     """Refuse a GPU that is older than all that torch has kernels for. Raises ``UserError``."""
-    built = [int(found[1]) for name in torch.cuda.get_arch_list() if (found := re.match(r"sm_(\d+)", name))]
+    built = [int(match[1]) for name in torch.cuda.get_arch_list() if (match := re.match(r"sm_(\d+)", name))]
     major, minor = torch.cuda.get_device_capability(device)
     if built and 10 * major + minor < min(built):
         raise UserError(

@@ -42,7 +42,7 @@ def _one(proof: Proof, kind: str, size: int, groups: int, window: int | None, le
 
     tensors = [drawn(HEADS), drawn(groups), drawn(groups)]
     upstream = torch.randn(1, tokens, HEADS, size, generator=generator).to(torch.bfloat16)
-    tensors, upstream = [one.to(proof.device) for one in tensors], upstream.to(proof.device)
+    tensors, upstream = [tensor.to(proof.device) for tensor in tensors], upstream.to(proof.device)
     row = packing_arguments(lengths, proof.device)["row"]
 
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def _one(proof: Proof, kind: str, size: int, groups: int, window: int | None, le
     def theirs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return _by_document(query, key, value, lengths, window)
 
-    exact = _numbers(theirs, [one.float() for one in tensors], upstream.float())
+    exact = _numbers(theirs, [tensor.float() for tensor in tensors], upstream.float())
     mine_all, usual = _numbers(ours, tensors, upstream), _numbers(theirs, tensors, upstream)
     for name, right, mine, other in zip(
         ("output", "gradient of queries", "gradient of keys", "gradient of values"), exact, mine_all, usual, strict=True
@@ -63,9 +63,9 @@ def _one(proof: Proof, kind: str, size: int, groups: int, window: int | None, le
         proof.found("attention, cosine", f"{kind}, {name}", float(cosine))
 
 
-def _numbers(function: object, given: Sequence[Tensor], upstream: Tensor) -> list[Tensor]:
+def _numbers(function: object, inputs: Sequence[Tensor], upstream: Tensor) -> list[Tensor]:
     """Output and gradients."""
-    leaves = [one.detach().clone().requires_grad_() for one in given]
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     output = function(*leaves)  # type: ignore[operator]
     return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
 
@@ -73,8 +73,8 @@ def _numbers(function: object, given: Sequence[Tensor], upstream: Tensor) -> lis
 def _by_document(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], window: int | None) -> Tensor:
     """torch's attention, a document at a time, with masks written out."""
     outputs, groups = [], query.shape[1] // key.shape[1]
-    key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
-    for q, k, v in zip(*(one.split(list(lengths), dim=2) for one in (query, key, value)), strict=True):
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    for q, k, v in zip(*(tensor.split(list(lengths), dim=2) for tensor in (query, key, value)), strict=True):
         tokens = q.shape[2]
         place = torch.arange(tokens, device=q.device)
         behind = place[:, None] - place[None, :]

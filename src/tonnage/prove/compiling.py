@@ -51,6 +51,6 @@ class _Graphs:
     def look(self, taken: int) -> None:
         """Before a step, and after the last."""
         self.most = max(self.most, int(counters["stats"]["unique_graphs"]))
-        reasons = sorted(counters["graph_break"].items(), key=lambda one: -one[1])
-        said = [f"{count} x {str(reason).splitlines()[0][:120]}" for reason, count in reasons[:2]]
-        self.broken = "; ".join(said) or self.broken
+        reasons = sorted(counters["graph_break"].items(), key=lambda entry: -entry[1])
+        lines = [f"{count} x {str(reason).splitlines()[0][:120]}" for reason, count in reasons[:2]]
+        self.broken = "; ".join(lines) or self.broken

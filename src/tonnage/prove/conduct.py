@@ -38,9 +38,9 @@ ALLOCATORS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "THP_MEM_ALLOC_E
 def lacking() -> None:
     """Refuse a machine on which something is not installed. Raises ``UserError``, which names all of it."""
     if absent := missing():
-        found, change = f"not installed: {', '.join(absent)}", "pip install them"
+        observed, change = f"not installed: {', '.join(absent)}", "pip install them"
         kit = "where no registry is reached, bring the kit that tonnage doctor --prove-kit DIR makes elsewhere"
-        raise UserError(Problem(found, "what the proof imports", f"{change}; {kit}", "--prove"))
+        raise UserError(Problem(observed, "what the proof imports", f"{change}; {kit}", "--prove"))
 
 
 def conduct(
@@ -72,14 +72,15 @@ def conduct(
     of = of_which({**machine, "brief": brief, "gpus asked": gpus}) + ("-brief" if brief else "")
     pieces, chosen = named(()), {piece.name for piece in named(tuple(only))}
     before = {
-        one.name: None if (again or only) and one.name in chosen else kept(folder, one.name, of) for one in pieces
+        piece.name: None if (again or only) and piece.name in chosen else kept(folder, piece.name, of)
+        for piece in pieces
     }
     on_gpu, results = bool(machine["gpus"]), {name: result for name, result in before.items() if result is not None}
     at_work = set[subprocess.Popen[bytes]]()
     todo = [piece for piece in pieces if piece.name in chosen and piece.name not in results]
     limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
 
-    def found(piece: Piece) -> PieceResult:
+    def result_of(piece: Piece) -> PieceResult:
         tell(f"{piece.name}: {piece.shows}", pieces.index(piece), len(pieces))
         return _carried_out(piece, folder, of, gpus, at_work, on_gpu=on_gpu, brief=brief, limit=limit)
 
@@ -94,7 +95,7 @@ def conduct(
         at_a_time = 1 if alone or not on_gpu else max(1, min(TOGETHER, machine["cpus"] // CORES))
         with ThreadPoolExecutor(at_a_time) as pool:
             try:
-                for result in pool.map(found, group):
+                for result in pool.map(result_of, group):
                     results[result.name] = result
                     recorded()
             except BaseException:  # whoever interrupts this does not wait for what goes on

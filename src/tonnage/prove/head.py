@@ -23,7 +23,7 @@ def prove(proof: Proof) -> None:
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         for how, scale, cap in (("plain", 1.0, None), ("scaled and capped", 0.5, 30.0)):
             for chunk in (CHUNK, TOKENS):
-                operands = [one.to(proof.device, dtype) for one in (hidden, weight)]
+                operands = [tensor.to(proof.device, dtype) for tensor in (hidden, weight)]
                 ours = _ours(operands, targets, weights, scale, cap, chunk)
                 right = _theirs(operands, targets, weights, scale, cap)
                 case = f"{how}, {'one chunk' if chunk == TOKENS else f'chunks of {chunk}'}"
@@ -36,17 +36,17 @@ def prove(proof: Proof) -> None:
 
 
 def _ours(
-    given: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None, chunk: int
+    operands: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None, chunk: int
 ) -> list[Tensor]:
-    hidden, weight = (one.clone().requires_grad_() for one in given)
+    hidden, weight = (tensor.clone().requires_grad_() for tensor in operands)
     loss = linear_cross_entropy(
         hidden, weight, None, targets, weights, logit_scale=scale, logit_softcap=cap, chunk_tokens=chunk
     )
     return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 
 
-def _theirs(given: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None) -> list[Tensor]:
-    hidden, weight = (one.float().requires_grad_() for one in (part.clone() for part in given))
+def _theirs(operands: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None) -> list[Tensor]:
+    hidden, weight = (tensor.float().requires_grad_() for tensor in (part.clone() for part in operands))
     logits = (hidden @ weight.T) * scale
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)

@@ -68,15 +68,15 @@ def write_kit(folder: Path, python: str = "3.12") -> Kit:
     with refusals("the kit could not be written", folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            found = "a folder that holds something"
-            raise UserError(Problem(found, "a new or empty one for the kit", "name another", str(folder)))
+            observed = "a folder that holds something"
+            raise UserError(Problem(observed, "a new or empty one for the kit", "name another", str(folder)))
     source = Path(__file__).resolve().parents[3]
     if not (source / "pyproject.toml").is_file():
         needed = "a checkout of tonnage, of which a wheel can be built"
         raise UserError(Problem("tonnage as an installed package", needed, "call it from a checkout", "--prove-kit"))
     _pip("wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source))
     own = {path.name for path in folder.glob("*.whl")}
-    platforms = [word for one in PLATFORMS for word in ("--platform", one)]
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     _pip(
         "download",
         "--quiet",
@@ -104,7 +104,7 @@ def choose(sizes: dict[str, int], own: set[str]) -> tuple[set[str], list[str]]:
     kept = {name for name in sizes if name in own or not _is_there(name)}
     left_out = [_package(name) for name in sizes if name not in kept]
     for name in sorted(kept - own, key=lambda name: -sizes[name]):
-        if sum(sizes[one] for one in kept) <= MOST_BYTES:
+        if sum(sizes[wheel] for wheel in kept) <= MOST_BYTES:
             break
         kept.remove(name)
         left_out.append(_package(name))
@@ -123,8 +123,8 @@ def _pip(*words: str) -> None:
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
         uv = shutil.which("uv")
-        found = "a Python without pip" + (", but uv" if uv else "")
-        raise UserError(Problem(found, "pip, which gets wheels", "python -m ensurepip", "--prove-kit"))
+        observed = "a Python without pip" + (", but uv" if uv else "")
+        raise UserError(Problem(observed, "pip, which gets wheels", "python -m ensurepip", "--prove-kit"))
     done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         last = _last(done.stderr)
@@ -133,6 +133,6 @@ def _pip(*words: str) -> None:
         )
 
 
-def _last(said: str) -> str:
-    lines: Sequence[str] = [line for line in said.strip().splitlines() if line.strip()]
+def _last(text: str) -> str:
+    lines: Sequence[str] = [line for line in text.strip().splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no word")

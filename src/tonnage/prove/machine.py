@@ -49,7 +49,7 @@ def missing(needed: Mapping[str, str] = NEEDED) -> list[str]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall(r"\d+", text.partition("+")[0])[:3])
+    return tuple(int(digits) for digits in re.findall(r"\d+", text.partition("+")[0])[:3])
 
 
 def described() -> dict[str, Any]:
@@ -59,8 +59,8 @@ def described() -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         raise RuntimeError(f"the machine could not be described:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    machine: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return machine
 
 
 def describe() -> dict[str, Any]:
@@ -122,25 +122,25 @@ def free_bytes(device: Any) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with suppress(OSError):
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 def _processor() -> str:
     with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if match:
+            return match[1]
     return platform.processor()
 
 
 def _driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
-        return said[0] if said else ""
+        words = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
+        return words[0] if words else ""
     return ""
 
 

@@ -94,8 +94,8 @@ def tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
 
 def shape_of(family: str, **sizes: Any) -> Any:
     """The configuration of a model; a size that is None is the family's own."""
-    given = {name: value for name, value in sizes.items() if value is not None}
-    config = CONFIG_MAPPING[family](**given)
+    named_sizes = {name: value for name, value in sizes.items() if value is not None}
+    config = CONFIG_MAPPING[family](**named_sizes)
     config.architectures = [ARCHITECTURES[family]]
     return config
 

@@ -37,7 +37,7 @@ def render(record: Record) -> str:
         title=f"Proof on {where(record)}",
         verdict=verdict(record),
         machine=machine_lines(record),
-        pieces=[(piece, [line_of(one) for one in piece.findings]) for piece in record.pieces],
+        pieces=[(piece, [line_of(finding) for finding in piece.findings]) for piece in record.pieces],
     )
 
 
@@ -52,19 +52,19 @@ def where(record: Record) -> str:
 def verdict(record: Record) -> str:
     """All of it in a sentence."""
     counts = record.counts
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     broke = sum(bool(piece.error) for piece in record.pieces)
     skipped = sum(piece.status == "skipped" and not piece.findings for piece in record.pieces)
     more = [f"{broke} pieces broke off"] if broke else []
     more += [f"{skipped} pieces were skipped"] if skipped else []
-    return "; ".join([f"checks: {told or 'none'}", *more])
+    return "; ".join([f"checks: {totals or 'none'}", *more])
 
 
 def machine_lines(record: Record) -> list[tuple[str, str]]:
     """The machine, line by line."""
     machine = record.machine
     cards = [
-        f"{one['name']}, {one['memory_bytes'] / 1e9:.1f} GB, capability {one['capability']}" for one in machine["gpus"]
+        f"{gpu['name']}, {gpu['memory_bytes'] / 1e9:.1f} GB, capability {gpu['capability']}" for gpu in machine["gpus"]
     ]
     lines = [
         ("date", record.date),
@@ -73,7 +73,7 @@ def machine_lines(record: Record) -> list[tuple[str, str]]:
         ("GPUs", "; ".join(cards) or "none"),
         ("driver", f"{machine.get('driver', '')} {'NCCL ' + machine['nccl'] if machine.get('nccl') else ''}".strip()),
         ("Python, torch", f"{machine['python']}, {machine['torch']}"),
-        ("packages", ", ".join(f"{name} {found}" for name, found in machine["packages"].items())),
+        ("packages", ", ".join(f"{name} {version}" for name, version in machine["packages"].items())),
         ("not installed", ", ".join(record.missing)),
     ]
     return [(name, words) for name, words in lines if words]

@@ -73,10 +73,10 @@ class Proof:
         self._add(check, case, None, "skipped", why)
 
     def _add(self, check: str, case: str, figure: float | None, status: Any, why: str, *, red: bool = False) -> None:
-        known = CHECKS[check]
+        definition = CHECKS[check]
         why = why.replace(str(self.folder.resolve()), ".")  # the record holds no paths
         figure = None if figure is None else float(figure)
-        self.findings.append(Finding(check, case, figure, known.unit, known.tolerance, status, why, red))
+        self.findings.append(Finding(check, case, figure, definition.unit, definition.tolerance, status, why, red))
         self.tell()
 
 

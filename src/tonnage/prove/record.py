@@ -62,10 +62,10 @@ class PieceResult:
 
 def status_of(findings: Iterable[Finding], error: str = "") -> Status:
     """Of a piece, by what it found."""
-    found = {one.status for one in findings}
-    if error or "failed" in found:
+    statuses = {one.status for one in findings}
+    if error or "failed" in statuses:
         return "failed"
-    return next((one for one in ("passed", "told") if one in found), "skipped")
+    return next((one for one in ("passed", "told") if one in statuses), "skipped")
 
 
 def result_file(folder: Path, name: str) -> Path:
@@ -110,20 +110,24 @@ class Record:
     @property
     def failed(self) -> list[tuple[str, str]]:
         """Pieces that broke off and checks that did not hold, as (piece, what)."""
-        found = []
+        failures = []
         for piece in self.pieces:
             if piece.error:
-                found.append((piece.name, f"broke off: {piece.error.strip().splitlines()[-1]}"))
-            found += [(piece.name, f"{one.check} ({one.case})") for one in piece.findings if one.status == "failed"]
-        return found
+                failures.append((piece.name, f"broke off: {piece.error.strip().splitlines()[-1]}"))
+            failures += [
+                (piece.name, f"{finding.check} ({finding.case})")
+                for finding in piece.findings
+                if finding.status == "failed"
+            ]
+        return failures
 
     @property
     def counts(self) -> dict[str, int]:
         """Checks by what became of them."""
         counts = dict.fromkeys(("passed", "failed", "told", "skipped"), 0)
         for piece in self.pieces:
-            for one in piece.findings:
-                counts[one.status] += 1
+            for finding in piece.findings:
+                counts[finding.status] += 1
         return counts
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +138,7 @@ class Record:
             "machine": dict(self.machine),
             "missing": list(self.missing),
             "checks": self.counts,
-            "failed": [" ".join((f"{piece}:", what)) for piece, what in self.failed],
+            "failed": [" ".join((f"{piece}:", check)) for piece, check in self.failed],
             "seconds": round(sum(piece.seconds for piece in self.pieces), 1),
             "pieces": [asdict(piece) for piece in self.pieces],
         }

@@ -97,7 +97,7 @@ class Ran:
         """What of it goes into the record."""
         return {
             "tokens_per_second": round(self.tokens_per_second, 1) if self.tokens else None,
-            "step_seconds": [round(one, 4) for one in self.seconds],
+            "step_seconds": [round(seconds, 4) for seconds in self.seconds],
             "planned_seconds": round(self.planned_seconds, 4),
             "peak_bytes": self.peak_bytes,
             "planned_bytes": round(self.planned_bytes),
@@ -210,7 +210,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
             stack.enter_context(filling_where_they_lie())
         job = assemble(config, plan, world, recorder.log, phases)
         finish.append(job.optimizer.finish)
-        parameters = sum(one.numel() for one in job.parameters.values())
+        parameters = sum(parameter.numel() for parameter in job.parameters.values())
         with suppress(_Enough):  # of a step more than the run has, or the loop would not ask for its last one
             job, between_steps = replace(job, num_packs=job.num_packs + 1), BetweenSteps(0, 0, run.checkpoints, 1)
             train(job, between_steps, recorder, phases, enough)
@@ -251,7 +251,7 @@ class Elsewhere:
         folder.mkdir(parents=True, exist_ok=True)
         self._out, self._end = folder / "ran.json", time.monotonic() + seconds
         file = folder / "specs.json"
-        write(file, {"folder": str(folder), "specs": [asdict(one) for one in specs]})
+        write(file, {"folder": str(folder), "specs": [asdict(spec) for spec in specs]})
         command = [sys.executable, "-m", "tonnage.prove.runs", str(file), str(self._out)]
         self._process = subprocess.Popen(
             command,
@@ -272,7 +272,7 @@ class Elsewhere:
         if self._process.returncode:
             raise RuntimeError(f"the runs on the CPU, which are the reference, broke off:\n{output[-3000:]}")
         by_name = json.loads(self._out.read_text(encoding="utf-8"))
-        return {name: Ran(**{**one, **_tuples(one)}) for name, one in by_name.items()}
+        return {name: Ran(**{**fields, **_tuples(fields)}) for name, fields in by_name.items()}
 
 
 def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:

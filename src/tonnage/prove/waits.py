@@ -68,5 +68,5 @@ class _Counted:
 
     def where(self) -> str:
         """The places of most waits."""
-        most = sorted(self.places.items(), key=lambda one: -one[1])[:5]
+        most = sorted(self.places.items(), key=lambda entry: -entry[1])[:5]
         return ", ".join(f"{count} at {place}" for place, count in most)

@@ -108,7 +108,7 @@ class RunDirectory:
         self.outcome = self.path / "outcome.json"
         self.report = self.path / "report.html"
         self.staged_exports = (self.path / ".export", self.path / ".export.old")
-        """A new one before it is in its place, and the one whose place it takes."""
+        """Where a new export is written, and where the one that it replaces is moved."""
 
     def worker_log(self, rank: int) -> Path:
         """Standard output and error of one worker."""
@@ -169,9 +169,11 @@ class RunDirectory:
             return None
         name = read_record(self.resume, ResumeNote).checkpoint
         if not CHECKPOINT.fullmatch(name):
-            found = f"checkpoint is {name[:60]!r}"
+            observed = f"checkpoint is {name[:60]!r}"
             raise UserError(
-                Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume))
+                Problem(
+                    observed, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume)
+                )
             )
         return self.checkpoints / name
 
@@ -254,10 +256,10 @@ class RunDirectory:
     def is_taken(self, otherwise: str = "") -> UserError:
         """That another process works in this directory: which, and where. ``otherwise``: what else could be done."""
         holder = self._holder()
-        found = f"another run works in this directory (process {holder.get('pid', '?')} on "
         return UserError(
             Problem(
-                found=f"{found}{holder.get('host', 'an unknown host')})",
+                found=f"another run works in this directory (process {holder.get('pid', '?')} on "
+                f"{holder.get('host', 'an unknown host')})",
                 needed="one run at a time",
                 change=f"wait for its end, or stop it: tonnage stop {self.word}{otherwise}",
                 where=str(self.path),
@@ -361,16 +363,18 @@ class RunDirectory:
         """Where a worker is now; the default position if it has not started."""
         try:
             with self.worker_position(rank).open("rb") as file:
-                found = Position(**json.loads(file.read(POSITION_BYTES).rstrip(b"\0 \n")))
+                position = Position(**json.loads(file.read(POSITION_BYTES).rstrip(b"\0 \n")))
         except (OSError, ValueError, TypeError, RecursionError):
             return Position()
-        return found if found.is_sound() else Position()
+        return position if position.is_sound() else Position()
 
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    found = [path for path in checkpoints.glob(f"step-*/{COMPLETE}") if CHECKPOINT.fullmatch(path.parent.name)]
-    return sorted((path.parent for path in found), key=step_of)
+    checkpoints_found = [
+        path for path in checkpoints.glob(f"step-*/{COMPLETE}") if CHECKPOINT.fullmatch(path.parent.name)
+    ]
+    return sorted((path.parent for path in checkpoints_found), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:

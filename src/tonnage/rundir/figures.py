@@ -36,7 +36,7 @@ class Figure:
 
     def to_json(self) -> list[float | None]:
         """Value, low, high; None for what is no number."""
-        return [one if math.isfinite(one) else None for one in (self.value, self.low, self.high)]
+        return [number if math.isfinite(number) else None for number in (self.value, self.low, self.high)]
 
     @staticmethod
     def of_json(value: Any) -> Figure:
@@ -144,15 +144,15 @@ class Evaluated:
 
     def figures(self, before: Evaluated | None = None) -> dict[str, Figure]:
         """By the names that gates have; what the model forgot since ``before`` as well."""
-        found: dict[str, Figure] = {}
+        figures_by_name: dict[str, Figure] = {}
         if self.rows is not None:
-            found |= {"eval_loss": self.rows.loss, "perplexity": self.rows.perplexity}
-            found["token_accuracy"] = self.rows.token_accuracy
-        found |= self.scores
+            figures_by_name |= {"eval_loss": self.rows.loss, "perplexity": self.rows.perplexity}
+            figures_by_name["token_accuracy"] = self.rows.token_accuracy
+        figures_by_name |= self.scores
         if self.general is not None and before is not None and before.general is not None:
             rose = self.general.loss.value - before.general.loss.value
-            found["forgets"] = Figure(rose, math.nan, math.nan)
-        return found
+            figures_by_name["forgets"] = Figure(rose, math.nan, math.nan)
+        return figures_by_name
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, without what is not there."""

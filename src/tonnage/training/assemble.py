@@ -61,8 +61,8 @@ def assemble(
     checkpoint: Path | None = None,
     loss: OwnLoss | None = None,
 ) -> Job:
-    """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved. ``loss``
-    is what is trained instead of cross-entropy."""
+    """Build this rank's part of what ``plan`` says; with a ``checkpoint``, as it was when that was saved. ``loss`` is
+    what is trained instead of cross-entropy."""
     setting, layout = Setting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
     _prepare_process(setting)
@@ -72,15 +72,7 @@ def assemble(
     held = _Held.of(list(stages.values()))
 
     phases.enter("optimizer")
-    optimizer = optimizer_of(
-        setting,
-        held.parameters,
-        [stage.loss_model for stage in stages.values()],
-        shared=held.shared,
-        pages=held.pages,
-        masters=held.masters,
-        tiled=held.stages[0].tiled,
-    )
+    optimizer = _optimizer(setting, held)
     pipeline = _pipeline(setting, stages, held, optimizer)
     cursor = Cursor()
     if checkpoint is not None:
@@ -123,7 +115,7 @@ def _prepare_process(setting: Setting) -> None:
     if config.deterministic:
         compute_the_same(device)
     switch_off(layout.kernels_off)
-    # Nobody has seen newer ones add in one order.
+    # Of newer flash attention it is not known that it adds in the same order every time.
     flash.choose(device, setting.log, newer=is_on("attention") and not config.deterministic)
     if layout.kernels_off:
         setting.log(f"kernels that are off: {', '.join(layout.kernels_off)}")
@@ -169,6 +161,18 @@ class _Held:
     def elsewhere(self) -> frozenset[str]:
         """Names of parameters that no stage of this rank has."""
         return reduce(frozenset.__and__, (stage.elsewhere for stage in self.stages))
+
+
+def _optimizer(setting: Setting, held: _Held) -> AdamW:
+    return optimizer_of(
+        setting,
+        held.parameters,
+        [stage.loss_model for stage in held.stages],
+        shared=held.shared,
+        pages=held.pages,
+        masters=held.masters,
+        tiled=held.stages[0].tiled,
+    )
 
 
 def _pipeline(setting: Setting, stages: Mapping[int, Assembled], held: _Held, optimizer: AdamW) -> Pipeline:
@@ -223,8 +227,8 @@ def _datasets(config: Config, plan: Plan) -> dict[str, Any]:
 
 
 def names_of(config: Config) -> dict[int, str]:
-    """Names of the sources of validation rows by their number, as documents have it: all sources count, those of
-    training first."""
+    """Names of the sources of validation rows by the number that documents have: sources of training are counted
+    first."""
     data = config.data
     if not isinstance(data.validation, tuple):
         return dict(enumerate(_named(data.train)))
@@ -233,8 +237,10 @@ def names_of(config: Config) -> dict[int, str]:
 
 def _named(sources: Sequence[Source]) -> list[str]:
     """What sources are called: their files, with a number where several are called so."""
-    names = [Path(one.path).name if one.split == "train" else f"{one.path} {one.split}" for one in sources]
-    return [name if names.count(name) == 1 else f"{name} #{at}" for at, name in enumerate(names, start=1)]
+    names = [
+        Path(source.path).name if source.split == "train" else f"{source.path} {source.split}" for source in sources
+    ]
+    return [name if names.count(name) == 1 else f"{name} #{number}" for number, name in enumerate(names, start=1)]
 
 
 def between_steps_of(run: RunDirectory, config: Config, plan: Plan) -> BetweenSteps:
@@ -276,11 +282,11 @@ def asking_of(run: RunDirectory, config: Config, plan: Plan) -> Asking | None:
 def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Asking:
     from transformers import AutoTokenizer
 
-    found, layout = read_record(prompts, Prompts), plan.layout
+    recorded, layout = read_record(prompts, Prompts), plan.layout
     tokenizer = AutoTokenizer.from_pretrained(run.tokenizer, trust_remote_code=config.trust_remote_code)
     return Asking(
-        tuple(found.prompts),
-        frozenset(found.stop_tokens),
+        tuple(recorded.prompts),
+        frozenset(recorded.stop_tokens),
         layout.row_tokens,
         lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
     )
@@ -301,7 +307,7 @@ def _go_on(checkpoint: Path, optimizer: AdamW, held: _Held, setting: Setting) ->
 
 
 def _experts(pipeline: Pipeline, setting: Setting) -> ExpertLoad | None:
-    """Who keeps account of the experts, if the model has some that can be heard."""
+    """The account of how evenly tokens go to experts, if the model has routers that can be listened to."""
     routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
     return ExpertLoad(routings, setting.world, setting.log) if routings else None
 
@@ -310,7 +316,7 @@ def _loss_scale(config: Config, cursor: Cursor) -> LossScale:
     """What the loss is multiplied by so that fp16 holds its gradients: 1 for all other types."""
     if config.precision != "fp16":
         return LossScale()
-    found = LossScale(config.optimizer.loss_scale, config.optimizer.loss_scale_growth)
+    scale = LossScale(config.optimizer.loss_scale, config.optimizer.loss_scale_growth)
     if cursor.loss_scale != 1:
-        found.value, found.good_steps = cursor.loss_scale, cursor.good_steps
-    return found
+        scale.value, scale.good_steps = cursor.loss_scale, cursor.good_steps
+    return scale

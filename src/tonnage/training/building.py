@@ -46,7 +46,7 @@ from tonnage.training.isolation import inexact_recompute, isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
-from tonnage.training.placing import Placed, place
+from tonnage.training.placing import Placed, Placement, place
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.tiling import tile_model
@@ -363,20 +363,16 @@ def _give_memory(
     if blueprint.directories is not None and not blueprint.trains.all and draft.weights is not None:
         stored = as_they_are(model, draft.weights) | stored
     recomputed = len(blocks[: layout.recomputed[0] if layout.recomputed else None])
-    placed = place(
-        model,
-        blocks,
-        blueprint.world.device,
+    placement = Placement(
         come_and_go=draft.come_and_go,
         updates_on_host=layout.update_tier == "host",
         trains_all=blueprint.trains.all,
         recomputed=recomputed if layout.recompute != "none" else 0,
         directories=blueprint.directories,
         stored=stored,
-        tiled=tiled,
         evaluates=blueprint.evaluates,
-        log=blueprint.log,
     )
+    placed = place(model, blocks, blueprint.world.device, placement, tiled, blueprint.log)
     if draft.weights is not None:
         load_buffers(model, draft.weights)
     fill(model, {name: where for name, where in in_cache.items() if name not in placed.mapped})

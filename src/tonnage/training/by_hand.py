@@ -24,7 +24,7 @@ from tonnage.checkpoint.save import Saver
 from tonnage.errors import Problem, UserError
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
-from tonnage.training.ending import update
+from tonnage.training.ending import StepNumbers, update
 from tonnage.training.evaluate import evaluate, judged_loss
 from tonnage.training.job import Job
 from tonnage.training.loop import cost, run_passes
@@ -138,18 +138,15 @@ class ByHand:
         self._phases.enter("update")
         scale, share = job.loss_scale.value, pending.batches[0].weight / pending.weight
         positions = [batch.next_position for batch in pending.batches if batch.next_position is not None]
-        self.cursor, bad, told = update(
-            job,
-            self.cursor,
+        numbers = StepNumbers(
             loss=sum(pending.losses) / scale * share,
             norm=math.sqrt(float(job.optimizer.gradients.squared_norm())) / scale * share,
             lr=lr,
             next_position=max([self.cursor.position, *positions]),
             num_micro_batches=pending.num_micro_batches,
-            first_bad=self._first_bad,
-            log=self._recorder.log,
             share=share,
         )
+        self.cursor, bad, told = update(job, self.cursor, numbers, self._first_bad, self._recorder.log)
         self.job.heap.after_step()
         self._phases.end()
         now = time.perf_counter()

@@ -1,10 +1,10 @@
 """How a step ends once its passes are through: its numbers are summed, gradients clipped, weights updated, and it is
 noted what became of it.
 
-A device is a step behind whoever asks it for work, and idle while its answers are waited for. So where the update can
-look at the numbers itself (``Job.reads_late``), it is asked for at once, to change nothing if they are not finite
-(``update_unseen``), and they are read when the passes of the next step are asked for as well (``settle``). Of that step
-no update is asked for before, so what is skipped, when and why is the same as where every step waits for its numbers.
+A device runs a step behind the process that gives it work, and is idle while that process waits for its results. So
+where the update can look at the numbers itself (``Job.reads_late``), it is queued at once and changes nothing if they
+are not finite (``update_unseen``); the numbers are read once the passes of the next step are queued, too (``settle``).
+The update of that step is queued only afterwards, so the same steps are skipped as where every step waits.
 """
 
 from __future__ import annotations
@@ -21,6 +21,26 @@ from tonnage.checkpoint.save import Cursor
 from tonnage.kernels.streams import Reading
 from tonnage.training.job import Job
 from tonnage.training.nonfinite import Finding
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """What a step came to over all ranks, and how it updates the weights."""
+
+    loss: float
+    """Of the whole step, without the loss scale, as the norm is."""
+    norm: float
+    lr: float
+    next_position: int
+    """The first pack of the run that comes after it."""
+    num_micro_batches: int
+    share: float = 1.0
+    """What the gradients are multiplied by first."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the weights may be updated."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
 @dataclass
@@ -52,7 +72,7 @@ class Ending:
         return self.job.schedule.lr(self.number)
 
     def update_unseen(self) -> None:
-        """Ask for the update before anybody knows whether it may be: with what is not finite it changes nothing."""
+        """Queue the update before loss and norm are read; if they are not finite, it changes nothing."""
         loss, squared = self.totals.unbind()
         norm = (squared / self.job.world.replicas).sqrt()
         shrinks = (norm > self.job.clip) if self.job.clip else torch.zeros_like(norm, dtype=torch.bool)
@@ -70,17 +90,16 @@ class Ending:
         scale = self.job.loss_scale.value
         loss, squared = self._reading.numbers()
         loss, norm = loss / scale, math.sqrt(squared / self.job.world.replicas) / scale
-        how: dict[str, Any] = {"lr": self.lr, "next_position": self.next_position, "first_bad": self.first_bad}
-        how |= {"loss": loss, "norm": norm, "log": self.log}
+        numbers = StepNumbers(loss, norm, self.lr, self.next_position, self.num_micro_batches)
         if not self._is_updated:
-            return update(self.job, cursor, num_micro_batches=self.num_micro_batches, **how)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return update(self.job, cursor, numbers, self.first_bad, self.log)
+        if not numbers.is_finite:
             self.job.optimizer.take_back()
-        return _note(self.job, cursor, **how)
+        return _note(self.job, cursor, numbers, self.first_bad, self.log)
 
 
 def measure(job: Job, losses: Sequence[Tensor]) -> Tensor:
-    """What ``losses`` and the gradients there are come to over all ranks: ``Ending.totals``."""
+    """Sum of ``losses`` and squared norm of the gradients over all ranks: ``Ending.totals``."""
     squared = job.optimizer.gradients.squared_norm().to(job.world.device)
     loss = torch.zeros_like(squared)
     if losses and job.world.speaks:
@@ -91,33 +110,24 @@ def measure(job: Job, losses: Sequence[Tensor]) -> Tensor:
 def update(
     job: Job,
     cursor: Cursor,
-    *,
-    loss: float,
-    norm: float,
-    lr: float,
-    next_position: int,
-    num_micro_batches: int,
+    numbers: StepNumbers,
     first_bad: Callable[[], Finding | None],
     log: Callable[[str], None],
-    share: float = 1.0,
 ) -> tuple[Cursor, Finding | None, dict[str, Any]]:
     """Clip and update by the gradients that are there, and forget them; a step that is not finite changes nothing.
 
     Args:
         cursor: where the run was before this step.
-        loss, norm: of the whole step, without the loss scale.
-        next_position: the first pack of the run that comes after it.
         first_bad: looks for what is not finite, where something is not.
-        share: what the gradients are multiplied by first.
 
     Returns:
         Where the run is now, what was found not to be finite, and what of the step is written down.
     """
-    if math.isfinite(loss) and math.isfinite(norm):
-        shrinking = min(1.0, job.clip / norm) if job.clip and norm else 1.0
-        job.optimizer.step(lr, scale=shrinking * share / job.loss_scale.value)
-    _forget_gradients(job, num_micro_batches)
-    return _note(job, cursor, loss=loss, norm=norm, lr=lr, next_position=next_position, first_bad=first_bad, log=log)
+    if numbers.is_finite:
+        shrinking = min(1.0, job.clip / numbers.norm) if job.clip and numbers.norm else 1.0
+        job.optimizer.step(numbers.lr, scale=shrinking * numbers.share / job.loss_scale.value)
+    _forget_gradients(job, numbers.num_micro_batches)
+    return _note(job, cursor, numbers, first_bad, log)
 
 
 def _forget_gradients(job: Job, num_micro_batches: int) -> None:
@@ -127,18 +137,14 @@ def _forget_gradients(job: Job, num_micro_batches: int) -> None:
 def _note(
     job: Job,
     cursor: Cursor,
-    *,
-    loss: float,
-    norm: float,
-    lr: float,
-    next_position: int,
+    numbers: StepNumbers,
     first_bad: Callable[[], Finding | None],
     log: Callable[[str], None],
 ) -> tuple[Cursor, Finding | None, dict[str, Any]]:
     """What became of a step that is updated, or changed nothing; see ``update``."""
     scale, number = job.loss_scale.value, cursor.step + 1
     balance = job.experts.after_step(scale) if job.experts else {}
-    finite, bad = math.isfinite(loss) and math.isfinite(norm), None
+    finite, bad = numbers.is_finite, None
     if not finite:
         bad = first_bad()
         log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")
@@ -146,22 +152,22 @@ def _note(
     after = replace(
         cursor,
         step=number,
-        position=next_position,
+        position=numbers.next_position,
         num_updates=job.optimizer.num_steps,
         skips=0 if finite else cursor.skips + 1,
         loss_scale=job.loss_scale.value,
         good_steps=job.loss_scale.good_steps,
     )
-    told = {
+    record = {
         "step": number,
-        "epoch": next_position / job.train_data.num_packs,
-        "loss": loss,
-        "grad_norm": norm,
-        "lr": lr,
+        "epoch": numbers.next_position / job.train_data.num_packs,
+        "loss": numbers.loss,
+        "grad_norm": numbers.norm,
+        "lr": numbers.lr,
         "skipped": not finite,
         **balance,
         **job.moved(),
         **({"not_finite": str(bad)} if bad else {}),
         **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
     }
-    return after, bad, told
+    return after, bad, record

@@ -8,18 +8,19 @@ steps. Nothing is hidden behind this page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.host.core_waits import CoreWaits
+from tonnage.parallel.world import World
 from tonnage.training.answers import Asking, answer
-from tonnage.training.batch import MicroBatch, training_steps
+from tonnage.training.batch import MicroBatch, Step, training_steps
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, judged
@@ -45,13 +46,40 @@ class BetweenSteps:
     judging: Judging = field(default_factory=Judging)
     """What follows from evaluations."""
 
+    def due_after(self, step: int) -> tuple[bool, bool]:
+        """Whether the run is evaluated after a step, and whether it is saved."""
+        evaluates = self.evaluate_every != 0 and step % self.evaluate_every == 0
+        saves = self.checkpoint_every != 0 and step % self.checkpoint_every == 0
+        return evaluates, saves
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The parts of a run, on one rank."""
+
+    job: Job
+    between_steps: BetweenSteps
+    recorder: Recorder
+    phases: Phases
+    saver: Saver
+
+    @staticmethod
+    def of(job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases) -> _Run:
+        """The run of a job; every rank calls this."""
+        saver = Saver(
+            between_steps.checkpoints,
+            between_steps.keep,
+            job.world,
+            keep_best=between_steps.judging.saves_best,
+            sync_too=recorder.files,
+            log=recorder.log,
+            progress=phases.progress,
+        )
+        return _Run(job, between_steps, recorder, phases, saver)
+
 
 def train(
-    job: Job,
-    between_steps: BetweenSteps,
-    recorder: Recorder,
-    phases: Phases,
-    stop_requested: Callable[[], bool],
+    job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases, stop_requested: Callable[[], bool]
 ) -> bool:
     """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
 
@@ -61,121 +89,90 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    world, judging = job.world, between_steps.judging
-    saver = Saver(
-        between_steps.checkpoints,
-        between_steps.keep,
-        world,
-        keep_best=judging.saves_best,
-        sync_too=recorder.files,
-        log=recorder.log,
-        progress=phases.progress,
-    )
-    step_log = _StepLog(job, recorder, phases, saver)
-    cursor = saved = job.cursor
+    course = _Course(_Run.of(job, between_steps, recorder, phases))
     late: Ending | None = None
     finished = True
-    if cursor.step == 0:
-        _ask(job, 0, between_steps.asking, recorder, phases)
-        if judging.before:
-            _evaluate(job, cursor, judging, recorder, phases)
-    evaluated = cursor.step
-    step_log.began = time.perf_counter()
+    course.begin()
 
-    for step in training_steps(
-        job.train_data,
-        job.deal,
-        seed=job.seed,
-        num_packs=job.num_packs,
-        steps_done=cursor.step,
-        position=cursor.position,
-    ):
-        if is_over(cursor, judging):
+    for step in _steps_of(job):
+        if course.is_over:
             break
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
-        tokens, computed, supervised, weight, stops = world.sum(
-            *world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight), stop_requested()
-        )
-        if stops:
+        totals = _over_all_ranks(job.world, step, stop_requested)
+        if totals.stops:
             finished = False
             break
 
-        scale = job.loss_scale.value
-
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
-        passes = partial(run_passes, job, step.micro_batches, weight / scale, tokens / scale, phases)
+        denominator, tokens = totals.weight / job.loss_scale.value, totals.tokens / job.loss_scale.value
+        passes = partial(run_passes, job, step.micro_batches, denominator, tokens, phases)
         losses = passes()
 
         # The results of the step before are read only now, while the device works on this one. If they were not finite,
         # that step was run again to find out why, and these gradients are gone.
         if late is not None:
-            cursor, late = step_log.settle(late, cursor), None
-            if cursor.skips > job.skip_limit:
+            course.settle(late)
+            late = None
+            if course.is_stuck:
                 break
-            if cursor.skips:
+            if course.cursor.skips:
                 losses = passes()
 
         # One small sum over the ranks tells loss and gradient norm.
         phases.enter("update")
-        ending = Ending(
-            job,
-            number=step.number,
-            next_position=step.next_position,
-            num_micro_batches=len(step.micro_batches),
-            totals=measure(job, losses),
-            first_bad=partial(first_nonfinite, job, step, weight / scale),
-            log=recorder.log,
-            counted=(tokens, computed, supervised),
-        )
-        evaluates = between_steps.evaluate_every and step.number % between_steps.evaluate_every == 0
-        saves = between_steps.checkpoint_every and step.number % between_steps.checkpoint_every == 0
+        ending = _ending_of(course.run, step, losses, denominator, totals)
+        evaluates, saves = between_steps.due_after(step.number)
         is_last = step.next_position >= job.num_packs
         if job.reads_late:
             ending.update_unseen()
             if not (evaluates or saves or is_last):
                 late = ending
                 continue
-        cursor = step_log.settle(ending, cursor)
-        if is_last or cursor.skips > job.skip_limit:
+        course.settle(ending)
+        if is_last or course.is_stuck:
             break
 
         if evaluates:
-            _ask(job, step.number, between_steps.asking, recorder, phases)
-            cursor = _evaluate(job, cursor, judging, recorder, phases)
-            evaluated = cursor.step
-            step_log.began = time.perf_counter()
-        if saves or (judging.saves_best and cursor.best_step == evaluated == step.number):
-            phases.enter("save", micro_batch=0, num_micro_batches=0)
-            if between_steps.saves_beside:
-                model_state, optimizer_state, copies = job.snapshot()
-                saver.save(cursor, model_state, optimizer_state, job.facts, copies=copies)
-            else:
-                saver.save(cursor, *job.state(), job.facts, wait=True)
-            saved = cursor
-            step_log.began = time.perf_counter()
+            course.evaluate()
+        if saves or course.is_best:
+            course.save()
 
-    if late is not None:  # one that a stop has overtaken
-        cursor = step_log.settle(late, cursor)
-    stuck = cursor.skips > job.skip_limit
-    if finished and not stuck and cursor != job.cursor and evaluated != cursor.step:
-        _ask(job, cursor.step, between_steps.asking, recorder, phases)
-        cursor = _evaluate(job, cursor, judging, recorder, phases)
-    if is_over(cursor, judging):
-        best = f"{cursor.best_figure} {cursor.best_value:.4f} at step {cursor.best_step}"
-        recorder.log(f"stopping early: {cursor.stale} evaluations in a row were no better than {best}")
-    phases.enter("save", micro_batch=0, num_micro_batches=0)
-    if cursor != saved:
-        saver.save(cursor, *job.state(), job.facts, wait=True)
-    saver.wait()
-    recorder.saved(saver.news())
-    phases.end()
-    recorder.memory(cursor.step, phases.of_all_ranks(world))
-    if job.experts:
-        recorder.record(step=cursor.step, expert_shares=job.experts.shares())
-    if stuck:
-        raise too_many_skips(cursor, step_log.bad)
+    if late is not None:  # a stop came before it was settled
+        course.settle(late)
+    if finished and not course.is_stuck:
+        course.evaluate_last()
+    course.end()
     return finished
+
+
+class _Totals(NamedTuple):
+    """What a step has on all ranks together."""
+
+    tokens: float
+    computed_tokens: float
+    supervised_tokens: float
+    weight: float
+    stops: float
+    """How many ranks are to stop before it."""
+
+
+def _over_all_ranks(world: World, step: Step, stop_requested: Callable[[], bool]) -> _Totals:
+    """Sizes of a step, and whether to stop before it: one sum over the ranks."""
+    sizes = world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight)
+    return _Totals(*world.sum(*sizes, stop_requested()))
+
+
+def _steps_of(job: Job) -> Iterator[Step]:
+    """The steps of a job from its cursor on."""
+    return training_steps(
+        job.train_data,
+        job.deal,
+        seed=job.seed,
+        num_packs=job.num_packs,
+        steps_done=job.cursor.step,
+        position=job.cursor.position,
+    )
 
 
 def run_passes(
@@ -184,41 +181,127 @@ def run_passes(
     """Forward and backward passes of micro-batches; their losses, each over ``denominator``, those of routers over
     ``tokens``."""
     optimizer, losses = job.optimizer, list[Tensor]()
-    for one in job.pipeline.passes(batches, denominator, tokens):
-        if one.last:
+    for turn in job.pipeline.passes(batches, denominator, tokens):
+        if turn.last:
             optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
-        if one.kind == "backward":
+        if turn.kind == "backward":
             optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
-        phases.enter(one.kind, micro_batch=one.number)
-        losses += one.run()
-        if one.kind == "backward":
+        phases.enter(turn.kind, micro_batch=turn.number)
+        losses += turn.run()
+        if turn.kind == "backward":
             job.heap.after_passes()
     return losses
 
 
-class _StepLog:
-    """What is written down of every step, in their order."""
+def _ending_of(run: _Run, step: Step, losses: Sequence[Tensor], denominator: float, totals: _Totals) -> Ending:
+    """The end of a step whose passes are through, with its loss and gradient norm summed over the ranks."""
+    return Ending(
+        run.job,
+        number=step.number,
+        next_position=step.next_position,
+        num_micro_batches=len(step.micro_batches),
+        totals=measure(run.job, losses),
+        first_bad=partial(first_nonfinite, run.job, step, denominator),
+        log=run.recorder.log,
+        counted=(totals.tokens, totals.computed_tokens, totals.supervised_tokens),
+    )
 
-    def __init__(self, job: Job, recorder: Recorder, phases: Phases, saver: Saver) -> None:
-        self._job, self._recorder, self._phases, self._saver = job, recorder, phases, saver
-        self._core_waits = CoreWaits(recorder.log)
-        self.began = 0.0
+
+class _Course:
+    """How a run goes: where it is, and what is done at the end of each step and between steps."""
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+        self.cursor = run.job.cursor
+        self._saved = self.cursor
+        """Where the run was at its last checkpoint."""
+        self._evaluated = self.cursor.step
+        """The step after which it was evaluated last."""
+        self._core_waits = CoreWaits(run.recorder.log)
+        self._began = 0.0
         """When the time of the next step to be written down began."""
-        self.bad: Finding | None = None
+        self._bad: Finding | None = None
         """What was not finite in the last step, if anything was found."""
 
-    def settle(self, ending: Ending, cursor: Cursor) -> Cursor:
-        """Find out what became of a step, and write it down; where the run is then."""
-        cursor, self.bad, told = ending.settle(cursor)
-        self._job.heap.after_step(besides=self._saver.host_bytes)
-        self._phases.end()
+    @property
+    def is_stuck(self) -> bool:
+        """Whether too many steps in a row were skipped."""
+        return self.cursor.skips > self.run.job.skip_limit
+
+    @property
+    def is_over(self) -> bool:
+        """Whether evaluations end the run."""
+        return is_over(self.cursor, self.run.between_steps.judging)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the step was just found to be the best, and is saved for that."""
+        is_best = self.cursor.best_step == self._evaluated == self.cursor.step
+        return self.run.between_steps.judging.saves_best and is_best
+
+    def begin(self) -> None:
+        """Before the first step, ask the model and, if the run is judged then, evaluate it."""
+        if self.cursor.step == 0:
+            _ask(self.run, 0)
+            if self.run.between_steps.judging.before:
+                _judge(self.run, self.cursor)
+        self._began = time.perf_counter()
+
+    def settle(self, ending: Ending) -> None:
+        """Find out what became of a step, and write it down."""
+        run = self.run
+        self.cursor, self._bad, record = ending.settle(self.cursor)
+        run.job.heap.after_step(besides=run.saver.host_bytes)
+        run.phases.end()
         now = time.perf_counter()
-        seconds, self.began = now - self.began, now
-        waited = self._core_waits.of_step(cursor.step, seconds)
-        self._recorder.record(**told, **cost(*ending.counted, seconds, self._phases.peak), **waited)
-        if cursor.skips <= self._job.skip_limit:
-            self._recorder.saved(self._saver.news())
-        return cursor
+        seconds, self._began = now - self._began, now
+        waited = self._core_waits.of_step(self.cursor.step, seconds)
+        run.recorder.record(**record, **cost(*ending.counted, seconds, run.phases.peak), **waited)
+        if not self.is_stuck:
+            run.recorder.saved(run.saver.news())
+
+    def evaluate(self) -> None:
+        """Ask the model, and evaluate it."""
+        _ask(self.run, self.cursor.step)
+        self.cursor = _judge(self.run, self.cursor)
+        self._evaluated = self.cursor.step
+        self._began = time.perf_counter()
+
+    def evaluate_last(self) -> None:
+        """As ``evaluate``, after the last step, if there was any and it is not evaluated yet."""
+        if self.cursor != self.run.job.cursor and self._evaluated != self.cursor.step:
+            self.evaluate()
+
+    def save(self) -> None:
+        """Save a checkpoint; training goes on meanwhile if there is room for a copy of the state."""
+        job, saver = self.run.job, self.run.saver
+        self.run.phases.enter("save", micro_batch=0, num_micro_batches=0)
+        if self.run.between_steps.saves_beside:
+            model_state, optimizer_state, copies = job.snapshot()
+            saver.save(self.cursor, model_state, optimizer_state, job.facts, copies=copies)
+        else:
+            saver.save(self.cursor, *job.state(), job.facts, wait=True)
+        self._saved = self.cursor
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """Save the last state, wait for it, and write down what is said of the whole run. Raises where it is stuck."""
+        run, cursor = self.run, self.cursor
+        job, recorder, phases, saver = run.job, run.recorder, run.phases, run.saver
+        if self.is_over:
+            best = f"{cursor.best_figure} {cursor.best_value:.4f} at step {cursor.best_step}"
+            recorder.log(f"stopping early: {cursor.stale} evaluations in a row were no better than {best}")
+        phases.enter("save", micro_batch=0, num_micro_batches=0)
+        if cursor != self._saved:
+            saver.save(cursor, *job.state(), job.facts, wait=True)
+        saver.wait()
+        recorder.saved(saver.news())
+        phases.end()
+        recorder.memory(cursor.step, phases.of_all_ranks(job.world))
+        if job.experts:
+            recorder.record(step=cursor.step, expert_shares=job.experts.shares())
+        if self.is_stuck:
+            raise too_many_skips(cursor, self._bad)
 
 
 def cost(tokens: float, computed: float, supervised: float, seconds: float, peak: Peak) -> dict[str, Any]:
@@ -238,18 +321,9 @@ def is_over(cursor: Cursor, judging: Judging) -> bool:
     return 0 < judging.patience <= cursor.stale
 
 
-def _evaluate(job: Job, cursor: Cursor, judging: Judging, recorder: Recorder, phases: Phases) -> Cursor:
-    """Evaluate and write it down; the cursor, with what later evaluations are compared with. What was found before the
-    first step is no step's."""
-    began = time.perf_counter()
-    found = judged(job, judging, phases)
-    if not found.record:
-        return cursor
-    recorder.record(step=cursor.step, **found.record, eval_seconds=time.perf_counter() - began)
-    return found.compared(judging, cursor) if cursor.step else cursor
-
-
-def _ask(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases: Phases) -> None:
+def _ask(run: _Run, step: int) -> None:
+    """Let the model answer the prompts, if there are any, and write the answers down."""
+    job, asking, phases = run.job, run.between_steps.asking, run.phases
     if asking is None:
         return
     phases.enter("answer", micro_batch=0, num_micro_batches=0)
@@ -261,4 +335,16 @@ def _ask(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases:
         job.world,
         progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
     )
-    recorder.answered(step, asking.prompts, list(map(asking.decode, answers)), time.perf_counter() - began)
+    run.recorder.answered(step, asking.prompts, list(map(asking.decode, answers)), time.perf_counter() - began)
+
+
+def _judge(run: _Run, cursor: Cursor) -> Cursor:
+    """Evaluate and write it down; the cursor, with what later evaluations are compared with. What is found before the
+    first step is compared with nothing."""
+    judging = run.between_steps.judging
+    began = time.perf_counter()
+    evaluation = judged(run.job, judging, run.phases)
+    if not evaluation.record:
+        return cursor
+    run.recorder.record(step=cursor.step, **evaluation.record, eval_seconds=time.perf_counter() - began)
+    return evaluation.compared(judging, cursor) if cursor.step else cursor

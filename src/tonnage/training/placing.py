@@ -58,55 +58,40 @@ class Placed:
             self.on_disk.pages.rest(list(self.on_disk.pages))
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where the parameters of a model are to rest."""
+
+    come_and_go: bool
+    """Whether blocks come to the device from the host's memory: what of them is frozen or, if all is trained and the
+    host updates it, everything."""
+    updates_on_host: bool
+    trains_all: bool
+    recomputed: int
+    """How many blocks, the first ones, save no weights for their backward pass."""
+    directories: Sequence[Path] | None
+    """Where parameters of blocks, and what comes in tiles, rest on disk; None if they do not."""
+    stored: Mapping[str, Place]
+    """Parameters of blocks, by name, that are read where they are."""
+    evaluates: bool
+
+
 def place(
     model: PreTrainedModel,
     blocks: Sequence[nn.Module],
     device: torch.device,
-    *,
-    come_and_go: bool,
-    updates_on_host: bool,
-    trains_all: bool,
-    recomputed: int,
-    directories: Sequence[Path] | None,
-    stored: Mapping[str, Place],
+    placement: Placement,
     tiled: Sequence[TiledWeight],
-    evaluates: bool,
     log: Callable[[str], None],
 ) -> Placed:
-    """Take the memory of all parameters, where they are to rest; none has its content yet, but for those of ``blocks``
-    that are read where they are ``stored``, by name.
-
-    Blocks ``come_and_go`` from the host's memory to ``device``: what of them is frozen or, where it ``updates_on_host``
-    and all is trained, everything. With ``directories`` their parameters rest there, and what comes in tiles
-    (``tiled``); ``recomputed`` blocks, the first ones, save no weights for their backward pass.
+    """Take the memory of all parameters, where they are to rest. None is filled yet, but for those of ``blocks`` that
+    are read where they are stored.
 
     Raises:
         UserError: not enough space, or so much of the host's memory cannot be locked.
     """
-    on_host: BlocksElsewhere | None = None
-    if come_and_go:
-        moves = updates_on_host and trains_all  # what is trained; else what is frozen
-        if any(is_gathered(one) and one.requires_grad == moves for one in model.parameters()):
-            on_host = HostShards(model, blocks, device, trains=moves, directories=directories or (), stored=stored)
-        else:
-            on_host = HostBlocks(
-                model,
-                blocks,
-                device,
-                recomputed=recomputed,
-                trains=moves,
-                directories=directories or (),
-                stored=stored,
-                otherwise=ELSEWHERE if evaluates else ON_DEVICE,
-                tiled=tiled if moves else (),
-            )
-        what = "parameters" if moves else "frozen parameters"
-        through = f"{what} of the blocks in host memory: {on_host.home.num_bytes / 1e9:.2f} GB"
-        if isinstance(on_host.home, FileHome):
-            pages = on_host.home.pages
-            through += f", through which {(pages.num_bytes + pages.stored_bytes) / 1e9:.2f} GB come from disk"
-        log(through)
-    masters = HostMasters(model, device, on_host, tiled) if updates_on_host else None
+    on_host = _from_host(model, blocks, device, placement, tiled, log) if placement.come_and_go else None
+    masters = HostMasters(model, device, on_host, tiled) if placement.updates_on_host else None
     if masters is not None:
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
     allocate(
@@ -119,7 +104,44 @@ def place(
     if masters is not None:
         masters.rest()
     streamed = None
-    if directories is not None and on_host is None:
-        streamed = stream_blocks(model, blocks, directories, stored, trains_all=trains_all, tiled=tiled)
+    if placement.directories is not None and on_host is None:
+        streamed = stream_blocks(
+            model, blocks, placement.directories, placement.stored, trains_all=placement.trains_all, tiled=tiled
+        )
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
     return Placed(streamed, on_host, masters)
+
+
+def _from_host(
+    model: PreTrainedModel,
+    blocks: Sequence[nn.Module],
+    device: torch.device,
+    placement: Placement,
+    tiled: Sequence[TiledWeight],
+    log: Callable[[str], None],
+) -> BlocksElsewhere:
+    """Blocks that come to ``device`` from the host's memory, or through it from disk."""
+    on_host: BlocksElsewhere
+    directories = placement.directories or ()
+    trains = placement.updates_on_host and placement.trains_all  # else what is frozen comes and goes
+    if any(is_gathered(parameter) and parameter.requires_grad == trains for parameter in model.parameters()):
+        on_host = HostShards(model, blocks, device, trains=trains, directories=directories, stored=placement.stored)
+    else:
+        on_host = HostBlocks(
+            model,
+            blocks,
+            device,
+            recomputed=placement.recomputed,
+            trains=trains,
+            directories=directories,
+            stored=placement.stored,
+            otherwise=ELSEWHERE if placement.evaluates else ON_DEVICE,
+            tiled=tiled if trains else (),
+        )
+    kind = "parameters" if trains else "frozen parameters"
+    message = f"{kind} of the blocks in host memory: {on_host.home.num_bytes / 1e9:.2f} GB"
+    if isinstance(on_host.home, FileHome):
+        pages = on_host.home.pages
+        message += f", through which {(pages.num_bytes + pages.stored_bytes) / 1e9:.2f} GB come from disk"
+    log(message)
+    return on_host

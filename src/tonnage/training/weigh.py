@@ -5,8 +5,8 @@ lengths, on fake tensors (as on CPU) or meta tensors (as on CUDA): the very code
 attention of packs, but no number is computed. A ledger sees every tensor come and go, so it knows what a block keeps
 for its backward pass and what it needs on top while it runs, and it counts what is multiplied and what is read and
 written. All of this grows linearly with the tokens of a row (documents of a fixed length side by side), so two lengths
-tell all lengths: of what is there at each moment, not of the most, which comes at another moment in longer rows. The
-head and its loss are run by themselves, as they cost by supervised tokens.
+tell all others. That holds for the bytes at each moment, but not for their peak: in longer rows it may come at another
+moment. The head and its loss are run by themselves, as they cost by supervised tokens.
 
 What it cannot see: workspaces that kernels allocate by themselves, and what the allocator loses.
 """
@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +36,6 @@ from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
-from tonnage.host.quantized import Format
 from tonnage.kernels.moments import keeps_blocks, row_length
 from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import switched_off
@@ -44,6 +43,7 @@ from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.adapters import (
     EVERYTHING,
     Adapter,
+    Target,
     Trains,
     attach_to_embedding,
     embedding_at,
@@ -79,66 +79,71 @@ from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
 FORMAT = 30
-"""Of what is kept, and of how it is found: a change of either is a new number."""
+"""Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
 BLOCKS = 3
-"""Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
+"""Blocks that are run. The costs are those of the last: the inputs of the first ones are still held by their caller."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a run uses a model: what it weighs depends on that."""
+
+    precision: str
+    """Of the forward and backward pass."""
+    document_tokens: int
+    """Tokens of each document in its rows; with 0, parameters are counted and nothing is run."""
+    device_type: DeviceType
+    tensor: int = 1
+    """Ranks that divide every block; the profile is of what one of them has and computes."""
+    arrangement: Arrangement = "packed"
+    attention: str = PACKED
+    """As ``isolation`` has them."""
+    trains: Trains = EVERYTHING
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that are multiplied."""
+        return Precision.of(self.precision, 1).compute
 
 
 def weigh_once(
     config: PreTrainedConfig,
     vocab_size: int | None,
+    conditions: Conditions,
     *,
-    precision: str,
-    document_tokens: int,
-    device_type: DeviceType,
     cache: Path,
-    tensor: int = 1,
-    arrangement: Arrangement = "packed",
-    attention: str = PACKED,
-    trains: Trains = EVERYTHING,
     kernels_off: Sequence[str] = (),
 ) -> ModelProfile:
-    """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
+    """As ``weigh``, which takes some seconds; the profile is kept in ``profiles`` of ``cache`` for the next time.
 
     A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
     will do without.
     """
-    off = sorted(kernels_off)
-    if trains.adapter is not None:  # by what additions are multiplied changes nothing here
+    off, trains = sorted(kernels_off), conditions.trains
+    if trains.adapter is not None:  # the factor of additions changes nothing here
         trains = replace(trains, adapter=replace(trains.adapter, factor=1.0))
     with switched_off(off):
-        return _weigh_once(
-            config,
-            vocab_size,
-            cache,
-            off,
-            precision=precision,
-            document_tokens=document_tokens,
-            device_type=device_type,
-            tensor=tensor,
-            arrangement=arrangement,
-            attention=attention,
-            trains=trains,
-        )
+        return _weigh_once(config, vocab_size, replace(conditions, trains=trains), cache, off)
 
 
 def _weigh_once(
-    config: PreTrainedConfig, vocab_size: int | None, cache: Path, off: Sequence[str], **how: Any
+    config: PreTrainedConfig, vocab_size: int | None, conditions: Conditions, cache: Path, off: Sequence[str]
 ) -> ModelProfile:
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
-    slow = processor_is_slow(Precision.of(how["precision"], 1).compute)
-    processor = (slow, processor_turns()) if how["device_type"] == "cpu" else ()
+    slow = processor_is_slow(conditions.dtype)
+    processor = (slow, processor_turns()) if conditions.device_type == "cpu" else ()
     described = config.to_dict()
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
-    asked = [described, vocab_size, sorted(how.items()), processor, FORMAT, versions, list(off)]
-    key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    keywords = vars(conditions)
+    inputs = [described, vocab_size, sorted(keywords.items()), processor, FORMAT, versions, list(off)]
+    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = trusted(cache, "profiles", f"{key}.json")
     with suppress(UserError):
         return read_record(path, ModelProfile)
-    profile = weigh(config, vocab_size, **how)
+    profile = weigh(config, vocab_size, **keywords)
     with kept(path, "models are weighed again every time"):
         room_for(path)
         write_json(path, asdict(profile))
@@ -160,10 +165,7 @@ def weigh(
 ) -> ModelProfile:
     """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
-    ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
-    only counts parameters. With ``tensor`` it is what one of so many ranks has and computes that divide every block.
-    ``recomputes`` are those that ``blocks`` of the profile will have. ``arrangement`` and ``attention`` are those of
-    the run (``isolation``), ``trains`` is what is trained.
+    ``recomputes`` are those that ``blocks`` of the profile will have; all others are fields of ``Conditions``.
 
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
@@ -171,26 +173,16 @@ def weigh(
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what fails, which is said below
     was, log.disabled = log.disabled, True
     try:
-        return _weigh(
-            config,
-            vocab_size,
-            precision,
-            document_tokens,
-            device_type,
-            tensor,
-            recomputes,
-            arrangement,
-            attention,
-            trains,
-        )
+        conditions = Conditions(precision, document_tokens, device_type, tensor, arrangement, attention, trains)
+        return _weigh(config, vocab_size, conditions, recomputes)
     except TonnageError:
         raise
     except Exception as error:  # of the model's classes, in as many ways as there are families and sizes
-        told = str(error).strip().split("\n")[0][:200]
+        message = str(error).strip().split("\n")[0][:200]
         raise UserError(
             Problem(
                 where=f"model type {config.model_type}",
-                found=f"a model that does not run on rows as training has them ({type(error).__name__}: {told})",
+                found=f"a model that does not run on rows as training has them ({type(error).__name__}: {message})",
                 needed="a family, and sizes in config.json, with which its own classes run",
                 change="choose another model family; or, if config.json was changed by hand, the one that came with it",
             )
@@ -200,84 +192,24 @@ def weigh(
 
 
 def _weigh(
-    config: PreTrainedConfig,
-    vocab_size: int | None,
-    precision: str,
-    document_tokens: int,
-    device_type: DeviceType,
-    tensor: int,
-    recomputes: Sequence[Recompute],
-    arrangement: Arrangement,
-    attention: str,
-    trains: Trains,
+    config: PreTrainedConfig, vocab_size: int | None, conditions: Conditions, recomputes: Sequence[Recompute]
 ) -> ModelProfile:
-    dtype = Precision.of(precision, 1).compute
-    model = build_on_meta(config, dtype, vocab_size, attention)
+    trains, tensor = conditions.trains, conditions.tensor
+    model = build_on_meta(config, conditions.dtype, vocab_size, conditions.attention)
     anatomy = dissect(model)
-    targets = prepare(model, anatomy, trains, dtype)
-    looked_up = [one for one in targets if one.embeds]
-    inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
-    still = frozenset(name for name, one in model.named_parameters() if not one.requires_grad and id(one) not in inside)
+    targets = prepare(model, anatomy, trains, conditions.dtype)
+    embeddings = [target for target in targets if target.embeds]
+    adapters = {target.path: trains.adapter for target in embeddings if trains.adapter is not None}
+    backbone = _Backbone(config, conditions, _frozen_outside(model, anatomy), adapters)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
-    whole = {name: tuple(one.shape) for name, one in model.named_parameters()}
+    whole = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if tensor > 1:
-        divide_in_shape(model, plan := tensor_plan(model, anatomy), tensor)
-        if trains.quantize is not None:
-            divided = {id(module.weight) for module in (*plan.columns, *plan.rows)}
-            for name, one in model.named_parameters():
-                if id(one) in divided:
-                    check_part(name, whole[name], tuple(one.shape), trains.quantize)
+        _divide(model, anatomy, whole, conditions)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
-    blocks: dict[str, BlockCost] = {}
-    outside, rows, attending, chunk = None, list[PackedRow](), list[Heads](), 1
-    if document_tokens:
-        found: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
-        for layer, number, block in kinds:
-            run = partial(
-                _run_backbone,
-                _of_one_kind(config, BLOCKS, tensor, layer),
-                dtype,
-                here := list[PackedRow](),
-                block=block,
-                device_type=device_type,
-                tensor=tensor,
-                arrangement=arrangement,
-                attention=attention,
-                still=still,
-                looked_up={one.path: trains.adapter for one in looked_up if trains.adapter is not None},
-                quantize=trains.quantize,
-            )
-            lengths = [document_tokens]
-            if arrangement == "padded" and document_tokens > max(SCANNED):
-                if _scans(run):
-                    lengths = list(SCANNED)
-                elif (of_kind := _chunk_of(run)) > 1:
-                    lengths = [math.ceil(document_tokens / of_kind) * of_kind]
-                    chunk = max(chunk, of_kind)
-            by_length = [_at_two_lengths(length, partial(run, length, kind="none", trains=False)) for length in lengths]
-            for kind in recomputes:
-                costs = []
-                for length, evaluated in zip(lengths, by_length, strict=True):
-                    trained = _at_two_lengths(length, partial(run, length, kind=kind, trains=True))
-                    costs.append(_block_cost(trained, evaluated))
-                found[kind].append((_in_documents_of(document_tokens, costs), number))
-            attending += number * [mark.heads for mark in evaluated[0][1] if mark.heads is not None][-1:]
-            rows += here
-        blocks = {kind: _mean(costs) for kind, costs in found.items()}
-        small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
-        outside = OutsideCost(
-            embedded=_line(trained, lambda m: m[-1].live),
-            final=_line(trained, lambda m: m[4].live - m[3].live + _held(m)),
-            final_forward=_most(trained, lambda m: m[4].heights, 3),
-            final_backward=_most(trained, lambda m: m[5].heights, 5),
-            small_head=small_head,
-            large_head=large_head,
-            evaluated=_line(evaluated, lambda m: m[4].live),
-            chunk=head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad),
-        )
+    traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
         model_type=config.model_type,
         num_parameters=num_parameters,
@@ -286,40 +218,80 @@ def _weigh(
         num_blocks=len(anatomy.blocks),
         block_parameters=max(of_blocks),
         hidden_size=anatomy.head.in_features,
-        attention_size=round(fmean(number * size for number, size in attending)) if attending else 0,
-        attention_heads=max((number for number, _ in attending), default=0),
+        attention_size=round(fmean(number * size for number, size in traced.heads)) if traced.heads else 0,
+        attention_heads=max((number for number, _ in traced.heads), default=0),
         vocab_size=len(anatomy.head.weight),
-        blocks=blocks,
-        outside=outside,
-        shares_prefixes=bool(rows) and all(row.can_share for row in rows),
-        arrangement=arrangement,
-        chunk=chunk,
-        attention=attention,
-        attending_blocks=len(attending) if document_tokens else None,
+        blocks=traced.blocks,
+        outside=traced.outside,
+        shares_prefixes=bool(traced.rows) and all(row.can_share for row in traced.rows),
+        arrangement=conditions.arrangement,
+        chunk=traced.chunk,
+        attention=conditions.attention,
+        attending_blocks=len(traced.heads) if conditions.document_tokens else None,
         frozen=frozen,
         largest_matrix=largest_matrix,
-        adapted=tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets)),
-        adapts_experts=any(one.experts for one in targets),
-        embedding_additions=sum(
-            one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
-        ),
+        adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
+        adapts_experts=any(target.experts for target in targets),
+        embedding_additions=_num_additions(embeddings),
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
         large_weights=_large_weights(anatomy.blocks),
         large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
-        keeps_blocks=all(
-            whole[name][1:] == one.shape[1:] or keeps_blocks(row_length(whole[name]), tensor)
-            for name, one in model.named_parameters()
-            if one.requires_grad
-        ),
+        keeps_blocks=_keeps_blocks(model, whole, tensor),
+    )
+
+
+def _frozen_outside(model: PreTrainedModel, anatomy: Anatomy) -> frozenset[str]:
+    """Names of parameters outside the blocks that are not trained."""
+    inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and id(parameter) not in inside
+    )
+
+
+def _divide(
+    model: PreTrainedModel, anatomy: Anatomy, whole: Mapping[str, tuple[int, ...]], conditions: Conditions
+) -> None:
+    """Divide a model between the ranks of ``conditions.tensor``; ``whole`` are the shapes of its parameters before.
+
+    Raises ``UserError`` where what is packed cannot be divided.
+    """
+    quantize = conditions.trains.quantize
+    divide_in_shape(model, plan := tensor_plan(model, anatomy), conditions.tensor)
+    if quantize is not None:
+        divided = {id(module.weight) for module in (*plan.columns, *plan.rows)}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in divided:
+                check_part(name, whole[name], tuple(parameter.shape), quantize)
+
+
+def _num_additions(embeddings: Sequence[Target]) -> int:
+    """Numbers in the additions of embeddings."""
+    return sum(
+        parameter.numel()
+        for target in embeddings
+        for name, parameter in target.owner.named_parameters()
+        if is_addition(name)
+    )
+
+
+def _keeps_blocks(model: PreTrainedModel, whole: Mapping[str, tuple[int, ...]], tensor: int) -> bool:
+    """As ``ModelProfile.keeps_blocks``; ``whole`` are the shapes of the parameters before ``tensor`` ranks divided
+    them."""
+    return all(
+        whole[name][1:] == parameter.shape[1:] or keeps_blocks(row_length(whole[name]), tensor)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     )
 
 
 def _rows(tensors: Iterable[tuple[Tensor, int]]) -> Rows:
     """How much there is of all tensors that have so many rows."""
-    found = Counter[int]()
+    sizes = Counter[int]()
     for tensor, size in tensors:
-        found[tensor.shape[0] if tensor.dim() else 1] += size
-    return tuple(sorted(found.items()))
+        sizes[tensor.shape[0] if tensor.dim() else 1] += size
+    return tuple(sorted(sizes.items()))
 
 
 def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
@@ -362,7 +334,7 @@ def _large_weights(blocks: Sequence[nn.Module]) -> tuple[Matrices, ...]:
 
 
 Runs = list[tuple[int, list[Mark]]]
-"""The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
+"""Tokens and marks of each run, in pairs: of few tokens and, where that is not enough, of many."""
 FEW, MANY = (1, 3), (9, 15)
 """Documents of the rows that are run; of many only where more documents are more operations."""
 SHORT, LONGEST_CHUNK = 16, 1024
@@ -373,8 +345,105 @@ SCANNED = (16, 32, 64)
 """Tokens of the documents of which blocks are run that go through one token by token, which takes long."""
 
 
+@dataclass(frozen=True)
+class _Backbone:
+    """What a backbone is built from, but for its last blocks."""
+
+    config: PreTrainedConfig
+    conditions: Conditions
+    frozen: frozenset[str]
+    """Names of parameters outside the blocks that are not trained."""
+    adapters: Mapping[str, Adapter]
+    """Of embeddings, by their path."""
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What runs tell of a model; by default nothing, of a model that is not run."""
+
+    blocks: dict[str, BlockCost] = field(default_factory=dict)
+    outside: OutsideCost | None = None
+    rows: Sequence[PackedRow] = ()
+    """All that blocks were run on, where documents are packed."""
+    heads: Sequence[Heads] = ()
+    """Of each block that has attention."""
+    chunk: int = 1
+    """Tokens of the largest chunk of any block."""
+
+
+@dataclass(frozen=True)
+class _TracedBlock:
+    """What runs tell of one kind of block."""
+
+    costs: dict[Recompute, BlockCost]
+    trained: Runs
+    """With the last of ``recomputes`` and the longest documents, as ``evaluated`` without gradients."""
+    evaluated: Runs
+    chunk: int
+
+
+def _trace(
+    backbone: _Backbone,
+    kinds: Sequence[tuple[int, int, nn.Module]],
+    recomputes: Sequence[Recompute],
+    model: PreTrainedModel,
+    anatomy: Anatomy,
+) -> _Traced:
+    """Run blocks of all ``kinds`` (the number of the first one, how many there are, and one of them), and the head."""
+    conditions = backbone.conditions
+    by_recompute: dict[Recompute, list[tuple[BlockCost, int]]] = {recompute: [] for recompute in recomputes}
+    rows, heads, chunk = list[PackedRow](), list[Heads](), 1
+    for layer, number, block in kinds:
+        small = replace(backbone, config=_of_one_kind(backbone.config, BLOCKS, conditions.tensor, layer))
+        traced = _trace_block(partial(_run_backbone, small, block, rows), conditions, recomputes)
+        for recompute, cost in traced.costs.items():
+            by_recompute[recompute].append((cost, number))
+        heads += number * [mark.heads for mark in traced.evaluated[0][1] if mark.heads is not None][-1:]
+        chunk = max(chunk, traced.chunk)
+    blocks: dict[str, BlockCost] = {recompute: _mean(costs) for recompute, costs in by_recompute.items()}
+    small_head, large_head = _trace_head(model, anatomy, conditions.dtype, conditions.device_type)
+    outside = OutsideCost(
+        embedded=_line(traced.trained, lambda m: m[-1].live),
+        final=_line(traced.trained, lambda m: m[4].live - m[3].live + _held(m)),
+        final_forward=_most(traced.trained, lambda m: m[4].heights, 3),
+        final_backward=_most(traced.trained, lambda m: m[5].heights, 5),
+        small_head=small_head,
+        large_head=large_head,
+        evaluated=_line(traced.evaluated, lambda m: m[4].live),
+        chunk=head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad),
+    )
+    return _Traced(blocks, outside, rows, heads, chunk)
+
+
+def _trace_block(
+    run: Callable[..., list[Mark]], conditions: Conditions, recomputes: Sequence[Recompute]
+) -> _TracedBlock:
+    """``run`` blocks of one kind, without gradients and with every kind of recompute."""
+    lengths, chunk = _lengths_of(run, conditions)
+    by_length = [_at_two_lengths(length, partial(run, length, kind="none", trains=False)) for length in lengths]
+    by_recompute: dict[Recompute, BlockCost] = {}
+    for recompute in recomputes:
+        costs = []
+        for length, evaluated in zip(lengths, by_length, strict=True):
+            trained = _at_two_lengths(length, partial(run, length, kind=recompute, trains=True))
+            costs.append(_block_cost(trained, evaluated))
+        by_recompute[recompute] = _in_documents_of(conditions.document_tokens, costs)
+    return _TracedBlock(by_recompute, trained, evaluated, chunk)
+
+
+def _lengths_of(run: Callable[..., list[Mark]], conditions: Conditions) -> tuple[list[int], int]:
+    """Tokens of the documents that a block is run on, and of the chunks in which it computes them."""
+    tokens = conditions.document_tokens
+    if conditions.arrangement == "padded" and tokens > max(SCANNED):
+        if _scans(run):
+            return list(SCANNED), 1
+        if (chunk := _chunk_of(run)) > 1:
+            return [math.ceil(tokens / chunk) * chunk], chunk
+    return [tokens], 1
+
+
 def _scans(run: Callable[..., list[Mark]]) -> bool:
-    """Whether a block has more operations for each token of a document, as state spaces without kernels have."""
+    """Whether a block runs more operations on a longer document, as state spaces without kernels do."""
     few, more = (run(length, 1, kind="none", trains=False) for length in SCANNED[:2])
     return [len(mark.heights) for mark in few] != [len(mark.heights) for mark in more]
 
@@ -486,86 +555,94 @@ class _Enough(Exception):
 
 
 def _run_backbone(
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
+    backbone: _Backbone,
+    block: nn.Module,
     rows: list[PackedRow],
     document: int,
     num_documents: int,
     *,
-    block: nn.Module,
     kind: Recompute,
-    device_type: DeviceType,
-    tensor: int,
     trains: bool,
-    arrangement: Arrangement,
-    attention: str,
-    still: frozenset[str],
-    looked_up: Mapping[str, Adapter],
-    quantize: Format | None,
 ) -> list[Mark]:
-    """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass down
-    to the last of them if it ``trains``; the marks between its parts, and at the end the one at the first block of
-    all. ``still`` are names of parameters outside the blocks that are frozen; a gradient goes down to the embedding
-    in any case. ``looked_up`` are the paths of embeddings that have additions.
+    """One forward pass of a backbone whose last blocks are like ``block``, and a backward pass down to the last of
+    them if it ``trains``; the marks between its parts, and at the end the one at the first block of all. A gradient
+    goes down to the embedding in any case.
 
     The row that it ran on, where documents are packed, is added to ``rows``.
     """
-    tokens = document * num_documents
-    model = build_on_meta(copy.deepcopy(config), dtype, attention_name=attention)
-    _let_last_be(model, block, BLOCKS)
-    for name, parameter in model.named_parameters():
-        if name in still:
-            parameter.requires_grad_(False)
-    model.get_input_embeddings().requires_grad_(True)
-    for path, adapter in looked_up.items():
-        attach_to_embedding(embedding_at(model, path), adapter, dtype)
-    model.eval()
-    with pretending(device_type) as device, Ledger() as ledger, torch.set_grad_enabled(trains):
+    conditions = backbone.conditions
+    model = _build_backbone(backbone, block)
+    with pretending(conditions.device_type) as device, Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
-        if tensor > 1:
-            divide_in_shape(model, tensor_plan(model, anatomy), tensor)
-        if quantize is not None:
-            pack_layers(model, anatomy.blocks, quantize)
+        if conditions.tensor > 1:
+            divide_in_shape(model, tensor_plan(model, anatomy), conditions.tensor)
+        if conditions.trains.quantize is not None:
+            pack_layers(model, anatomy.blocks, conditions.trains.quantize)
         _move(model, device)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
-        for parameter in (one for one in model.parameters() if one.requires_grad):
-            parameter.register_post_accumulate_grad_hook(ledger.is_whole)
-        lengths = (document,) * num_documents
-        borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if device_type == "cuda" else None
-        shape = (1, tokens) if arrangement == "packed" else (num_documents, document)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(ledger.is_whole)
+        on_cuda = conditions.device_type == "cuda"
+        borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if on_cuda else None
+        packed = conditions.arrangement == "packed"
+        shape = (1, document * num_documents) if packed else (num_documents, document)
         ids = torch.zeros(shape, dtype=torch.int64, device=device)
-        marks: list[Mark] = []
-
-        def note(*_: Any) -> None:
-            marks.append(ledger.mark())
-
-        entered: list[Mark] = []
-        anatomy.blocks[0].register_forward_pre_hook(lambda *_: entered.append(ledger.mark()), prepend=True)
-        for number, block in enumerate(anatomy.blocks[-BLOCKS:]):
-            if number == 0:
-                block.register_forward_pre_hook(note, prepend=True)
-            block.register_forward_hook(note)
-
-        def note_the_end(*_: Any) -> None:
-            note()
-            raise _Enough
-
-        if trains:
-            last = anatomy.blocks[-1]
-            last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note_the_end) and None)
-            last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
+        marks, at_first_block = _mark_parts(ledger, anatomy, trains=trains)
         ledger.mark()
-        told: dict[str, Any] = {}
-        if arrangement == "packed":
-            rows.append(row := PackedRow(lengths, borders))
-            told = {"position_ids": torch.zeros(shape, dtype=torch.int64, device=device), "row": row}
-        hidden = anatomy.backbone(ids, use_cache=False, **told).last_hidden_state
-        note()
+        arguments: dict[str, Any] = {}
+        if packed:
+            rows.append(row := PackedRow((document,) * num_documents, borders))
+            arguments = {"position_ids": torch.zeros(shape, dtype=torch.int64, device=device), "row": row}
+        hidden = anatomy.backbone(ids, use_cache=False, **arguments).last_hidden_state
+        marks.append(ledger.mark())
         if trains:
             with suppress(_Enough):
                 hidden.backward(torch.empty_like(hidden))
-    return [*marks, *entered]
+    return [*marks, *at_first_block]
+
+
+def _build_backbone(backbone: _Backbone, block: nn.Module) -> PreTrainedModel:
+    """A model on the meta device whose last blocks are like ``block``, and whose embedding has a gradient."""
+    conditions = backbone.conditions
+    model = build_on_meta(copy.deepcopy(backbone.config), conditions.dtype, attention_name=conditions.attention)
+    _let_last_be(model, block, BLOCKS)
+    for name, parameter in model.named_parameters():
+        if name in backbone.frozen:
+            parameter.requires_grad_(False)
+    model.get_input_embeddings().requires_grad_(True)
+    for path, adapter in backbone.adapters.items():
+        attach_to_embedding(embedding_at(model, path), adapter, conditions.dtype)
+    model.eval()
+    return model
+
+
+def _mark_parts(ledger: Ledger, anatomy: Anatomy, *, trains: bool) -> tuple[list[Mark], list[Mark]]:
+    """Lists of marks that are taken as a backbone runs: between its last blocks, and at the first block of all.
+
+    If it ``trains``, the backward pass ends with the last block.
+    """
+    marks: list[Mark] = []
+    at_first_block: list[Mark] = []
+
+    def note(*_: Any) -> None:
+        marks.append(ledger.mark())
+
+    def note_the_end(*_: Any) -> None:
+        note()
+        raise _Enough
+
+    anatomy.blocks[0].register_forward_pre_hook(lambda *_: at_first_block.append(ledger.mark()), prepend=True)
+    for number, block in enumerate(anatomy.blocks[-BLOCKS:]):
+        if number == 0:
+            block.register_forward_pre_hook(note, prepend=True)
+        block.register_forward_hook(note)
+    if trains:
+        last = anatomy.blocks[-1]
+        last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note_the_end) and None)
+        last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
+    return marks, at_first_block
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
@@ -583,9 +660,9 @@ def _move(model: nn.Module, device: torch.device) -> None:
 
 
 def _first(values: Any) -> Tensor:
-    found = values[0] if isinstance(values, (tuple, list)) else values
-    assert isinstance(found, Tensor)
-    return found
+    tensor = values[0] if isinstance(values, (tuple, list)) else values
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def _kinds(blocks: Sequence[nn.Module]) -> dict[int, int]:
@@ -619,8 +696,8 @@ def _mean(costs: Sequence[tuple[BlockCost, int]]) -> BlockCost:
             sum(line.per_token * number for line, number in values) / total,
         )
 
-    found: dict[str, Any] = {field.name: of(field.name) for field in fields(BlockCost)}
-    return BlockCost(**found)
+    means: dict[str, Any] = {field.name: of(field.name) for field in fields(BlockCost)}
+    return BlockCost(**means)
 
 
 def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int) -> PreTrainedConfig:
@@ -660,16 +737,16 @@ def _let_last_be(model: PreTrainedModel, block: nn.Module, number: int) -> None:
     """Make the last ``number`` of the blocks of ``model`` like ``block``, where they are not; all are on the meta
     device."""
 
-    def kind(one: nn.Module) -> list[tuple[torch.Size, bool]]:
-        return [(parameter.shape, parameter.requires_grad) for parameter in one.parameters()]
+    def kind(of_block: nn.Module) -> list[tuple[torch.Size, bool]]:
+        return [(parameter.shape, parameter.requires_grad) for parameter in of_block.parameters()]
 
     last = dissect(model).blocks[-number:]
-    others = {id(one) for one in last if kind(one) != kind(block)}
+    others = {id(candidate) for candidate in last if kind(candidate) != kind(block)}
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
-            for place, one in enumerate(module):
-                if id(one) in others:
-                    module[place] = copy.deepcopy(block)
+            for position, child in enumerate(module):
+                if id(child) in others:
+                    module[position] = copy.deepcopy(block)
 
 
 def _trace_head(
@@ -713,8 +790,8 @@ def _trace_head(
             "made": forward.made + backward.made,
         }
 
-    found = []
+    costs = []
     for few, many in ((chunk // 2, chunk), (2 * chunk, 4 * chunk)):
         first, second = run(few), run(many)
-        found.append(HeadCost(**{key: Line.through((few, first[key]), (many, second[key])) for key in first}))
-    return found
+        costs.append(HeadCost(**{key: Line.through((few, first[key]), (many, second[key])) for key in first}))
+    return costs
