@@ -188,6 +188,18 @@ def endless() -> None:
         pass
 
 
+def test_a_template_that_fills_the_memory_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderings = list[object]()
+
+    def full(self: ChatTemplate, *request: object) -> str:
+        renderings.append(request)
+        raise MemoryError
+
+    monkeypatch.setattr(ChatTemplate, "_call", full)
+    assert ChatTemplate("{{ messages }}", {})._direct is None
+    assert len(renderings) == 1
+
+
 def test_a_busy_machine_ends_no_template_and_a_short_conversation_has_less_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,10 +17,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from stored_models import Tensors, changed, check, in_8_bits, refusal, write_mixture
 from tiny import llama_config, load, write_model
+from tonnage.errors import UserError
 from tonnage.model.build import allocate, on_meta
 from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import find_places
 from tonnage.model.packed import Packed, unpack
+from tonnage.model.pretrained import load_pretrained
 from tonnage.model.stored import read, read_headers
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 8]}
@@ -141,6 +143,17 @@ def test_scales_that_do_not_fit_are_refused(change: Any, told: str, tmp_path: Pa
     whole = write_model(tmp_path / "whole", llama_config(tie_word_embeddings=False), torch.bfloat16)
     folder = changed(whole, tmp_path / "fp8", change, quantization_config=FP8)
     assert told in refusal(folder)
+
+
+def test_a_model_whose_only_packed_weight_has_no_scale_answers_nothing(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        name = next(name for name in tensors if name.endswith("v_proj.weight"))
+        return tensors | {name: tensors[name].to(torch.float8_e4m3fn)}
+
+    whole = write_model(tmp_path / "whole", llama_config(tie_word_embeddings=False), torch.bfloat16)
+    folder = changed(whole, tmp_path / "fp8", change, quantization_config=FP8 | {"weight_block_size": [128, 128]})
+    with pytest.raises(UserError, match=r"1 quantised weights that transformers cannot unpack, such as model\.layers"):
+        load_pretrained(find_model(str(folder)))
 
 
 def test_scales_are_not_used_unless_the_config_says_what_they_are(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_the_answer_is_kept_by_architecture_and_not_by_size(tmp_path: Path, monk
         return found
 
     monkeypatch.setattr(isolation, "_ask", ask)
-    isolation_of(of("llama", hidden_size=1024, num_hidden_layers=7), device=CPU, cache=tmp_path)
+    isolation_of(of("llama", hidden_size=1024, num_hidden_layers=7, use_cache=False), device=CPU, cache=tmp_path)
     assert not asked
     isolation_of(of("llama", tie_word_embeddings=True), device=CPU, cache=tmp_path)
     assert asked == ["llama"]

@@ -125,7 +125,7 @@ class ChatTemplate:
                     with bounded(alone=True) as again:
                         again(messages)
                         expected = self._call(messages, tools, opened)
-                except TooMuch:
+                except (TooMuch, MemoryError):
                     return None
                 except Exception:
                     continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tonnage.errors import Problem, UserError
@@ -48,6 +49,7 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow
         model, names = _plainly(files, config, trust_remote_code)
         if is_packed:  # of those weights, transformers alone knows which belongs where
             _check_names(model, names, allow_unexpected, str(files.directory))
+            _check_unpacked(model, str(files.directory))
     broken = [
         name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)
     ]
@@ -77,6 +79,25 @@ def _check_names(model: Any, names: Any, allow_unexpected: Sequence[str], where:
     ]
     if problems:
         raise UserError(*problems)
+
+
+def _check_unpacked(model: Any, where: str) -> None:
+    """Refuse a quantised model some of whose weights transformers left as they are stored, as it does where their
+    scales are missing, in layers that cannot compute with them."""
+    packed = [
+        f"{name}.weight ({module.weight.dtype})"
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module.weight.dtype not in TYPES.values()
+    ]
+    if packed:
+        raise UserError(
+            Problem(
+                where=where,
+                found=f"{len(packed):,} quantised weights that transformers cannot unpack, such as {packed[0]}",
+                needed="the scales of every quantised weight",
+                change="use a whole copy of the model, or the original that this one was quantised from",
+            )
+        )
 
 
 def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> tuple[Any, Any]:

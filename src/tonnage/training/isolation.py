@@ -129,6 +129,7 @@ def isolation_of(
         small, described = None, config.to_dict()
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
+    described.pop("use_cache", None)  # which whoever builds a model for training sets, before or after
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     asked = [described, device.type, long_documents, FORMAT, versions]
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
