@@ -61,8 +61,10 @@ def test_what_is_imported_is_there(name: str) -> None:
 
 def test_attributes_are_what_they_were() -> None:
     from numba import njit
+    from numba.np.ufunc import parallel
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    assert hasattr(parallel, "_backend_init_process_lock")
     module = nn.Linear(2, 2)
     assert module._parameters.keys() == {"weight", "bias"}
     assert (module._buffers, module._modules) == ({}, {})

@@ -54,6 +54,7 @@ TOLERANCES = {
 @pytest.fixture(autouse=True)
 def a_processor_that_wants_all_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(products, "WIDE", 1)
     monkeypatch.setattr(widening, "_slow", {torch.bfloat16: False})
     with switched_off(()):
         yield
