@@ -9,6 +9,7 @@ its own meanwhile. Nothing goes back.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -73,6 +74,13 @@ class Ring(Generic[Unit]):
         """Take memory of the device for a number of slots, of so many bytes each."""
         memories = (torch.zeros(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(number))
         self._slots = [Slot(memory) for memory in memories]
+
+    def __del__(self) -> None:
+        """Let whoever takes the memory of the slots next wait for units that came and that nobody asked for."""
+        if not sys.is_finalizing():
+            for slot in self._slots:
+                if slot.coming is not None:
+                    self._inward.join(slot.coming)
 
     def of(self, unit: Unit) -> Slot[Unit] | None:
         """The slot of a unit as last updated, if it is on the device or on its way."""
