@@ -51,6 +51,7 @@ def test_importing_it_is_instant_and_loads_nothing() -> None:
     assert heavy.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_docstrings_do_what_they_show(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny", llama_config(num_hidden_layers=1, initializer_range=0.3))
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(60))

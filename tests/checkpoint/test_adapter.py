@@ -176,6 +176,7 @@ def test_a_merged_export_in_bf16_is_rounded_once(exported: RunDirectory, tmp_pat
         assert torch.equal(value.to(rounded[name].dtype), rounded[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "form"),
     [("llama", "nf4"), ("qwen3_moe", "nf4-double"), pytest.param("llama", "int8", marks=pytest.mark.slow)],
@@ -227,6 +228,7 @@ def test_a_run_over_a_quantised_base_is_evaluated_over_it(
     assert said == ["The weights under the adapter are in nf4, as they were in training."]
 
 
+@pytest.mark.slow
 def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
     exported: RunDirectory, folder: Path, decided: Callable[..., Decision]
 ) -> None:

@@ -187,6 +187,7 @@ def pushed(directory: Path, url: str, repository: str = "me/mine") -> subprocess
     return subprocess.run(**how, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_everything_that_was_exported_arrives_and_nothing_else(exported: Path, hub: Hub) -> None:
     result = pushed(exported, hub.url)
     assert result.returncode == 0, result.stderr
@@ -222,6 +223,7 @@ def test_refusals_are_told_in_a_sentence(exported: Path, hub: Hub) -> None:
         assert TOKEN not in result.stderr
 
 
+@pytest.mark.slow
 def test_weights_of_an_earlier_export_go_and_other_peoples_files_stay(exported: Path, hub: Hub) -> None:
     hub.committed = {"model-00002-of-00002.safetensors": b"old", "model.safetensors": b"old", "picture.png": b"theirs"}
     result = pushed(exported, hub.url)
@@ -231,6 +233,7 @@ def test_weights_of_an_earlier_export_go_and_other_peoples_files_stay(exported: 
     assert len(hub.commits) == 1
 
 
+@pytest.mark.slow
 def test_nothing_private_goes_where_everybody_reads(exported: Path, hub: Hub) -> None:
     hub.is_public = True
     result = pushed(exported, hub.url)

@@ -216,6 +216,7 @@ def test_the_first_plan_measures_the_machine(config: str, measured: list[float])
     assert load_machine() is not None
 
 
+@pytest.mark.slow
 def test_other_hardware_is_not_measured(config: str, measured: list[float]) -> None:
     from tonnage.planning.machine import parse_hardware
 
@@ -239,6 +240,7 @@ def test_a_cache_that_cannot_be_written_costs_the_measurement(
         assert len(measured) == number
 
 
+@pytest.mark.slow
 def test_documents_that_would_meet_in_one_row_have_rows_of_their_own(tmp_path: Path) -> None:
     NemotronConfig(
         vocab_size=258,

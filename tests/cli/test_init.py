@@ -92,6 +92,7 @@ def comments(text: str) -> dict[str, str]:
 MARKS: tuple[Any, ...] = ((), pytest.mark.slow, pytest.mark.matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [pytest.param(one, marks=MARKS[min(number, 2)]) for number, one in enumerate(FORMS)])
 def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) -> None:
     rows = FORMS[form](alpaca_rows(ROWS))

@@ -42,6 +42,7 @@ def test_the_page_shows_what_can_be_asked() -> None:
     assert {"rank", "max_length", "micro_batch"} == {*re.findall(r"--largest (\w+)", " ".join(COMMANDS))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -54,6 +54,7 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_two_workers_leave_an_account_a_picture_and_traces(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def contents(directory: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_bytes(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -512,6 +512,7 @@ ENDLESS: dict[str, str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_an_end_is_ended(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.data.rendering.SECONDS", 0.5)

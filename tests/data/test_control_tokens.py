@@ -149,6 +149,7 @@ def talk(chance: random.Random, words: Sequence[str]) -> dict[str, Any]:
     return {"messages": messages}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 2**32))

@@ -18,6 +18,7 @@ from tonnage.planning.planner import make_plan
 from tonnage.rundir.directory import RunDirectory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["cpu:16c:64GB", "RTX4090", "H100"])
 def test_a_run_that_took_as_long_as_planned_changes_nothing(hardware: str, tmp_path: Path) -> None:
     large = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8, "vocab_size": 32000}

@@ -70,6 +70,7 @@ def test_every_gpu_that_is_seen_has_one(config: str, monkeypatch: pytest.MonkeyP
     assert decision.launch == decision.config.launch.with_workers(2)
 
 
+@pytest.mark.slow
 def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, model = parse_hardware("8xH100"), read_config(config).model
     assert decide_for(config, [], hardware).workers == 8
@@ -114,6 +115,7 @@ def test_what_does_not_go_with_so_many_is_refused_before_the_rows_are_read(
     assert "cannot form 3 equal groups" in refused(config, "parallel.replicate=3")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["parameter_tier=host", "parameter_tier=disk", "optimizer_tier=disk"])
 def test_several_workers_let_rest_elsewhere_what_one_does(
     config: str, tier: str, monkeypatch: pytest.MonkeyPatch

@@ -139,6 +139,7 @@ def test_bad_rows_and_fields_that_nobody_knows() -> None:
     shown("inspect", "config.yaml", f"data.train={json.dumps(f'empty{NAME}.jsonl')}", status=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bad",
     [

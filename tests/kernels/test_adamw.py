@@ -94,6 +94,7 @@ def test_split_master_equals_plain_master_bit_for_bit(
     assert torch.equal(one.v, two.v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(50, 300), (7, 64), (3, 5000)])
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -51,6 +51,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("size", [16, 80])

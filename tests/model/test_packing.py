@@ -153,6 +153,7 @@ def test_packed_equals_alone_in_plain_transformers(family: str, tmp_path: Path) 
     check_gradients(ours, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [pytest.param(one, marks=pytest.mark.slow if one in ("gemma2, softcaps", "gemma3") else ()) for one in FAMILIES],

@@ -119,6 +119,7 @@ def test_state_that_partly_stays_in_memory_changes_no_bit(codec: Codec, tmp_path
     assert written[-1] == 0
 
 
+@pytest.mark.slow
 def test_an_update_in_the_background_is_done_turn_by_turn(tmp_path: Path) -> None:
     """Slowed down, so that what is not waited for is not there; each turn is whole when it was waited for."""
     here, there = parameters(torch.bfloat16), parameters(torch.bfloat16)

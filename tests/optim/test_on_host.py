@@ -141,6 +141,7 @@ def test_the_rule_of_other_devices_gives_the_same_bits_tile_by_tile(
     assert all(torch.equal(here[name], there[name]) for name in here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPT)
 @pytest.mark.parametrize("tiles", [0, 3])
 @pytest.mark.parametrize("num_buffers", [1, 2, 4])

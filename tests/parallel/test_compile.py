@@ -20,6 +20,7 @@ BLOCKS = 10
 """More than Dynamo compiles of one function: the rest would run as they are."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "trains", "most", "recomputed"),
     [

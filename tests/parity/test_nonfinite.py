@@ -182,6 +182,7 @@ def told(run: RunDirectory) -> list[dict[str, Any]]:
     return [one for one in kept if one.keys() > {"step"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "module"), [("output", "model.layers.1.mlp"), ("gradient", "model.layers.1.mlp")])
 def test_a_stage_that_goes_wrong_is_named(what: str, module: str, folder: Path) -> None:
     """Infinities go on to the other stage, which finds them as well: the stage that had them first is told."""

@@ -108,6 +108,7 @@ def test_tiles_from_disk_equal_memory(folder: Path) -> None:
     assert_equal(tiles, whole)
 
 
+@pytest.mark.slow
 def test_gathered_tiles_equal_whole_units(folder: Path) -> None:
     whole, tiles = (written(folder, f"gathered-{number}", 2, model="tied", tiles=number) for number in (1, 4))
     train((2, [whole, tiles]))
@@ -156,6 +157,7 @@ def test_where_states_of_tiles_rest_changes_no_bit(moments: str, folder: Path) -
         assert all(tensor.equal(second[name]) for name, tensor in first.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"parameter_tier": "disk"}, ON_DISK], ids=["device", "disk"])
 def test_a_gradient_of_a_tile_that_is_not_finite_changes_nothing(how: dict[str, Any], folder: Path) -> None:
     name = f"poisoned-{len(how)}"

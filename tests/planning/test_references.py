@@ -71,6 +71,7 @@ DOLLY_3B = {
 }
 
 
+@pytest.mark.slow
 def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_one_only_with_its_host(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_70B))
     words = ["batch.sequences=16", "memory.zero=3", "memory.recompute=full", "memory.micro_batch=1"]

@@ -220,6 +220,7 @@ def unseen_by_fsdp(setting: Setting) -> bool:
     return ranks > 1 and zero < 3
 
 
+@pytest.mark.slow
 def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_settings``."""
     chance = random.Random(1)
@@ -406,6 +407,7 @@ def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfi
     compare(tmp_path, deep, ON_HOST)
 
 
+@pytest.mark.slow
 @BOTH
 def test_gradients_on_their_way_to_the_host_are_bounded(config: PreTrainedConfig, tmp_path: Path) -> None:
     """The last few of them, whichever those are, are counted as a block's."""
@@ -447,6 +449,7 @@ def test_categories_of_ranks_that_divide_matrices(tmp_path: Path) -> None:
                 assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), TIED_LLAMA])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_categories_of_stages(stage: int, config: PreTrainedConfig, tmp_path: Path) -> None:
@@ -564,6 +567,7 @@ def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSe
                 assert by_fsdp == pytest.approx(found[moment]["gathered"], rel=2e-2)
 
 
+@pytest.mark.slow
 def test_tiles_are_as_large_as_planned(tmp_path: Path) -> None:
     compare_tiled(tmp_path, NEOX, [(4, "full", 1, 4), (4, "none", 3, 8)], "bf16")
 

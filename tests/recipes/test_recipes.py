@@ -149,6 +149,7 @@ def test_every_recipe_has_a_page() -> None:
     assert sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "README") == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_form_fits(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -170,6 +171,7 @@ def test_the_full_form_fits(
     assert plan.choice.peak_bytes / 1e9 == pytest.approx(float(gigabytes), rel=0.02)
 
 
+@pytest.mark.slow
 def test_8b_fits_a_card_of_24_gb_whose_host_has_128(tmp_path: Path) -> None:
     shape: dict[str, Any] = {
         "hidden_size": 4096,

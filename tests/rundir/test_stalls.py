@@ -149,6 +149,7 @@ def process_writing(log: Path) -> int:
     raise AssertionError("no such process")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_that_are_stopped_end_the_run(run: RunDirectory, number: int) -> None:
     timeout, stopped_at = 2.0, 0.0
@@ -171,5 +172,6 @@ def test_workers_that_are_stopped_end_the_run(run: RunDirectory, number: int) ->
     assert [error.kind for error in run.read_errors()] == ["Stalled"]
 
 
+@pytest.mark.slow
 def test_workers_that_note_nothing_are_not_watched(run: RunDirectory) -> None:
     assert run_workers(run, 1, 1, command=[sys.executable, "-c", "import time; time.sleep(3)"]) == 0

@@ -107,6 +107,7 @@ def test_borders_that_are_ignored_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "the loss of a token is off by" in found.why_not_packed
 
 
+@pytest.mark.slow
 def test_recompute_that_changes_a_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own selective checkpoint, with what Gemma 3n writes to in place."""
 

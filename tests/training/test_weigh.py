@@ -95,6 +95,7 @@ def test_products_are_two_per_parameter_and_token() -> None:
     assert profile.outside.small_head.flops.per_token == 6 * 384 * 2200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "full"])  # what selective keeps does not pass through autograd's hooks
 @pytest.mark.parametrize(
     "config", [GPTNeoXConfig(**NEOX), LlamaConfig(**LLAMA), Qwen2MoeConfig(**MIXTURE)], ids=["neox", "llama", "mixture"]
@@ -227,6 +228,7 @@ GEMMA_4 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layers",
     [
@@ -287,6 +289,7 @@ OF_TWO_KINDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "chunk"),
     [
