@@ -107,8 +107,13 @@ def test_a_rank_may_be_larger_than_a_layer() -> None:
     assert {model.get_parameter(one.names()[0]).shape[0] for one in targets} == {32}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["falcon", "falcon_h1", "gemma3n_text", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("falcon_h1", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.matrix) for name in ("falcon", "gemma3n_text", "qwen3_5_text")),
+    ],
+)
 def test_peft_computes_with_an_export_as_we_do(name: str, tmp_path: Path) -> None:
     """The default rank, over layers of a few outputs; against the merged model."""
     families.write_tiny(name, tmp_path / "model")

@@ -176,7 +176,7 @@ def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_p
     assert "/packed/" in disk, "read from the cache"
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_without_clipping_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tmp_path: Path) -> None:
     """And what rests in the host's memory, or on disk, is evaluated and answers as what is on the devices."""
     made = runs(tmp_path, {"bf16": [MASTERS[0], MASTERS[3]]}, workers=2, zero=3, clip=0, prompts=2)

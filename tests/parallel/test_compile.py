@@ -20,7 +20,6 @@ BLOCKS = 10
 """More than Dynamo compiles of one function: the rest would run as they are."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "trains", "most", "recomputed"),
     [
@@ -28,7 +27,7 @@ BLOCKS = 10
         pytest.param("llama", EVERYTHING, 4, 0),
         pytest.param("neox", EVERYTHING, 4, 0, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS // 2, marks=pytest.mark.slow),
-        pytest.param("llama", EVERYTHING, 4, BLOCKS),
+        pytest.param("llama", EVERYTHING, 4, BLOCKS, marks=pytest.mark.slow),
         pytest.param("llama", Trains(Adapter(4, 2.0)), 8, 0, marks=pytest.mark.slow),
     ],
 )

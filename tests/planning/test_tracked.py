@@ -572,9 +572,13 @@ def test_tiles_are_as_large_as_planned(tmp_path: Path) -> None:
     compare_tiled(tmp_path, NEOX, [(4, "full", 1, 4), (4, "none", 3, 8)], "bf16")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "precision"), [(NEOX, "fp32"), (TIED_LLAMA, "bf16"), (TIED_LLAMA, "fp32")], ids=["neox", "llama", "fp32"]
+    ("config", "precision"),
+    [
+        pytest.param(NEOX, "fp32", id="neox", marks=pytest.mark.matrix),
+        pytest.param(TIED_LLAMA, "bf16", id="llama", marks=pytest.mark.slow),
+        pytest.param(TIED_LLAMA, "fp32", id="fp32", marks=pytest.mark.matrix),
+    ],
 )
 def test_tiles_of_other_models_are_as_large_as_planned(
     config: PreTrainedConfig, precision: str, tmp_path: Path
