@@ -107,9 +107,9 @@ def _exactness(names: list[str], processes: int, seconds: float, output: Path | 
             "seeds": list(SEEDS),
             "counts": dict(counts),
             "not_reached": sorted(set(names) - done.keys()),
-            "families": [done[name] for name in sorted(done)],
         }
-        output.write_text(json.dumps(result, indent=1) + "\n")
+        families = ",\n".join(json.dumps(done[name]) for name in sorted(done))
+        output.write_text(f'{json.dumps(result, indent=1)[:-2]},\n "families": [\n{families}\n]\n}}\n')
     counts = Counter(family["kind"] for family in done.values())
     print(dict(counts))
     return int(bool(counts.keys() & {"different", "traceback", "too slow"}))
