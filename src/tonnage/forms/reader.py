@@ -7,14 +7,13 @@ texts alone mean something else. Which tokens are trained is settled elsewhere: 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 from tonnage.forms.conversation import Conversation, RowError
 from tonnage.forms.formats import FORMATS, LISTS, Form, fields_of, rename, turns_of
 from tonnage.forms.turns import MEDIA, TurnReader, media_error, placeholder_in
-from tonnage.forms.values import Row, count_unread, is_empty, kind_of, names_of, number_weight, quietly
+from tonnage.forms.values import Row, as_float, count_unread, is_empty, kind_of, names_of, number_weight, quietly
 from tonnage.forms.verdicts import Values
 
 LARGEST_CARRIED = 3.4e38
@@ -121,10 +120,7 @@ def _carried(row: Row, name: str) -> float:
         raise RowError("missing_field", f"no {name!r}, which data.carry names (it has {names_of(row)})")
     if not isinstance(value, int | float):
         raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, and data.carry takes numbers")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = as_float(value)
     if not abs(number) <= LARGEST_CARRIED:  # in fp32, as a loss is given it
         raise RowError("wrong_type", f"{name!r} is {str(value)[:20]}, and data.carry takes numbers that fp32 holds")
     return number

@@ -79,14 +79,19 @@ def number_weight(value: object, where: str) -> float | None:
         return float(value)
     if not isinstance(value, int | float):
         raise RowError("wrong_type", f"{where} is {kind_of(value)}, not true/false or a number from 0 up")
-    try:
-        weight = float(value)
-    except OverflowError:
-        weight = math.inf
+    weight = as_float(value)
     if not (math.isfinite(weight) and 0 <= weight <= LARGEST_WEIGHT):
         shown = str(value)[:20] if isinstance(value, float) else "a number that is negative or too large"
         raise RowError("wrong_type", f"{where} is {shown}, not a number from 0 to {LARGEST_WEIGHT:,.0f}")
     return weight
+
+
+def as_float(number: float) -> float:
+    """A number as a float: infinity for an integer that no float holds."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def weights_of(item: Row, names: Iterable[str], where: str) -> list[float]:

@@ -23,7 +23,7 @@ import torch
 from tonnage.checkpoint.save import Saver
 from tonnage.errors import Problem, UserError
 from tonnage.host.core_waits import CoreWaits
-from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
+from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps
 from tonnage.training.ending import StepNumbers, update
 from tonnage.training.evaluate import evaluate, judged_loss
 from tonnage.training.job import Job
@@ -90,16 +90,8 @@ class ByHand:
 
     def batches(self) -> Iterator[Batch]:
         """The rest of the run's own, from after those that were in an update."""
-        job = self.job
-        steps = training_steps(
-            job.train_data,
-            job.deal,
-            seed=job.seed,
-            num_packs=job.num_packs,
-            steps_done=self.cursor.step,
-            position=self.cursor.position,
-        )
-        return (Batch.of(step, job.train_data, step.next_position) for step in steps)
+        steps = self.job.steps(self.cursor)
+        return (Batch.of(step, self.job.train_data, step.next_position) for step in steps)
 
     def batch(self, packs: Packs) -> Batch:
         """All of some packs as one batch, in micro-batches as large as the plan's."""
@@ -146,7 +138,7 @@ class ByHand:
             num_micro_batches=pending.num_micro_batches,
             share=share,
         )
-        self.cursor, bad, told = update(job, self.cursor, numbers, self._first_bad, self._recorder.log)
+        self.cursor, bad, outcome = update(job, self.cursor, numbers, self._first_bad, self._recorder.log)
         self.job.heap.after_step()
         self._phases.end()
         now = time.perf_counter()
@@ -156,7 +148,7 @@ class ByHand:
             sum(batch.step.computed_tokens for batch in pending.batches),
             sum(batch.supervised_tokens for batch in pending.batches),
         )
-        record = told | cost(tokens, computed, supervised, seconds, self._phases.peak)
+        record = outcome | cost(tokens, computed, supervised, seconds, self._phases.peak)
         record |= self._core_waits.of_step(self.cursor.step, seconds)
         self._pending = _Pending()
         self._recorder.record(**record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.world import World
-from tonnage.training.batch import Deal
+from tonnage.training.batch import Deal, Step, training_steps
 from tonnage.training.memory import HeapLimit
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
@@ -71,6 +71,17 @@ class Job:
     saves_still: bool = False
     """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
     others are trained, as some routers' biases."""
+
+    def steps(self, cursor: Cursor) -> Iterator[Step]:
+        """The run's steps from ``cursor`` on."""
+        return training_steps(
+            self.train_data,
+            self.deal,
+            seed=self.seed,
+            num_packs=self.num_packs,
+            steps_done=cursor.step,
+            position=cursor.position,
+        )
 
     def moved(self) -> dict[str, Any]:
         """What came and went since the last call, for the metrics; nothing if all rests on the device."""

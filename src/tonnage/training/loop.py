@@ -8,7 +8,7 @@ steps. Nothing is hidden behind this page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.host.core_waits import CoreWaits
 from tonnage.parallel.world import World
 from tonnage.training.answers import Asking, answer
-from tonnage.training.batch import MicroBatch, Step, training_steps
+from tonnage.training.batch import MicroBatch, Step
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, judged
@@ -94,7 +94,7 @@ def train(
     finished = True
     course.begin()
 
-    for step in _steps_of(job):
+    for step in job.steps(job.cursor):
         if course.is_over:
             break
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
@@ -161,18 +161,6 @@ def _over_all_ranks(world: World, step: Step, stop_requested: Callable[[], bool]
     """Sizes of a step, and whether to stop before it: one sum over the ranks."""
     sizes = world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight)
     return _Totals(*world.sum(*sizes, stop_requested()))
-
-
-def _steps_of(job: Job) -> Iterator[Step]:
-    """The steps of a job from its cursor on."""
-    return training_steps(
-        job.train_data,
-        job.deal,
-        seed=job.seed,
-        num_packs=job.num_packs,
-        steps_done=job.cursor.step,
-        position=job.cursor.position,
-    )
 
 
 def run_passes(
