@@ -7,9 +7,10 @@ fp32). Operands are converted in blocks that stay in a cache: little memory, and
 
 With AMX the gradient of a weight is the slow one of a layer's three products: its left operand lies the wrong way
 round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop that goes from tile to tile
-(``turned``; torch's own copy goes from element to element), it is 1.1 to 1.6 times as fast where every number that is
-turned takes part in many multiplications (``WIDE``), and slower where it does not: a head of 49,152 tokens over 576
-numbers loses a third. With AVX-512 alone all three are equally fast as they are, and turning is lost time.
+(``turned``; torch's own copy goes from element to element), it is up to 1.6 times as fast where every number that is
+turned takes part in many multiplications (``WIDE``), and slower where it does not: the head of a vocabulary of 49,152
+and a hidden size of 576 loses a third. With AVX-512 alone all three are equally fast as they are, and turning is lost
+time.
 """
 
 from __future__ import annotations

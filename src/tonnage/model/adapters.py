@@ -44,10 +44,11 @@ DOWN, UP = "lora_A", "lora_B"
 EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
 ALL_LINEAR = "all-linear"
 MOST_NAMES = 12
+NOT_LOADED = "peft could not load the addition"
 Whole = Literal["embeddings", "head", "norms"]
 STATE_SPACE = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Families whose ``out_proj`` peft refuses: kernels of theirs compute with its weight alone."""
-READS_STEPS = frozenset({"falcon_mamba", "jamba", "mamba"})
+DT_PROJ_NOT_CALLED = frozenset({"falcon_mamba", "jamba", "mamba"})
 """Families that never call ``dt_proj``, but multiply by its weight."""
 STACKED = frozenset({"gate_proj", "up_proj", "down_proj"})
 """Names of layers that experts had before transformers stacked them: in families that it converts like Qwen 2's
@@ -245,11 +246,14 @@ def not_adapted(model: nn.Module) -> Mapping[str, str]:
 
     family = str(getattr(getattr(model, "config", None), "model_type", ""))
     patterns: Mapping[str, str] = getattr(conversion_mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
-    not_loaded = STACKED if patterns.get(family) == "qwen2_moe" else {"out_proj"} if family in STATE_SPACE else set()
-    not_called = {"dt_proj"} if family in READS_STEPS else set[str]()
-    return dict.fromkeys(sorted(not_loaded), "peft could not load the addition") | dict.fromkeys(
-        not_called, "the model reads its weight and does not call it: an addition would not be computed"
-    )
+    reasons = dict[str, str]()
+    if patterns.get(family) == "qwen2_moe":
+        reasons |= dict.fromkeys(sorted(STACKED), NOT_LOADED)
+    if family in STATE_SPACE:
+        reasons["out_proj"] = NOT_LOADED
+    if family in DT_PROJ_NOT_CALLED:
+        reasons["dt_proj"] = "the model reads its weight and does not call it: an addition would not be computed"
+    return reasons
 
 
 def find_targets(

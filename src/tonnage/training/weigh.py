@@ -78,7 +78,7 @@ from tonnage.training.loss import linear_cross_entropy
 from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 30
+FORMAT = 31
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
