@@ -303,6 +303,10 @@ def test_a_run_is_stopped_interrupted_and_killed_from_elsewhere(folder: Path) ->
     run.path.rename(folder / "interrupted")
     process = endless(folder)
     wait_for_step(process, 10)
+    deadline = time.monotonic() + 60
+    while not complete_checkpoints(run.checkpoints):  # published behind the steps, which do not wait for it
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 10
