@@ -98,13 +98,11 @@ def by_engine(directory: Path, prompts: list[list[int]], stops: list[int], room:
     from tonnage.parallel.world import join_world
     from tonnage.rundir.samples import Prompt
     from tonnage.training.answers import Asking, answer
-    from tonnage.training.isolation import isolation_of
 
     files = find_model(str(directory), tokenizer=False)
     config = read_model_config(files)
     with join_world() as world:
-        isolation = isolation_of(config, device=world.device)
-        pipeline, dtypes = assembled(Checked(files, config, Loading("fp32"), None), world, isolation)
+        pipeline, dtypes, isolation = assembled(Checked(files, config, Loading("fp32"), None), world, 2048)
         asking = Asking(
             tuple(Prompt("", one, room) for one in prompts),
             frozenset(stops),

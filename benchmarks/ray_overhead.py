@@ -27,6 +27,7 @@ from tonnage.config import RayLaunch
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.launch import local, ray
+from tonnage.launch.watch import to_their_end
 from tonnage.rundir.directory import RunDirectory
 
 WARM_UP = 3
@@ -108,7 +109,7 @@ def measure(folder: Path, config: Path, kind: str, name: str) -> dict[str, float
     write_run(run, decision)
     began = time.time()
     if isinstance(launch, RayLaunch):
-        ray.run_workers(launch, run, poll=lambda: None, tell=lambda _: None)
+        to_their_end(ray.started(launch, run))
     else:
         local.run_workers(run, decision.plan.workers, decision.plan.threads_per_worker)
     ended = time.time()

@@ -39,7 +39,7 @@ from tonnage.planning.machine import parse_hardware
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.planner import make_plan
 from tonnage.training.batch import Deal, training_steps
-from tonnage.training.weigh import weigh
+from tonnage.training.weigh import Conditions, weigh
 
 FACTORS = (1, 10, 100)
 REPEATS = 3
@@ -105,7 +105,7 @@ def packing_cost(factor: int) -> float:
 def planner_cost(factor: int) -> float:
     """A plan with all left open."""
     shape = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
-    profile = weigh(shape, document_tokens=128, device_type="cuda")
+    profile = weigh(shape, None, Conditions(document_tokens=128, device_type="cuda"))
     machine = parse_hardware(f"{max(1, factor // 10)}x{min(10, factor)}xA100-80GB")
     packs = 8 * factor
     data = DataProfile("", None, packs * 100, packs * 100 * 1000, packs * 100 * 500, 1024, 250.0)

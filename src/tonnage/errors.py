@@ -75,6 +75,11 @@ class UserError(TonnageError):
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+def user_error(found: str, needed: str, change: str = "", where: str = "") -> UserError:
+    """One problem, of its parts, as an error."""
+    return UserError(Problem(found, needed, change, where))
+
+
 class DiskFailed(TonnageError):
     """A file could not be read or written, or does not hold what was written. The message names it and the place."""
 

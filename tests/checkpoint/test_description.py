@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from transformers import (
 )
 
 from tiny import END, byte_tokenizer, llama_config
-from tonnage.checkpoint.description import _write_tokenizer_config, add_stop_tokens, describe, older_names, repair
+from tonnage.checkpoint.description import Form, _write_tokenizer_config, add_stop_tokens, describe, older_names, repair
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
 from tonnage.files.writing import write_json
@@ -74,7 +75,11 @@ CONFIGS: dict[str, tuple[PreTrainedConfig, dict[str, Any]]] = {
 
 
 def described(
-    folder: Path, config: PreTrainedConfig, own: dict[str, Any] | str | None = None, **how: Any
+    folder: Path,
+    config: PreTrainedConfig,
+    own: dict[str, Any] | str | None = None,
+    stop_tokens: Sequence[int] = (256,),
+    tokenizer: Path | None = None,
 ) -> tuple[Path, list[str]]:
     """The small files of an export of a model with its ``own`` generation configuration, and what was said of them."""
     origin = folder / "origin"
@@ -82,12 +87,12 @@ def described(
     if own is not None:
         text = own if isinstance(own, str) else json.dumps(own)
         (origin / "generation_config.json").write_text(text)
-    if "tokenizer" not in how:
-        byte_tokenizer().save_pretrained(folder / "tokenizer")
-        how["tokenizer"] = folder / "tokenizer"
+    if tokenizer is None:
+        tokenizer = folder / "tokenizer"
+        byte_tokenizer().save_pretrained(tokenizer)
     (folder / "out").mkdir()
-    arguments: dict[str, Any] = {"dtype": torch.bfloat16, "stop_tokens": [256], "origin": origin} | how
-    notes = describe(folder / "out", on_meta(copy.deepcopy(config), torch.bfloat16), config, **arguments)
+    model = on_meta(copy.deepcopy(config), torch.bfloat16)
+    notes = describe(folder / "out", model, Form(config, tokenizer, stop_tokens, torch.bfloat16), origin)
     return folder / "out", notes
 
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from tiny import byte_tokenizer, llama_config, mixture_config, neox_config
 from tonnage.checkpoint import export as export_module
-from tonnage.checkpoint.export import Form, export, parse_size
+from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.export import Start, export, parse_size
 from tonnage.checkpoint.save import (
     Cursor,
     Saver,
@@ -77,6 +78,7 @@ def test_export_loads_in_transformers_bit_for_bit(
         path,
         tmp_path / "out",
         Form(config, tmp_path / "tokenizer", [256], torch.float32),
+        Start(tmp_path),
         shard_bytes=max_file_bytes,
         progress=lambda done, total: told.append((done, total)),
     )
@@ -116,6 +118,7 @@ def test_a_missing_shard_is_refused(tmp_path: Path, world: World) -> None:
             path,
             tmp_path / "out",
             Form(llama_config(), tmp_path / "tokenizer", [], torch.float32),
+            Start(tmp_path),
         )
     assert not (tmp_path / "out").exists()
 
@@ -152,6 +155,7 @@ def test_masters_that_are_split_are_exported_whole(tmp_path: Path, world: World)
             checkpoint_path(tmp_path, 1),
             out,
             Form(config, tmp_path / "tokenizer", [], dtype),
+            Start(tmp_path),
         )
         loaded = AutoModelForCausalLM.from_pretrained(out)
         assert loaded.dtype == dtype
@@ -168,6 +172,7 @@ def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: W
         path,
         tmp_path / "out",
         Form(config, tmp_path / "tokenizer", [256], torch.bfloat16),
+        Start(tmp_path),
     )
     name = "model.layers.1.mlp.gate.weight"
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).get_parameter(name)
@@ -178,7 +183,8 @@ def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: W
 def exported(folder: Path, world: World, **changes: Any) -> Path:
     path, _ = saved(folder, llama_config(), world)
     byte_tokenizer().save_pretrained(folder / "tokenizer")
-    export(path, folder / "out", Form(llama_config(), folder / "tokenizer", [256], torch.float32), **changes)
+    form = Form(llama_config(), folder / "tokenizer", [256], torch.float32)
+    export(path, folder / "out", form, Start(folder), **changes)
     return folder / "out"
 
 
@@ -257,13 +263,14 @@ import json, sys
 from pathlib import Path
 import torch
 from transformers import LlamaConfig
-from tonnage.checkpoint.export import Form, export
+from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.export import Start, export
 from tonnage.training.memory import take_peak
 
 def run(folder, **shape):
     config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, **shape)
     form = Form(config, folder / "tokenizer", [1], torch.float32)
-    export(folder / "step-00000001", folder / "out", form, shard_bytes=20_000_000)
+    export(folder / "step-00000001", folder / "out", form, Start(folder), shard_bytes=20_000_000)
 
 def peak():
     return take_peak().host

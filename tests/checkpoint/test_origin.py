@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from stored_models import MIXTURES, TOWERS, Tensors, changed, check, in_8_bits, same, write_mixture, write_tower
 from tiny import llama_config, write_model
-from tonnage.checkpoint.export import SHARD_BYTES, Form, Start, export
+from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.export import SHARD_BYTES, Start, export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.errors import UserError
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta

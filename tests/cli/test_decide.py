@@ -20,7 +20,7 @@ from tiny import llama_config, write_config, write_model
 from tonnage.cli.plan import show_plan
 from tonnage.cli.train import train
 from tonnage.config import Adapter, Batch, read_config
-from tonnage.decide.decision import Decision, decide, decide_for, decide_on
+from tonnage.decide.decision import Decision, asked, decide, decide_on
 from tonnage.decide.plans import suppose
 from tonnage.decide.written import write_run
 from tonnage.doctor import measure
@@ -104,7 +104,7 @@ def test_what_is_trained_is_written_down_where_it_is_open(tmp_path: Path) -> Non
     assert kept == decision.config
     assert "adapter" not in decide_on(kept).plan.reasons, "what was chosen once is said from then on"
     assert decide(path, [short, "optimizer.lr=1e-3"]).config.optimizer.lr == 1e-3
-    assert decide_for(path, [short], None).reasons["adapter"] == decision.plan.reasons["adapter"]
+    assert asked(path, [short], None).plan().reasons["adapter"] == decision.plan.reasons["adapter"]
 
 
 def test_what_a_template_was_told_is_written_down(config: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import forked
 from entry import refusal
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.config import read_config
-from tonnage.decide.decision import decide_for
+from tonnage.decide.decision import asked
 from tonnage.planning.words import memory_in_words, run_time, step_time
 
 BUDGET = "memory.budget.device=8GB"
@@ -100,7 +100,7 @@ def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) ->
     said = comments(text)
     config = read_config("config.yaml")
 
-    plan = decide_for("config.yaml", [], None)
+    plan = asked("config.yaml", [], None).plan()
     seconds, tokens, steps = plan.choice.seconds.total, plan.tokens_per_step, plan.num_steps
     data = json.loads(entry.tonnage("inspect", "config.yaml", "--json").out)["account"]
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from data.conftest import write_rows
 from tonnage.config import Data, Source
 from tonnage.data import first_packs, pack_at
+from tonnage.data.documents import Lists
 from tonnage.data.packs import PackedDataset
-from tonnage.data.prefixes import LEAST, MOST, RARE, Prefix, Tokens, chain, find_prefixes, within
+from tonnage.data.prefixes import LEAST, MOST, RARE, Prefix, chain, find_prefixes, within
 from tonnage.data.prepare import prepare
 from tonnage.training.batch import Deal, MicroBatch, training_steps
 
@@ -39,9 +40,7 @@ def rows_of_documents(draw: st.DrawFn) -> list[np.ndarray]:
 @settings(deadline=None)
 @given(batches=st.lists(rows_of_documents(), min_size=1, max_size=4))
 def test_prefixes_are_what_all_have_in_common_that_go_on_alike(batches: list[list[np.ndarray]]) -> None:
-    prefixes, which = find_prefixes(
-        Tokens(np.cumsum([0, *map(len, batch)]), np.concatenate(batch)) for batch in batches
-    )
+    prefixes, which = find_prefixes(Lists(np.cumsum([0, *map(len, batch)]), np.concatenate(batch)) for batch in batches)
     documents = [document for batch in batches for document in batch]
     found = {}
     for number, one in enumerate(prefixes):
@@ -68,7 +67,7 @@ def test_a_prefix_goes_on_in_others() -> None:
     ends = [np.array([1000 + number]) for number in range(6)]
     parts = [[header, passage], [header], [header], [header, passage], [header], []]
     documents = [np.concatenate([*part, end]) for part, end in zip(parts, ends, strict=True)]
-    prefixes, which = find_prefixes([Tokens(np.cumsum([0, *map(len, documents)]), np.concatenate(documents))])
+    prefixes, which = find_prefixes([Lists(np.cumsum([0, *map(len, documents)]), np.concatenate(documents))])
     assert prefixes == (Prefix(20, -1), Prefix(120, 0))
     assert which.tolist() == [1, 0, 0, 1, 0, -1]
     assert chain(prefixes, 1) == (0, 1)
@@ -79,10 +78,10 @@ def test_a_prefix_goes_on_in_others() -> None:
 def test_what_few_begin_with_is_not_looked_for() -> None:
     documents = [np.arange(40) + 1000 * (number if number > 1 else 0) for number in range(3 * RARE)]
     documents = [document.astype(np.int32) for document in documents]
-    tokens = Tokens(np.cumsum([0, *map(len, documents)]), np.concatenate(documents))
+    tokens = Lists(np.cumsum([0, *map(len, documents)]), np.concatenate(documents))
     assert find_prefixes([tokens])[0] == (), "two of so many are hardly ever in one row"
     many = [np.concatenate([np.arange(40) + 100 * kind, [10_000 + kind]]) for kind in range(90) for _ in range(2)]
-    tokens = Tokens(np.cumsum([0, *map(len, many)]), np.concatenate(many))
+    tokens = Lists(np.cumsum([0, *map(len, many)]), np.concatenate(many))
     assert len(find_prefixes([tokens])[0]) == MOST
 
 

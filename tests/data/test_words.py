@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from data.conftest import TEXTS
 from tonnage.data import tokens, words
+from tonnage.data.masks import Marked
 from tonnage.data.tokens import Document, Encoder, plain_json
 from tonnage.data.words import PATTERNS, Scanner
 
@@ -100,9 +101,9 @@ def checked(encoder: Encoder, tokenizer: Tokenizer, count: int) -> tuple[int, in
     spans = [[(chance.randrange(len(text)) * (number % 2), len(text), 1.0)] for number, text in enumerate(some)]
     cut = held = failed = 0
     for at in range(0, count, 50):
-        batch = encoder.begin(some[at : at + 50], spans[at : at + 50])
+        batch = encoder.begin([Marked(*pair) for pair in zip(some[at : at + 50], spans[at : at + 50], strict=True)])
         encoder.run(batch)
-        for text, marked, found in zip(batch.texts, batch.spans, encoder.documents(batch), strict=True):
+        for (text, marked), found in zip(batch.texts, encoder.documents(batch), strict=True):
             whole = tokenizer.encode(text, add_special_tokens=False).ids
             alone = tokenizer.encode(text[: marked[0][0]], add_special_tokens=False).ids
             assert isinstance(found, Document), text
@@ -166,7 +167,7 @@ def test_borders_in_text_without_spaces(
         text = "日本語" * (words.LONG_WORD // 2) + "".join(chance.choices(pieces, k=200))
         border = chance.randrange(len(text) // 2, len(text))
         asked.clear()
-        batch = encoder.begin([text], [[(border, len(text), 1.0)]])
+        batch = encoder.begin([Marked(text, [(border, len(text), 1.0)])])
         encoder.run(batch)
         (found,) = encoder.documents(batch)
         assert isinstance(found, Document)
@@ -235,12 +236,12 @@ def test_a_full_vocabulary_starts_again_between_batches_under_way(monkeypatch: p
     batches = []
     for first in range(0, 60, 10):
         some = texts(60)[first : first + 10]
-        batches.append(encoder.begin(some, [[(0, len(text), 1.0)] for text in some]))
+        batches.append(encoder.begin([Marked(text, [(0, len(text), 1.0)]) for text in some]))
     assert len({id(batch.vocabulary) for batch in batches}) > 1
     for batch in batches:
         encoder.run(batch)
     for batch in batches:
-        for text, found in zip(batch.texts, encoder.documents(batch), strict=True):
+        for (text, _), found in zip(batch.texts, encoder.documents(batch), strict=True):
             assert isinstance(found, Document)
             assert found.tokens.tolist() == tokenizer.encode(text).ids
 

@@ -21,7 +21,7 @@ from tonnage.api.run import Running
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.cli import train
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_json, read_config
-from tonnage.decide.decision import Decision, decide, decide_for
+from tonnage.decide.decision import Decision, asked, decide
 from tonnage.decide.plans import suppose
 from tonnage.decide.resumption import decide_resumption
 from tonnage.decide.written import write_run
@@ -73,10 +73,10 @@ def test_every_gpu_that_is_seen_has_one(config: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, model = parse_hardware("8xH100"), read_config(config).model
-    assert decide_for(config, [], hardware).workers == 8
+    assert asked(config, [], hardware).plan().workers == 8
     assert suppose(model, ["data.max_length=128"], hardware).workers == 8
-    assert decide_for(config, [], parse_hardware("2x4xH100")).workers == 8
-    assert decide_for(config, [], parse_hardware("4xcpu:16c:64GB")).workers == 4
+    assert asked(config, [], parse_hardware("2x4xH100")).plan().workers == 8
+    assert asked(config, [], parse_hardware("4xcpu:16c:64GB")).plan().workers == 4
     assert suppose(model, ["data.max_length=128"], parse_hardware("2xcpu:16c:64GB")).threads_per_worker == 16
     two = ["data.max_length=128", "launch.workers=2"]
     assert suppose(model, two, parse_hardware("cpu:16c:64GB")).threads_per_worker == 8
@@ -84,7 +84,7 @@ def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch
     assert suppose(model, two, hardware).threads_per_worker == hardware.cores // 2
     pretend_gpus(monkeypatch, 8)
     assert decide(config).plan.workers == 8
-    assert decide_for(config, [], None).workers == 8
+    assert asked(config, [], None).plan().workers == 8
     assert suppose(model, ["data.max_length=128"]).workers == 8
 
 
@@ -92,7 +92,7 @@ def test_a_number_that_is_said_is_kept_everywhere(config: str, monkeypatch: pyte
     (text := json.loads(Path(config).read_text()))["launch"]["workers"] = 2
     said = Path(config).with_name("said.json")
     said.write_text(json.dumps(text))
-    assert decide_for(str(said), [], parse_hardware("8xH100")).workers == 2
+    assert asked(str(said), [], parse_hardware("8xH100")).plan().workers == 2
     pretend_gpus(monkeypatch, 4)
     assert written(decide(str(said))) == (2, 2, 2)
     assert decide(config, ["launch.workers=1"]).plan.workers == 1
@@ -177,14 +177,14 @@ def test_python_is_told_of_other_workers_as_the_command_is(config: str, monkeypa
         Saver(run.checkpoints, 9, world).save(Cursor(10, 160, 10), {"w": torch.zeros(3)}, {}, facts, wait=True)
     pretend_gpus(monkeypatch, 0)
     at_work = SimpleNamespace(look=lambda: 0)
-    monkeypatch.setattr(starting, "_copy_of_this_process", lambda config: nullcontext())
+    monkeypatch.setattr(starting, "nursery_for", lambda *_, **__: nullcontext())
     monkeypatch.setattr("tonnage.api.starting.local.started", lambda *_, **__: nullcontext(at_work))
     said = "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
     for is_terminal in (True, False):
         written = StringIO()
         console = Console(file=written, width=200, force_terminal=is_terminal)
         monkeypatch.setattr(shown, "terminal", lambda console=console: console)
-        monkeypatch.setattr(Running, "wait", lambda running, *_: running._closing.close())
+        monkeypatch.setattr(Running, "wait", lambda running, *_: running._started.closing.close())
         tonnage.open_run(run.path).resume()
         assert (said in written.getvalue()) is is_terminal
 
@@ -258,9 +258,9 @@ def test_workers_of_ray_reserve_the_gpus_that_they_are_planned_for(
     assert gpus("launch.hardware=cpu:2c:8GB") == 0
     none = ["launch.with=ray", "launch.gpus_per_worker=0"]
     with pytest.raises(UserError, match="or --hardware cpu:") as caught:
-        decide_for(config, none, parse_hardware("4xH100"))
+        asked(config, none, parse_hardware("4xH100")).plan()
     hardware = caught.value.problems[0].change.split(" to train")[0].rpartition(" ")[2]
-    assert decide_for(config, none, parse_hardware(hardware)).layout.device == "cpu"
+    assert asked(config, none, parse_hardware(hardware)).plan().layout.device == "cpu"
 
 
 def test_a_shorthand_may_leave_the_most_open(config: str) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from device import apart, apart_runs
 from tonnage.data import stop_tokens
 from tonnage.data.choice import choose
-from tonnage.decide import evaluation
+from tonnage.decide import evaluation, models
 from tonnage.host import locked
 from tonnage.inference.generate import Decoding, Loaded, generate
 from tonnage.kernels.switches import KERNELS, switch_off
@@ -45,7 +45,7 @@ def main(given: list[str]) -> None:
 
         patch.setattr(evaluation, "ranks", ranks)
         patch.setattr(evaluation, "isolation_of", isolation_of)
-        patch.setattr(evaluation, "use_kernels_of", lambda _: switch_off(KERNELS))
+        patch.setattr(models, "switch_off", lambda _: switch_off(KERNELS))
         print(json.dumps([_figures(model, rows, patch, away=away) for away in (False, True)]))
         print(json.dumps([_answers(model, world.device, away=away) for away in (False, True)]))
 

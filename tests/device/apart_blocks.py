@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from device import apart
 from device import apart_order as order
 from tonnage.host import locked
 from tonnage.kernels.streams import Stream
+from tonnage.parallel import host_blocks
 from tonnage.parallel.host_blocks import HostBlocks
 
 WIDTH, NUM_BLOCKS = 8, 4
@@ -58,7 +60,8 @@ def passes(recomputed: int, stream: type[Stream] | None) -> list[Tensor]:
     if stream is None:
         model = nn.Sequential(*blocks).to(device)
     else:
-        there = HostBlocks(nn.ModuleList(blocks), blocks, device, recomputed=recomputed, stream=stream)
+        with mock.patch.object(host_blocks, "Stream", stream):
+            there = HostBlocks(nn.ModuleList(blocks), blocks, device, recomputed=recomputed)
         host = iter(there.parameters)
         model = nn.Sequential(*blocks)
         for block, fresh in zip(blocks, _twins(recomputed), strict=True):

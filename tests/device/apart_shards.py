@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,9 +26,9 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory
-from tonnage.parallel import homes
+from tonnage.parallel import homes, host_blocks
+from tonnage.parallel.host_blocks import HostShards
 from tonnage.parallel.host_masters import HostMasters
-from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, shard_parameters
 from tonnage.parallel.world import World
 
@@ -96,7 +97,8 @@ def passes(
     else:
         shards = None
         if rests == "blocks":
-            shards = HostShards(model, blocks, world.device, directories=directories, stream=stream)
+            with mock.patch.object(host_blocks, "Stream", stream):
+                shards = HostShards(model, blocks, world.device, directories=directories)
         masters = HostMasters(model, world.device, shards)
         if shards is not None:
             shards.rest()
@@ -106,12 +108,13 @@ def passes(
         masters.begin(model, blocks)
         where: dict[str, Any] = {"gradients": partial(gradients.OnHost, device=world.device, used_there=True)}
         if directories:
-            disk = partial(gradients.FromDevice, device=world.device, directories=directories, stream=of_gradients)
+            disk = partial(gradients.FromDevice, device=world.device, directories=directories)
             where = {"gradients": disk}
             where["tier"] = partial(OnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
         where["pages"] = shards.home.pages if shards is not None else None
-        optimizer = adamw(parameters, device_copies=masters.copies, turns=turns, **where)
+        with mock.patch.object(gradients, "Stream", of_gradients):
+            optimizer = adamw(parameters, device_copies=masters.copies, turns=turns, **where)
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
         for turn, module in enumerate((model, *blocks)):
             module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)

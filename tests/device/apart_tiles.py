@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
-from tonnage.parallel import homes
+from tonnage.parallel import homes, host_masters
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tiled import TiledWeight
@@ -75,9 +76,10 @@ def passes(world: World, folder: Path | None, stream: type[Stream] | None = Stre
             tiled_linear.use_tiles(layer, tiled[-1])
         directories: Sequence[Path] = [] if folder is None else [folder]
         there = HostBlocks(model, blocks, world.device, recomputed=0, trains=True, directories=directories, tiled=tiled)
-        masters = HostMasters(model, world.device, there, tiled, stream)
+        masters = HostMasters(model, world.device, there, tiled)
         parameters = filled(masters.parameters)
-        masters.begin(model, blocks)
+        with mock.patch.object(host_masters, "Stream", stream):
+            masters.begin(model, blocks)
         rest: Any = partial(gradients.OnHost, device=world.device, used_there=True)
         if folder is not None:
             rest = partial(gradients.FromDevice, device=world.device, directories=directories)

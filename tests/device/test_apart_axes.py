@@ -21,13 +21,14 @@ from transformers import AutoConfig
 from device.test_apart_runs import CLIP, HOST, KINDS, ON_DISK, STEPS, assert_same_bits, told
 from forked import work
 from tiny import byte_tokenizer, llama_config, write_model
-from tonnage.checkpoint.export import Form, export
+from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.export import Start, export
 from tonnage.checkpoint.save import complete_checkpoints
 from tonnage.decide.decision import Decision
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import held_states
 from tonnage.rundir.directory import RunDirectory
-from tonnage.training.weigh import weigh
+from tonnage.training.weigh import Conditions, weigh
 
 BLOCKS = 5
 AXES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -200,6 +201,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
         complete_checkpoints(run.checkpoints)[-1],
         run.path / "exported",
         Form(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
+        Start(folder / "llama"),
     )
     return (run.path / "exported" / "model.safetensors").read_bytes()
 
@@ -217,7 +219,7 @@ def test_each_device_holds_what_is_planned_of_its_part(axes: str, tmp_path: Path
     for decision, seen in zip(found, said, strict=True):
         layout = replace(decision.plan.layout, device="cuda", update_tier="host")
         asked = AutoConfig.from_pretrained(tmp_path / "llama")
-        model = weigh(asked, decision.plan.model.vocab_size, tensor=layout.tensor)
+        model = weigh(asked, decision.plan.model.vocab_size, Conditions(tensor=layout.tensor))
         parts = workers_parts(model, layout.stages, layout.pipeline)
         planned = [held_states(layout, part).weights for part in parts] * layout.tensor
         assert seen == pytest.approx(planned, rel=0.01), layout

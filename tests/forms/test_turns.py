@@ -11,6 +11,7 @@ import pytest
 from tonnage.forms.conversation import Conversation, Pieces, RowError
 from tonnage.forms.turns import TurnReader, read_tools
 from tonnage.forms.values import MOST_UNREAD
+from tonnage.forms.verdicts import Values
 
 ASK = {"role": "user", "content": "Which day?"}
 SAID = {"role": "assistant", "content": "Friday."}
@@ -21,7 +22,7 @@ INNER = {"name": "look_up", "arguments": ARGUMENTS}
 
 def read(messages: object, **changes: Any) -> tuple[Conversation, dict[str, int]]:
     unread: Counter[str] = Counter()
-    turns = TurnReader(changes.pop("roles", {}), unread, **changes).read(messages, "messages")
+    turns = TurnReader(changes.pop("roles", {}), unread, Values(), **changes).read(messages, "messages")
     return Conversation(turns), dict(unread)
 
 

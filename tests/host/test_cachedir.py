@@ -132,7 +132,7 @@ def test_that_something_is_not_kept_is_said_once(tmp_path: Path, caplog: pytest.
         lambda cache_: recall(look(), cache_),
         lambda cache_: remember(Record(look()), cache_),
         lambda cache_: cache.entry(cache_ / "packs" / "key", lambda directory: None),
-        lambda cache_: cache.remembered_digest(cache_, __file__, lambda file: "digest"),
+        lambda cache_: cache.remembered_digest(cache_, __file__),
     ],
     ids=["recall", "remember", "entry", "digest"],
 )

@@ -139,7 +139,7 @@ def test_torch_form_compiles_to_one_graph_for_all_steps(codec: Codec) -> None:
             weight2, low2 = weight.clone(), low.clone()
             moments2 = Moments.zeros(codec, shape, torch.device("cpu"))
             now = replace(hyper(step), key=step)
-            coefficients = torch.tensor(kernels._Coefficients.of(now).values())
+            coefficients = torch.tensor(kernels.coefficients_of(now))
             key, first = torch.tensor(step, dtype=torch.int32), torch.tensor(0, dtype=torch.int32)
             compiled(weight, low, moments, gradient, coefficients, key, first)
             kernels.update(weight2, low2, moments2, gradient, now)

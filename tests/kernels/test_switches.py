@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from tiny import llama_config
+from tiny import llama_config, write_model
 from tonnage.config import schema
-from tonnage.decide.models import use_kernels_of
+from tonnage.decide.models import use_model
 from tonnage.kernels import adamw, attention_loops, embedding, norms, products, softmax, sums, switches, widening
 from tonnage.kernels.switches import KERNELS, switch_off, switched_off
 from tonnage.model.anatomy import dissect
@@ -173,9 +173,10 @@ def test_what_asks_a_run_computes_as_it_did(tmp_path: Path) -> None:
     """``tonnage eval``, ``chat`` and ``generate`` of a run; of anything else with all kernels."""
     text = f"model: x/y\ndata: {{train: x/rows}}\noutput: {tmp_path}\nkernels: {{norms: off, sums: off}}\n"
     (tmp_path / "config.yaml").write_text(text)
-    use_kernels_of(str(tmp_path))
+    export = write_model(tmp_path / "export", llama_config(num_hidden_layers=1))
+    assert use_model(str(tmp_path)).directory == export
     assert [kernel for kernel in KERNELS if not switches.is_on(kernel)] == ["norms", "sums"]
-    use_kernels_of("x/y")
+    use_model(str(export))
     assert all(map(switches.is_on, KERNELS))
 
 
@@ -192,6 +193,6 @@ def test_a_model_is_weighed_without_what_is_off(tmp_path: Path) -> None:
     assert not plain.shares_prefixes
     assert plain.blocks["none"].saved(1000) > 1.1 * whole.blocks["none"].saved(1000)  # norms keep more
     with switched_off(KERNELS):
-        assert weigh(config(), precision="bf16", document_tokens=64) == plain
+        assert weigh(config(), None, Conditions(precision="bf16", document_tokens=64)) == plain
     assert weighed() == whole
     assert switches.is_on("norms")

@@ -67,7 +67,7 @@ def update(dtype: torch.dtype, codec: Codec, shape: tuple[int, ...]) -> str:
             with patch.object(Tensor, "sqrt", rounded_root):
                 update_torch(*twin, gradient, hyper)
         scale = torch.tensor(float("nan") if step == 3 else 0.37)
-        coefficients = [float(one) for one in adamw._Coefficients.of(hyper).values()[1:]]
+        coefficients = [float(one) for one in adamw.coefficients_of(hyper)[1:]]
         weight, low, moments = ours
         signs = adamw._signed(hyper.key), adamw._signed(hyper.first)
         adamw_triton.update(weight, low, moments, gradient, scale, coefficients, *signs)
@@ -125,9 +125,8 @@ def loss(dtype: torch.dtype, rows: int, size: int, scale: float, *, gradient: bo
     weights = torch.rand(rows, generator=generator)
     weights[2] = 0.0
     given = logits.float().clone()
-    want, slopes = softmax_loss(
-        given, targets[:, None], weights[:, None], scale, None, Vocabulary(0, None), wants_gradient=gradient
-    )
+    vocabulary = Vocabulary(scale=scale)
+    want, slopes = softmax_loss(given, targets[:, None], weights[:, None], vocabulary, wants_gradient=gradient)
     ours = softmax_triton.softmax_loss(logits, targets, weights, scale, gradient)
     if ours[1].isfinite():
         return "what was not finite is"

@@ -180,7 +180,8 @@ def test_threads_that_were_begun_meanwhile_are_no_copy(tmp_path: Path) -> None:
 def test_children_of_whom_nobody_wants_to_hear(among_threads: None) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        Nursery(lambda: None, THRESHOLDS).close()
+        with Nursery(lambda: None, THRESHOLDS):
+            pass
     finally:
         signal.signal(signal.SIGCHLD, before)
 

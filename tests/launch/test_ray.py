@@ -31,7 +31,8 @@ from tonnage.decide.written import write_run
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import ray as ray_launch
-from tonnage.launch.watch import DONE
+from tonnage.launch.local import Crew
+from tonnage.launch.watch import DONE, to_their_end
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
@@ -157,7 +158,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(
     def work() -> None:
         try:
             command = (sys.executable, str(PACED), str(run.path))
-            ended.append(ray_launch.run_workers(launch, run, poll=lambda: None, tell=told.append, command=command))
+            ended.append(to_their_end(ray_launch.started(launch, run, command=command), tell=told.append))
         except BaseException as error:
             ended.append(error)
 
@@ -238,38 +239,37 @@ def test_a_run_that_waits_for_room_is_stopped_by_its_directory(folder: Path, clu
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        ray_launch.run_workers(launch, run, poll=poll, tell=told.append)
+        to_their_end(ray_launch.started(launch, run), poll, told.append)
     assert time.monotonic() - began < 100
     assert not ray_launch.is_working(run)
 
 
-def waiting(tmp_path: Path, note: dict[str, Any], **keys: Any) -> tuple[ray_launch._Waiting, list[str]]:
+def waiting(tmp_path: Path, note: dict[str, Any], **keys: Any) -> ray_launch.RayWorkers:
     run = RunDirectory(tmp_path)
-    told: list[str] = []
     write_json(run.ray, note)
     launch = RayLaunch.model_validate({"with": "ray", "workers": 2, **keys})
-    return ray_launch._Waiting(launch, run, told.append), told
+    return ray_launch.RayWorkers(launch, run, Crew(run, 1))
 
 
 NOTE = {"room": 1, "asked": "2 worker(s) with 1 CPU and 1 GPU each", "there": "10.0.0.1 with 8 CPUs and 1 GPU"}
 
 
 def test_what_ray_has_no_room_for_is_said_and_given_up(tmp_path: Path) -> None:
-    waits, told = waiting(tmp_path, NOTE, wait_seconds=0.05)
-    assert waits.look()
-    assert told == [
+    workers = waiting(tmp_path, NOTE, wait_seconds=0.05)
+    assert workers._has_no_room()
+    assert workers.waits_for == (
         "waiting for Ray: 2 worker(s) with 1 CPU and 1 GPU each asked for, room for 1 (10.0.0.1 with 8 CPUs and 1 GPU)"
-    ]
+    )
     time.sleep(ray_launch.READ_SECONDS + 0.1)
     with pytest.raises(UserError, match=r"room for 1 worker.*10\.0\.0\.1 with 8 CPUs and 1 GPU") as raised:
-        waits.look()
+        workers._has_no_room()
     assert "lower launch.workers" in str(raised.value)
 
 
 def test_fewer_workers_are_enough_for_a_run_that_can_shrink(tmp_path: Path) -> None:
-    waits, told = waiting(tmp_path, NOTE, workers=[1, 2])
-    assert not waits.look()
-    assert not any(told)
+    workers = waiting(tmp_path, NOTE, workers=[1, 2])
+    assert not workers._has_no_room()
+    assert not workers.waits_for
 
 
 def test_a_run_that_ray_works_on_is_not_begun_again(folder: Path) -> None:

@@ -20,7 +20,7 @@ from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import slurm
-from tonnage.launch.watch import DONE, STOPPED
+from tonnage.launch.watch import DONE, STOPPED, to_their_end
 from tonnage.rundir.directory import RunDirectory
 
 
@@ -235,7 +235,7 @@ def test_stopping_saves_what_runs_and_cancels_what_waits(
 def test_inside_an_allocation_srun_runs_the_workers(run: RunDirectory, programs: Path, status: int) -> None:
     program(programs, "srun", f"exit {status}")
     assert slurm.in_allocation()
-    assert slurm.run_workers(launch(), run, poll=lambda: None) == status
+    assert to_their_end(slurm.started(launch(), run)) == status
     (call,) = calls(programs)
     assert call.startswith("srun --nodes=2 --ntasks=4 --ntasks-per-node=2 ")
     assert call.endswith(f"-m tonnage.training.worker {run.path}")
@@ -244,11 +244,11 @@ def test_inside_an_allocation_srun_runs_the_workers(run: RunDirectory, programs:
 def test_a_failure_inside_an_allocation(run: RunDirectory, programs: Path) -> None:
     program(programs, "srun", "echo 'srun: error: Unable to create step' >&2; exit 1")
     with pytest.raises(WorkerFailed, match=r"exit status 1(.|\n)*Unable to create step"):
-        slurm.run_workers(launch(), run, poll=lambda: None)
+        to_their_end(slurm.started(launch(), run))
 
 
 def test_a_job_in_the_queue_keeps_a_second_one_out(run: RunDirectory, programs: Path) -> None:
-    from tonnage.launch.queue import refuse_while_in_queue
+    from tonnage.launch.elsewhere import refuse_while_in_queue
 
     refuse_while_in_queue(run)
     write_json(run.job, {"job": "12"})

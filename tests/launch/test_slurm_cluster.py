@@ -251,7 +251,7 @@ from tonnage.decide.written import write_run
 from tonnage.config import SlurmLaunch
 from tonnage.launch import slurm
 from tonnage.launch.local import run_workers
-from tonnage.launch.watch import DONE
+from tonnage.launch.watch import DONE, to_their_end
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 run, sent = RunDirectory({str(run)!r}), []
 def poll():
@@ -260,7 +260,7 @@ def poll():
 launch = SlurmLaunch.model_validate({{"with": "slurm", "workers": 2}})
 assert slurm.in_allocation()
 command = [sys.executable, {str(tmp_path / "worker.py")!r}, str(run.path)]
-sys.exit(slurm.run_workers(launch, run, poll=poll, command=command))
+sys.exit(to_their_end(slurm.started(launch, run, command=command), poll))
 """
     result = subprocess.run(
         ["salloc", "--ntasks=2", sys.executable, "-c", launcher],

@@ -28,7 +28,7 @@ from tonnage.data import Prepared, prepare
 from tonnage.migration import import_files
 from tonnage.optim.schedule import Schedule
 from tonnage.planning.planner import _num_packs, warmup_of
-from tonnage.training.judging import Found, Judging
+from tonnage.training.judging import Judging, compared
 from tonnage.training.loop import is_over
 
 Row = dict[str, Any]
@@ -725,7 +725,7 @@ def test_a_run_stops_early_at_the_evaluation_at_which_transformers_stops(losses:
     for loss in losses:
         callback.on_evaluate(arguments, state, control, metrics={"eval_loss": loss})
         state.best_metric = loss if state.best_metric is None else min(loss, state.best_metric)
-        cursor = Found({"eval_loss": loss}).compared(judging, cursor)
+        cursor = compared({"eval_loss": loss}, judging, cursor)
         assert is_over(cursor, judging) == control.should_training_stop
         if control.should_training_stop:
             break

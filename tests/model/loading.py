@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from tonnage.kernels.regions import local_part
 from tonnage.model.files import find_model, read_model_config
-from tonnage.optim.adamw import local
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import join_world
 from tonnage.training.building import Blueprint, assemble_model
@@ -40,7 +40,7 @@ def main(how: str, path: str, out: str) -> None:
             files = find_model(path)
             precision = Precision(torch.bfloat16, STORAGE[how])
             model = assemble_model(Blueprint(files, read_model_config(files), world, precision)).model
-        total = sum(local(parameter.data).sum(dtype=torch.float32).item() for parameter in model.parameters())
+        total = sum(local_part(parameter.data).sum(dtype=torch.float32).item() for parameter in model.parameters())
         risen = status("VmHWM") - before
         Path(f"{out}.{world.rank}").write_text(json.dumps({"risen": risen, "sum": total}))
         world.barrier()

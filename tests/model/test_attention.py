@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tonnage.kernels import attention_loops
 from tonnage.model import attention
 from tonnage.model.attention import PackedRow, Shared
+from tonnage.model.cached import Scores
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.training.ledger import Ledger
 
@@ -214,9 +215,9 @@ def test_the_kernel_for_documents_is_called_as_its_torch_knows_it(
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 43, 16) for heads in (6, 2, 2))
-    row = PackedRow((1, 2, 40))
-    borders = torch.tensor([0, 1, 3, 43], dtype=torch.int32)
-    found = attention._varlen_attention(query, key, value, row.lengths, borders, 0.25, None)
+    row = PackedRow((1, 2, 40), torch.tensor([0, 1, 3, 43], dtype=torch.int32))
+    scores = Scores(0.25, window=None, softcap=None, sinks=None, dropout=0.0)
+    found = attention._varlen_attention(query, key, value, row, scores)
     torch.testing.assert_close(found, exact(query, key, value, row))
 
 

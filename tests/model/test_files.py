@@ -17,14 +17,14 @@ from transformers import Gemma3Config, GPTNeoConfig, LlamaConfig
 
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.config import read_config
-from tonnage.decide.models import code_allowed, find
+from tonnage.decide.models import find, use_model
 from tonnage.decide.plans import suppose
 from tonnage.errors import UserError
 from tonnage.inference.generate import load
 from tonnage.model.build import build_on_meta, on_meta
 from tonnage.model.files import ModelFiles, check_fit, find_model, read_model_config, read_tokenizer
 from tonnage.model.matching import check_weights
-from tonnage.training.weigh import weigh
+from tonnage.training.weigh import Conditions, weigh
 
 CONFIGURATION = """
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_allowed_code_is_used_for_plans_weights_and_answers(model: Path, ran: Pa
     assert ran.exists()
     assert type(config).__name__ == "MineConfig"
     assert type(on_meta(config, torch.float32)).__name__ == "MineForCausalLM"
-    assert weigh(config, document_tokens=32).num_blocks == 1
+    assert weigh(config, None, Conditions(document_tokens=32)).num_blocks == 1
     check_weights(files, config)
     assert find(config_for(model, tmp_path, trust_remote_code=True)).config.model_type == "mine"
     assert suppose(str(model), ["trust_remote_code=true"], None).model.model_type == "mine"
@@ -142,14 +142,18 @@ def test_code_of_a_tokenizer_is_refused_by_name(auto_map: Any, model: Path, ran:
     assert not ran.exists()
 
 
-def test_a_run_says_itself_whether_code_may_run(tmp_path: Path) -> None:
-    assert code_allowed("some/model", True)
-    assert not code_allowed("some/model", False)
+def test_a_run_says_itself_whether_code_may_run_and_tensors_may_be_left_out(model: Path, tmp_path: Path) -> None:
+    assert use_model(str(model), trust_remote_code=True).trust_remote_code
+    assert not use_model(str(model)).trust_remote_code
     for said in (True, False):
         run = tmp_path / str(said)
         run.mkdir()
-        (run / "config.yaml").write_text(f"model: m\ndata: {{train: d}}\ntrust_remote_code: {str(said).lower()}\n")
-        assert code_allowed(str(run), False) is said
+        (run / "export").symlink_to(model)
+        keys = f"trust_remote_code: {str(said).lower()}\nallow_unexpected: ['*.bias']\n"
+        (run / "config.yaml").write_text(f"model: m\ndata: {{train: d}}\n{keys}")
+        in_use = use_model(str(run), allow_unexpected=["x"])
+        assert in_use.trust_remote_code is said
+        assert in_use.allow_unexpected == ("x", "*.bias")
 
 
 HOSTILE: dict[str, bytes] = {

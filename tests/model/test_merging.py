@@ -151,7 +151,7 @@ def test_a_rank_reads_the_experts_of_its_rows(at_a_time: int, mixtral: Path, mon
         return (tensor.detach(), region) if tensor.shape == target.shape else (torch.empty(0), ())
 
     monkeypatch.setattr("tonnage.model.build.ROWS_BYTES", at_a_time)
-    monkeypatch.setattr("tonnage.model.build.read", spying)
+    monkeypatch.setattr("tonnage.model.merging.read", spying)
     monkeypatch.setattr("tonnage.model.build.region_of", region_of)
     one = next(group for group in found.groups if FUSED in group.parameters)
     load_weights(model, type(found)(places=(), groups=(one,)), seed=0)

@@ -39,7 +39,7 @@ from tonnage.model.attention import packed_attention
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
-from tonnage.training.weigh import weigh
+from tonnage.training.weigh import Conditions, weigh
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -160,7 +160,7 @@ def test_packed_equals_alone_in_plain_transformers(family: str, tmp_path: Path) 
 )
 def test_documents_that_share_what_they_begin_with_equal_alone(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]
-    profile = weigh(config, precision="fp32", document_tokens=12, recomputes=("none",))
+    profile = weigh(config, None, Conditions(precision="fp32", document_tokens=12), recomputes=("none",))
     if not profile.shares_prefixes:
         assert family in ("mistral, sliding window", "gemma2, softcaps", "gemma3")
         return

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from tape import Tape, put_on_tapes
 from tonnage.errors import UserError
+from tonnage.kernels.moments import Codec
+from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import LEAVING, OnHost
@@ -27,9 +30,15 @@ PROMPT = list(product([False, True], [False, True]))
 
 
 def taped(trained: Sequence[Trained], *, prompt: tuple[bool, bool]) -> OnHost:
-    host = OnHost(trained, device=CPU, stream=Tape)
-    put_on_tapes(host.trips, prompt)
+    with patch.object(gradients, "Stream", Tape):
+        host = OnHost(trained, device=CPU)
+    put_on_tapes(host.ring, prompt)
     return host
+
+
+def small_state(trained: Sequence[Trained], codec: Codec) -> StateOnHost:
+    with patch.dict(OPTIMIZER, host=Residency(4, 2048)):
+        return StateOnHost(trained, codec, device=CPU)
 
 
 def model(dtype: torch.dtype) -> nn.Sequential:
@@ -77,16 +86,15 @@ def test_steps_equal_those_with_gradients_beside_the_parameters(
     more: dict[str, Any] = {}
     if state_on_host:
         turns = {name: int(name.split(".")[0]) for name, _ in there.named_parameters()}
-        more = {"tier": partial(StateOnHost, device=CPU, tile_bytes=2048), "turns": turns}
+        more = {"tier": small_state, "turns": turns}
     on: Any = partial(OnHost, device=CPU) if prompt is None else partial(taped, prompt=prompt)
     adamw = make(there, on, **more)
     assert train(here, make(here, gradients.InMemory)) == train(there, adamw)
     assert_same(here, there)
     assert isinstance(adamw.gradients, OnHost)
     assert not any(parameter.grad is not None for parameter in there.parameters())
-    assert not adamw.gradients.trips.leaving
-    assert not adamw.gradients.trips.coming
-    assert not adamw.gradients._there
+    assert not adamw.gradients.ring.leaving
+    assert not adamw.gradients.ring.here
 
 
 @pytest.mark.parametrize("missing", ["outward.join", "inward.join", "inward.wait"])
@@ -98,7 +106,7 @@ def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatc
         adamw = make(there, partial(taped, prompt=prompt))
         stream, what = missing.split(".")
         assert isinstance(adamw.gradients, OnHost)
-        monkeypatch.setattr(getattr(adamw.gradients.trips, stream), what, lambda mark: None)
+        monkeypatch.setattr(getattr(adamw.gradients.ring, stream), what, lambda mark: None)
         train(here, make(here, gradients.InMemory), 3)
         train(there, adamw, 3)
         return all(map(torch.equal, here.parameters(), there.parameters()))
@@ -115,7 +123,7 @@ def test_few_are_there_while_others_are_computed() -> None:
     def count(parameter: Tensor) -> None:
         nonlocal most
         assert parameter.grad is None
-        most = max(most, len(host.trips.leaving))
+        most = max(most, len(host.ring.leaving))
 
     for parameter in layers.parameters():
         parameter.register_post_accumulate_grad_hook(count)

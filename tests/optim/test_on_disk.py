@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numba
 import pytest
@@ -18,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tonnage.errors import DiskFailed, UserError
 from tonnage.kernels.moments import Codec
+from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained
@@ -42,16 +45,14 @@ def make(
     return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
 
 
-def on_disk(
-    directory: Path, num_buffers: int = 4, resident_bytes: int = 0
-) -> Callable[[Sequence[Trained], Codec], OnDisk]:
-    return partial(
-        OnDisk,
-        directories=[directory / "a", directory / "b"],
-        tile_bytes=TILE_BYTES,
-        num_buffers=num_buffers,
-        resident_bytes=resident_bytes,
-    )
+def on_disk(directory: Path, resident_bytes: int = 0) -> Callable[[Sequence[Trained], Codec], OnDisk]:
+    directories = [directory / "a", directory / "b"]
+    return partial(sized, tile_bytes=TILE_BYTES, directories=directories, resident_bytes=resident_bytes)
+
+
+def sized(trained: Sequence[Trained], codec: Codec, *, tile_bytes: int, **options: Any) -> OnDisk:
+    with patch.dict(OPTIMIZER, disk=Residency(4, tile_bytes)):
+        return OnDisk(trained, codec, **options)
 
 
 def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
@@ -223,7 +224,7 @@ def test_a_small_model_takes_a_small_ring(tmp_path: Path) -> None:
 
 def test_tiles_too_small_for_a_block_and_other_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not hold a piece of embed"):
-        make(parameters(torch.float32), "fp32", partial(OnDisk, directories=[tmp_path], tile_bytes=1024))
+        make(parameters(torch.float32), "fp32", partial(sized, tile_bytes=1024, directories=[tmp_path]))
     meta = {"w": nn.Parameter(torch.empty(4, 4, device="meta"))}
     with pytest.raises(UserError, match="disk, with parameters on meta"):
         make(meta, "fp32", partial(OnDisk, directories=[tmp_path]))

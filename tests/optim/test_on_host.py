@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from tape import Tape
+from tape import Tape, put_on_tapes
 from tonnage.errors import UserError
 from tonnage.kernels import adamw as kernels
 from tonnage.kernels.adamw import update
 from tonnage.kernels.moments import Codec
+from tonnage.offload.residency import OPTIMIZER, Residency
+from tonnage.optim import on_host
 from tonnage.optim.adamw import AdamW, _like
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
@@ -29,20 +32,24 @@ TILE_BYTES = 8192
 CPU = torch.device("cpu")
 
 
+def small(trained: Sequence[Trained], codec: Codec, resident_bytes: int = 0) -> OnHost:
+    """With tiles of ``TILE_BYTES``."""
+    with patch.dict(OPTIMIZER, host=Residency(4, TILE_BYTES)):
+        return OnHost(trained, codec, device=CPU, resident_bytes=resident_bytes)
+
+
 class Taped(OnHost):
     """Its copies, and the updates of its pieces, are on tapes; ``prompt`` says which tapes: in, update, out."""
 
-    def __init__(self, trained: Sequence[Trained], codec: Codec, *, prompt: Sequence[bool], **options: Any) -> None:
-        super().__init__(trained, codec, device=CPU, stream=Tape, **options)
-        self.tapes: list[Any] = [self._inward, self._work, self._outward]
-        for tape, soon in zip(self.tapes, prompt, strict=True):
-            tape.prompt = soon
-
-    def _copy_in(self, number: int, memory: torch.Tensor) -> None:
-        self.tapes[number in self._resident].put(partial(super()._copy_in, number, memory))
-
-    def _copy_back(self, number: int, memory: torch.Tensor) -> None:
-        self.tapes[2].put(partial(super()._copy_back, number, memory))
+    def __init__(
+        self, trained: Sequence[Trained], codec: Codec, *, prompt: Sequence[bool], num_buffers: int = 4, **options: Any
+    ) -> None:
+        tiles = patch.dict(OPTIMIZER, host=Residency(num_buffers, TILE_BYTES))
+        with tiles, patch.object(on_host, "Stream", Tape):
+            super().__init__(trained, codec, device=CPU, **options)
+        self.work: Any = self._work
+        inward, self.work.prompt, outward = prompt
+        put_on_tapes(self._ring, (outward, inward))
 
 
 PROMPT = list(product([False, True], [False, True], [False, True]))
@@ -55,9 +62,9 @@ def taped(
     turns: dict[str, int] | None = None,
     **options: Any,
 ) -> AdamW:
-    adamw = make(named, "fp32", partial(Taped, prompt=prompt, tile_bytes=TILE_BYTES, **options), turns)
+    adamw = make(named, "fp32", partial(Taped, prompt=prompt, **options), turns)
     assert isinstance(adamw.tier, Taped)
-    work = adamw.tier.tapes[1]
+    work = adamw.tier.work
     of_this = {parameter.untyped_storage().data_ptr() for parameter in named.values()}
 
     def later(weight: torch.Tensor, *others: Any) -> None:
@@ -108,7 +115,7 @@ def test_twenty_steps_equal_state_beside_the_parameters_bit_for_bit(
     dtype: torch.dtype, codec: Codec, turns: dict[str, int] | None
 ) -> None:
     here, there = parameters(dtype), parameters(dtype)
-    memory, host = make(here, codec), make(there, codec, partial(OnHost, device=CPU, tile_bytes=TILE_BYTES), turns)
+    memory, host = make(here, codec), make(there, codec, small, turns)
     assert isinstance(host.tier, OnHost)
     assert host.state_bytes == memory.state_bytes
     assert not host.tensors_are_copies
@@ -132,7 +139,7 @@ def test_the_rule_of_other_devices_gives_the_same_bits_tile_by_tile(
 ) -> None:
     monkeypatch.setattr(kernels, "update", kernels.update_torch)
     here, there = parameters(torch.bfloat16), parameters(torch.bfloat16)
-    memory, host = make(here, codec), make(there, codec, partial(OnHost, device=CPU, tile_bytes=TILE_BYTES), TURNS)
+    memory, host = make(here, codec), make(there, codec, small, TURNS)
     for step in range(5):
         for adamw, named in ((memory, here), (host, there)):
             set_gradients(named, step)
@@ -212,7 +219,7 @@ def test_state_goes_out_and_comes_back_through_other_tiers() -> None:
     for step in range(3):
         set_gradients(first_named, step)
         first.step(1e-2)
-    second = make(second_named, "int8", partial(OnHost, device=CPU, tile_bytes=TILE_BYTES, resident_bytes=20_000))
+    second = make(second_named, "int8", partial(small, resident_bytes=20_000))
     filled = second.tensors()
     for name, tensor in first.tensors().items():
         filled[name].copy_(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -58,8 +59,9 @@ def gradients(found: Sequence[Block]) -> list[Tensor]:
 
 
 def taped(found: Sequence[nn.Module], *, prompt: tuple[bool, bool]) -> BlockInputs:
-    inputs = BlockInputs(found, INPUT_BYTES, CPU, stream=Tape)
-    put_on_tapes(inputs.trips, prompt)
+    with patch.object(block_inputs, "Stream", Tape):
+        inputs = BlockInputs(found, INPUT_BYTES, CPU)
+    put_on_tapes(inputs.ring, prompt)
     return inputs
 
 
@@ -86,7 +88,7 @@ def test_gradients_are_the_same_whenever_copies_are_made(prompt: tuple[bool, boo
 def test_a_lane_for_which_nobody_waits_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = blocks(), blocks()
     inputs = taped(there, prompt=(False, False))
-    monkeypatch.setattr(getattr(inputs.trips, missing), "join", lambda mark: None)
+    monkeypatch.setattr(getattr(inputs.ring, missing), "join", lambda mark: None)
     assert not all(map(torch.equal, gradients(here), gradients(there)))
 
 

@@ -148,7 +148,8 @@ def test_gradients_leave_in_pieces_while_earlier_ones_are_written(
 
     here, there = (nn.Parameter(torch.zeros(6, 7)) for _ in range(2))
     memory = gradients.InMemory([Trained("w", here, decay=0.0, first=0)])
-    disk = Noted([Trained("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU, stream=NotedLane)
+    monkeypatch.setattr(gradients, "Stream", NotedLane)
+    disk = Noted([Trained("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU)
     for number in range(2):
         drawn = torch.randn(6, 7, generator=torch.Generator().manual_seed(number))
         for one in (here, there):

@@ -21,7 +21,9 @@ from transformers import AutoConfig
 
 from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
-from tonnage.checkpoint.export import Form, export
+from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.export import Start as StartedFrom
+from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import complete_checkpoints
 from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
@@ -263,6 +265,7 @@ def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(folder: P
             complete_checkpoints(run.checkpoints)[-1],
             target,
             Form(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
+            StartedFrom(folder / "llama"),
         )
         exported.append((target / "model.safetensors").read_bytes())
     assert all(one == exported[0] for one in exported)

@@ -12,9 +12,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tonnage.kernels.regions import local_part
 from tonnage.model.anatomy import Anatomy
 from tonnage.optim.gradients import InMemory
-from tonnage.optim.tiers import Trained, local
+from tonnage.optim.tiers import Trained
 from tonnage.parallel.world import World, join_world
 from tonnage.training.tiling import tile_model
 
@@ -70,7 +71,7 @@ def tiled(one: str, world: World) -> None:
     for name, weight in zip(names, weights, strict=True):
         shard: Any = torch.empty_like(weight.parameter, device="cpu")
         whole_rows = values[name]
-        here = local(shard)
+        here = local_part(shard)
         each = -(-rows // world.size)
         here.copy_(whole_rows[world.rank * each : world.rank * each + len(here)])
         weight.put(nn.Parameter(shard))
@@ -86,10 +87,10 @@ def tiled(one: str, world: World) -> None:
     loss.backward()
     for name, weight in zip(names, weights, strict=True):
         assert weight.parameter.shape == (rows, COLUMNS)
-        if not local(weight.parameter).numel():
+        if not local_part(weight.parameter).numel():
             continue
         assert weight.parameter.grad is not None
-        own = local(weight.parameter.grad)
+        own = local_part(weight.parameter.grad)
         want = wanted[name][world.rank * each : world.rank * each + len(own)]
         torch.testing.assert_close(own, want, rtol=1e-6, atol=1e-6)
     if bias is not None:

@@ -35,14 +35,15 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, PreTrainedConfig
 
 from planning.fake_ranks import real_meshes
+from tonnage.kernels.regions import local_part
 from tonnage.kernels.switches import switch_off
 from tonnage.model.adapters import EVERYTHING, Adapter, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.offload.round_trips import RoundTrips
+from tonnage.offload.ring import Pairs, Ring
 from tonnage.optim.gradients import InMemory, OnHost
-from tonnage.optim.tiers import Trained, local
+from tonnage.optim.tiers import Trained
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.stages import keep_stage
@@ -106,13 +107,13 @@ def micro_batch(arrangement: str) -> MicroBatch:
     return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED), is_padded=padded)
 
 
-class NoTrips(RoundTrips[Any]):
+class NoTrips(Ring[Any]):
     """Nothing is copied: a tracker would count the host's memory too."""
 
-    def _copy_out(self, unit: Any, content: torch.Tensor) -> None:
-        """It has no content."""
+    def copy_out(self, pairs: Pairs) -> None:
+        """They have no content."""
 
-    _copy_in = _copy_out
+    copy_in = copy_out
 
 
 class Vanishing(BlockInputs):
@@ -120,7 +121,7 @@ class Vanishing(BlockInputs):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.trips.__class__ = NoTrips
+        self.ring.__class__ = NoTrips
 
 
 class Leaving(OnHost):
@@ -128,7 +129,7 @@ class Leaving(OnHost):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.trips.__class__ = NoTrips
+        self.ring.__class__ = NoTrips
 
 
 def kind_of(recompute: str) -> tuple[Any, int | None]:
@@ -232,7 +233,7 @@ def watch_tiles(tracker: Any) -> list[int]:
     sizes, gathered = list[int](), TiledWeight._gathered
 
     def seen(weight: TiledWeight, number: int) -> torch.Tensor:
-        local(weight.parameter) + 0  # which the tracker may not have seen before
+        local_part(weight.parameter) + 0  # which the tracker may not have seen before
         before = named(tracker.get_tracker_snapshot("current"))["total"]
         tile = gathered(weight, number)
         sizes.append(named(tracker.get_tracker_snapshot("current"))["total"] - before)

@@ -16,7 +16,7 @@ from tonnage.errors import UserError
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.states import states
-from tonnage.training.weigh import weigh
+from tonnage.training.weigh import Conditions, weigh
 
 LLAMA_2_70B: dict[str, Any] = {
     "hidden_size": 8192,
@@ -41,7 +41,7 @@ def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[in
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
     held = json.loads(work("planning.fake_ranks", (1, [str(folder), *words])))
-    parts = {tensor: weigh(config, tensor=tensor) for tensor in {setting[2] for setting in settings}}
+    parts = {tensor: weigh(config, None, Conditions(tensor=tensor)) for tensor in {setting[2] for setting in settings}}
     for setting, found in zip(settings, held, strict=True):
         planned = states(layout_of(*setting), parts[setting[2]])
         assert planned.weights == pytest.approx(found["Sharded Param"], rel=1e-3)
@@ -120,7 +120,8 @@ def test_activations_of_gpt_2_as_the_zero_paper_counts_them_and_ours() -> None:
 
     model = weigh(
         GPT2Config(n_embd=hidden, n_layer=blocks, n_head=heads, n_positions=length, architectures=["GPT2LMHeadModel"]),
-        document_tokens=length,
+        None,
+        Conditions(document_tokens=length),
     )
     # Recomputed: the same inputs of blocks; no scores, but GELU's eager parts while one block is recomputed.
     full = model.blocks["full"]

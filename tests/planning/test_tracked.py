@@ -41,7 +41,7 @@ from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import held_states, states
 from tonnage.planning.tiling import block_tile, gathered_bytes, vocabulary_tile
 from tonnage.training.isolation import isolation_of
-from tonnage.training.weigh import weigh
+from tonnage.training.weigh import Conditions, weigh
 
 NEOX = GPTNeoXConfig(
     hidden_size=512,
@@ -185,12 +185,15 @@ def seen(
     with switched_off(off):
         profile = weigh(
             config,
-            precision=precision,
-            document_tokens=fake_step.DOCUMENT,
-            arrangement=arrangement,
-            attention=attention,
-            trains=fake_step.trains_of(adapter),
-            tensor=tensor,
+            None,
+            Conditions(
+                precision=precision,
+                document_tokens=fake_step.DOCUMENT,
+                arrangement=arrangement,
+                attention=attention,
+                trains=fake_step.trains_of(adapter),
+                tensor=tensor,
+            ),
         )
     for setting, found in zip(settings, json.loads(told), strict=True):
         yield setting, profile, found
@@ -469,7 +472,7 @@ def test_categories_of_stages(stage: int, config: PreTrainedConfig, tmp_path: Pa
 def test_buffers_of_state_on_disk_are_those_of_a_part(tensor: int, stage: int | None, tmp_path: Path) -> None:
     """What a worker's part has of them, and what its state takes in all."""
     model = build_on_meta(NEOX, torch.bfloat16)
-    anatomy, part = dissect(model), weigh(NEOX, tensor=tensor)
+    anatomy, part = dissect(model), weigh(NEOX, None, Conditions(tensor=tensor))
     if tensor > 1:
         divide_in_shape(model, tensor_plan(model, anatomy), tensor)
     if stage is not None:
@@ -550,7 +553,7 @@ def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSe
     turned = 2 * fake_step.TOKENS * config.hidden_size if processor_turns() and precision == "bf16" else 0
     words = [f"{ranks}:3:{kind}:{times}:device:device:{tiles}" for ranks, kind, times, tiles in settings]
     told = work("planning.fake_step", (1, [str(folder), "-", f"packed:{PACKED}:0:{precision}:1:-:1", *words]))
-    profile = weigh(config, precision=precision, document_tokens=fake_step.DOCUMENT)
+    profile = weigh(config, None, Conditions(precision=precision, document_tokens=fake_step.DOCUMENT))
     for (ranks, kind, times, tiles), found in zip(settings, json.loads(told), strict=True):
         plain = layout_of(ranks, 3, kind, times, "device", "device", precision=precision)
         layout = replace(plain, tiles=tiles)

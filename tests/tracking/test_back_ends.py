@@ -25,7 +25,7 @@ import pytest
 
 from tonnage.rundir.directory import RunDirectory
 from tonnage.tracking.news import Note
-from tonnage.tracking.trackers import Trackers
+from tonnage.tracking.trackers import END_SECONDS, Trackers
 from tracking.fake_runs import PRIVATE, fake_run, go_on_from, said, take_steps
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -41,7 +41,9 @@ def follow(run: RunDirectory, name: str, first: int, last: int, seconds: float =
     trackers = Trackers(run)
     trackers.start((name,), samples=True)
     take_steps(run, first, last)
-    trackers.end("finished", seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(END_SECONDS, "finished", seconds)
+        trackers.end("finished")
 
 
 def twice(folder: Path, name: str) -> RunDirectory:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tonnage.config import Config
-from tonnage.tracking.told import LEFT_OUT, told_config, told_error
+from tonnage.config.keys import PRIVATE_KEYS
+from tonnage.tracking.told import told_config, told_error
 
 
 def told(**keys: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def test_what_may_hold_secrets_of_a_cluster_is_left_out() -> None:
     assert ray["launch.with"] == "ray"
     assert slurm["launch.with"] == "slurm"
     assert "hidden" not in f"{ray}{slurm}"
-    assert not [key for key in [*ray, *slurm] if key.startswith(LEFT_OUT)]
+    assert not [key for key in [*ray, *slurm] if key.startswith(PRIVATE_KEYS)]
 
 
 def test_an_error_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

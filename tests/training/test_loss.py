@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tonnage.kernels.softmax import softmax_loss
-from tonnage.training.head import LogitsMemory
-from tonnage.training.loss import linear_cross_entropy
+from tonnage.training.head import Head, LogitsMemory
 
 
 def reference(
@@ -37,16 +36,8 @@ def test_equals_cross_entropy(with_bias: bool, scale: float, softcap: float | No
     leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias) if t is not None]
     others = [t.detach().clone().requires_grad_() for t in leaves]
 
-    got = linear_cross_entropy(
-        leaves[0],
-        leaves[1],
-        leaves[2] if with_bias else None,
-        targets,
-        weights,
-        logit_scale=scale,
-        logit_softcap=softcap,
-        chunk_tokens=chunk_tokens,
-    )
+    head = Head(leaves[1], leaves[2] if with_bias else None, scale, softcap, chunk_tokens)
+    got = head.loss(leaves[0], targets, weights)
     want = reference(others[0], others[1], others[2] if with_bias else None, targets, weights, scale, softcap)
     torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
     # A factor behind the loss must reach the gradients too.
@@ -68,7 +59,7 @@ def test_bf16_is_as_good_as_full_logits_in_bf16() -> None:
     def error(chunk_tokens: int | None) -> list[float]:
         low = [t.bfloat16().requires_grad_() for t in (hidden, weight)]
         if chunk_tokens is not None:
-            linear_cross_entropy(low[0], low[1], None, targets, weights, chunk_tokens=chunk_tokens).backward()
+            Head(low[1], chunk_tokens=chunk_tokens).loss(low[0], targets, weights).backward()
         else:
             reference(low[0], low[1], None, targets, weights, 1.0, None).backward()
         return [
@@ -87,7 +78,7 @@ def test_bf16_is_as_good_as_full_logits_in_bf16() -> None:
 
 def test_nothing_supervised_is_zero_with_zero_gradients() -> None:
     hidden, weight = torch.zeros(0, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
-    loss = linear_cross_entropy(hidden, weight, None, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    loss = Head(weight).loss(hidden, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
     loss.backward()
     assert loss.item() == 0.0
     assert weight.grad is not None
@@ -98,7 +89,7 @@ def test_without_gradients_none_are_computed() -> None:
     hidden, weight = torch.randn(5, 8), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(11, (5,))
     with torch.no_grad(), FlopCounterMode(display=False) as products:
-        loss = linear_cross_entropy(hidden, weight, None, targets, torch.ones(5))
+        loss = Head(weight).loss(hidden, targets, torch.ones(5))
     assert products.get_total_flops() == 2 * 5 * 8 * 11
     torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.t(), targets, reduction="sum"))
 
@@ -141,7 +132,7 @@ def test_memory_that_stays_changes_nothing(chunk_tokens: int) -> None:
         torch.manual_seed(tokens)
         hidden, head = torch.randn(tokens, 64).bfloat16().requires_grad_(), weight.clone().requires_grad_()
         targets, weights = torch.randint(500, (tokens,)), torch.rand(tokens)
-        loss = linear_cross_entropy(hidden, head, None, targets, weights, chunk_tokens=chunk_tokens, memory=memory)
+        loss = Head(head, chunk_tokens=chunk_tokens, memory=memory).loss(hidden, targets, weights)
         loss.backward()
         return [loss, *(leaf.grad for leaf in (hidden, head) if leaf.grad is not None)]
 
@@ -158,7 +149,7 @@ def test_a_loss_before_the_backward_pass_of_another_has_logits_of_its_own() -> N
     memory, weight = LogitsMemory(), torch.randn(500, 64).bfloat16().requires_grad_()
 
     def loss(hidden: Tensor, memory: LogitsMemory | None) -> Tensor:
-        return linear_cross_entropy(hidden, weight, None, torch.arange(9), torch.ones(9), memory=memory)
+        return Head(weight, memory=memory).loss(hidden, torch.arange(9), torch.ones(9))
 
     given = [torch.randn(9, 64).bfloat16() for _ in range(2)]
     losses = [loss(one, memory) for one in given]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tonnage.training.loss import linear_cross_entropy
+from tonnage.training.head import Head
 from tonnage.training.profiling import (
     ATTENTION,
     BETWEEN,
@@ -32,7 +32,7 @@ def test_operations_are_told_apart_forward_and_backward() -> None:
         attended = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
         hidden = F.layer_norm(attended[0, 0] * 2.0, (32,))
         targets, weights = torch.arange(50), torch.ones(50)
-        loss = linear_cross_entropy(hidden[:50], vocabulary, None, targets, weights)
+        loss = Head(vocabulary).loss(hidden[:50], targets, weights)
     with torch.profiler.record_function("tonnage: backward"):
         loss.backward()
     with torch.profiler.record_function("tonnage: update"), torch.no_grad():

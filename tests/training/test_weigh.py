@@ -62,12 +62,12 @@ MIXTURE: dict[str, Any] = LLAMA | {
 @cache
 def on_cpu(family: str) -> ModelProfile:
     configs = {"gpt_neox": GPTNeoXConfig(**NEOX), "llama": LlamaConfig(**LLAMA), "qwen2_moe": Qwen2MoeConfig(**MIXTURE)}
-    return weigh(configs[family], document_tokens=96)
+    return weigh(configs[family], None, Conditions(document_tokens=96))
 
 
 def test_saved_bytes_of_llama_are_the_closed_form() -> None:
     """What goes into two norms and comes out of them, queries, keys, values and attention, the three of SwiGLU."""
-    profile = weigh(LlamaConfig(**LLAMA), document_tokens=96, device_type="cuda")
+    profile = weigh(LlamaConfig(**LLAMA), None, Conditions(document_tokens=96, device_type="cuda"))
     h, hk, f, heads = 384, 2 * 64, 1000, 6
     closed = 4 * h + 4 * h + 2 * (2 * h + 2 * hk) + 6 * f + 4 * heads + 8
     assert profile.blocks["none"].saved.per_token == closed
@@ -75,7 +75,7 @@ def test_saved_bytes_of_llama_are_the_closed_form() -> None:
 
 
 def test_saved_bytes_of_neox_are_the_closed_form() -> None:
-    profile = weigh(GPTNeoXConfig(**NEOX), document_tokens=96, device_type="cuda")
+    profile = weigh(GPTNeoXConfig(**NEOX), None, Conditions(document_tokens=96, device_type="cuda"))
     h, f, heads = 320, 1280, 5
     # Input, two norms with their means and deviations, the fused query-key-value, rotated queries and keys, attention.
     closed = 2 * h + 4 * h + 16 + 6 * h + 6 * h + 2 * h + 4 * f + 4 * heads
@@ -85,7 +85,7 @@ def test_saved_bytes_of_neox_are_the_closed_form() -> None:
 
 def test_products_are_two_per_parameter_and_token() -> None:
     config = LlamaConfig(**LLAMA)
-    profile = weigh(config, document_tokens=96, device_type="cuda")
+    profile = weigh(config, None, Conditions(document_tokens=96, device_type="cuda"))
     in_products = profile.block_parameters - 2 * 384
     block = profile.blocks["none"]
     assert block.forward_flops.per_token == 2 * in_products
@@ -145,7 +145,7 @@ def test_traffic_is_what_operations_read_and_write_and_no_question_about_a_tenso
 
 
 def test_the_head_peaks_at_a_chunk_of_logits() -> None:
-    profile = weigh(GPTNeoXConfig(**NEOX), document_tokens=96, device_type="cuda")
+    profile = weigh(GPTNeoXConfig(**NEOX), None, Conditions(document_tokens=96, device_type="cuda"))
     assert profile.outside is not None
     small, large = profile.outside.small_head, profile.outside.large_head
     assert profile.outside.head(HEAD_CHUNK) is small
@@ -153,7 +153,7 @@ def test_the_head_peaks_at_a_chunk_of_logits() -> None:
     assert large.peak.per_token == 320 * 2  # the gradient of its input: logits exist by the chunk
     assert HEAD_CHUNK * 1500 * 2 < large.peak.fixed < HEAD_CHUNK * 1500 * 4  # in 16 bits, and their gradient there too
     with switched_off(["softmax"]):
-        plain = weigh(GPTNeoXConfig(**NEOX), document_tokens=96, device_type="cuda")
+        plain = weigh(GPTNeoXConfig(**NEOX), None, Conditions(document_tokens=96, device_type="cuda"))
     assert plain.outside is not None
     assert plain.outside.large_head.peak.fixed > HEAD_CHUNK * 1500 * (4 + 2)
 
@@ -186,12 +186,15 @@ def test_counting_alone_traces_nothing() -> None:
 def test_of_a_mixture_what_a_token_goes_through_is_multiplied_and_what_is_there_is_counted() -> None:
     """Two of eight experts; the router; a shared one that all tokens go through."""
     config = Qwen2MoeConfig(**MIXTURE)
-    profile = weigh(config, document_tokens=96)
+    profile = weigh(config, None, Conditions(document_tokens=96))
     h, attention = 384, 384 * (384 + 2 * 128 + 384)
     experts, shared, routers = 3 * h * 200, 3 * h * 328, h * 8 + h
     norms_and_biases = 2 * h + 384 + 2 * 128
     assert profile.block_parameters == attention + 8 * experts + shared + routers + norms_and_biases
-    for block in (profile.blocks["none"], weigh(config, document_tokens=96, device_type="cuda").blocks["none"]):
+    for block in (
+        profile.blocks["none"],
+        weigh(config, None, Conditions(document_tokens=96, device_type="cuda")).blocks["none"],
+    ):
         assert block.forward_flops.per_token == 2 * (attention + 2 * experts + shared + routers)
         assert block.backward_flops.per_token == 4 * (attention + 2 * experts + shared + routers)
 
@@ -201,7 +204,7 @@ def test_blocks_of_several_kinds_are_weighed_one_kind_after_the_other() -> None:
 
     def block(dense: int) -> BlockCost:
         config = Qwen2MoeConfig(**MIXTURE | {"num_hidden_layers": 6, "mlp_only_layers": list(range(dense))})
-        return weigh(config, document_tokens=96, recomputes=["none"]).blocks["none"]
+        return weigh(config, None, Conditions(document_tokens=96), recomputes=["none"]).blocks["none"]
 
     mixed, mixture, plain = block(4), block(0), block(6)
     for name in ("saved", "forward_flops", "backward_flops", "forward_traffic", "backward_made"):
@@ -241,7 +244,7 @@ GEMMA_4 = {
 def test_layers_whose_heads_have_another_size_are_weighed_with_it(layers: dict[str, Any]) -> None:
     """Where it stands by the number of the layer, as in Gemma 4, and fewer layers are run."""
     config = Gemma4TextConfig(**GEMMA_4 | layers)
-    profile = weigh(config, document_tokens=32, recomputes=["none"])
+    profile = weigh(config, None, Conditions(document_tokens=32), recomputes=["none"])
     size = fmean(16 if kind == "full_attention" else 8 for kind in config.layer_types or ())
     assert profile.attention_size == round(4 * size)
     assert isolation_of(config, device=torch.device("cpu")).arrangement == "packed"
@@ -266,7 +269,11 @@ def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pyt
         monkeypatch.setattr(module, "SCANNED", lengths or (64,))  # of documents of 24 at once, or of shorter ones
         found.append(
             weigh(
-                config, precision="fp32", document_tokens=24, device_type="cpu", arrangement="padded", attention="eager"
+                config,
+                None,
+                Conditions(
+                    precision="fp32", document_tokens=24, device_type="cpu", arrangement="padded", attention="eager"
+                ),
             )
         )
     for kind in found[0].blocks:
@@ -339,11 +346,8 @@ def test_documents_cost_a_multiple_of_the_chunks_in_which_blocks_go_through_them
     """What transformers' classes call a chunk, found without their word for it."""
     profile = weigh(
         config,
-        precision="fp32",
-        document_tokens=100,
-        device_type="cpu",
+        None,
+        Conditions(precision="fp32", document_tokens=100, device_type="cpu", arrangement="padded", attention="eager"),
         recomputes=("none",),
-        arrangement="padded",
-        attention="eager",
     )
     assert profile.chunk == chunk

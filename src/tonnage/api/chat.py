@@ -30,11 +30,11 @@ class Chat:
 
         Raises ``UserError``, and keeps neither: the conversation leaves no room for an answer.
         """
-        from tonnage.inference.generate import generate_apart
+        from tonnage.inference.generate import generate
 
         self._said += 1
         messages = [*self.messages, {"role": "user", "content": text}]
-        (answer,) = generate_apart(self._loaded, [messages], self._decoding, seed=self._seed + self._said)
+        (answer,) = generate(self._loaded, [messages], self._decoding, seed=self._seed + self._said)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
 

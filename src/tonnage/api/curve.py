@@ -9,7 +9,6 @@ from typing import Any
 WIDTH, HEIGHT, MARGIN = 480, 120, 6
 MOST_POINTS = 240
 
-
 SHOWN = {
     "loss": "loss",
     "eval_loss": "loss of evaluations",
@@ -37,7 +36,8 @@ def curve(values: Sequence[float | None], name: str = "loss") -> str:
     Longer curves are drawn through the means of as many stretches as there are points. A value that is None or not
     finite is a gap.
     """
-    means = [_mean(values[start:end]) for start, end in _stretches(len(values))]
+    length, number = len(values), min(len(values), MOST_POINTS)
+    means = [_mean(values[length * at // number : length * (at + 1) // number]) for at in range(number)]
     present = [mean for mean in means if mean is not None]
     if not present:
         return ""
@@ -67,11 +67,6 @@ def curve(values: Sequence[float | None], name: str = "loss") -> str:
         f'{drawn}<text x="{WIDTH - MARGIN}" y="14" text-anchor="end" font-size="11" fill="gray">{high:.4g}</text>'
         f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}" font-size="11" fill="gray">{low:.4g}</text></svg>'
     )
-
-
-def _stretches(length: int) -> list[tuple[int, int]]:
-    number = min(length, MOST_POINTS)
-    return [(length * at // number, length * (at + 1) // number) for at in range(number)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

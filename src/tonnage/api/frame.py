@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from tonnage.config.changes import flat
 
 if TYPE_CHECKING:
     import pandas
@@ -17,14 +19,6 @@ def frame_of(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     rows: dict[int, dict[str, Any]] = {}
     for record in records:
         if record["step"] and ("loss" in record or "eval_loss" in record):
-            plain = {name: value for name, value in record.items() if name != "evaluation"}
-            rows.setdefault(record["step"], {}).update(_flat(plain))
+            measured = {name: value for name, value in record.items() if name not in ("step", "evaluation")}
+            rows.setdefault(record["step"], {}).update(flat(measured))
     return pandas.DataFrame(list(rows.values()), index=pandas.Index(list(rows), name="step", dtype="int64"))
-
-
-def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif prefix or name != "step":
-            yield prefix + name, value

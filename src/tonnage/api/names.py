@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from tonnage.api.said import first_word, words_of
+from tonnage.api.said import config_of, first_word, words_of
 
 if TYPE_CHECKING:
     from tonnage.api.run import Run, Running
-    from tonnage.config import Config
     from tonnage.planning.plan import Plan
     from tonnage.training.own_loss import Loss
 
@@ -43,7 +42,7 @@ def plan(
         >>> plan.choice.peak_bytes < plan.budget.usable
         True
     """
-    from tonnage.decide.decision import decide_for
+    from tonnage.decide.decision import asked
     from tonnage.decide.plans import suppose
     from tonnage.planning.machine import parse_hardware
 
@@ -51,7 +50,7 @@ def plan(
     machine = None if hardware is None else parse_hardware(hardware)
     if path is None and data is None:
         return suppose(first_word(model_or_config), words, machine)
-    return decide_for(path, words, machine)
+    return asked(path, words, machine).plan()
 
 
 def start(
@@ -98,7 +97,7 @@ def start(
     from tonnage.api.run import Running
     from tonnage.api.starting import begin
 
-    return Running(begin(_config(model_or_config, data, config), force=force, loss=loss))
+    return Running(begin(config_of(model_or_config, data, config), force=force, loss=loss))
 
 
 def train(
@@ -148,15 +147,8 @@ def train(
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import terminal
 
-    resolved = _config(model_or_config, data, config)
+    resolved = config_of(model_or_config, data, config)
     with progress_bar(terminal()) as progress:
         running = Running(begin(resolved, progress, force=force, loss=loss))
     show(running)
     return running.run
-
-
-def _config(model_or_config: str | os.PathLike[str], data: Any, keys: dict[str, Any]) -> Config:
-    from tonnage.config import read_config
-
-    path, words = words_of(model_or_config, data, keys)
-    return read_config(path, words)

@@ -25,7 +25,7 @@ from tonnage.config import as_overrides, read_config
 from tonnage.display.bar import progress_bar
 from tonnage.display.progress import State, Tail, summarise
 from tonnage.display.terminal import terminal
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.errors import refusals, user_error
 from tonnage.files.reading import read_record
 from tonnage.launch.watch import DONE, WATCH_SECONDS, stop_requests, watch
 from tonnage.rundir.directory import RunDirectory
@@ -73,9 +73,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """``path``: of the run's directory. Raises ``UserError`` where no run is there."""
         self._directory = RunDirectory(Path(path).expanduser())
-        if not (self._directory.config.exists() and self._directory.plan.exists()):
-            change = "name a directory that tonnage has written, such as runs/NAME"
-            raise UserError(Problem("no run", "a run directory", change, str(self._directory.path)))
+        self._directory.check_decided()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -167,7 +165,7 @@ class Run:
 
     def summary(self) -> str:
         """One line: steps, loss, evaluation, tokens a second, peak memory."""
-        return summarise(self._state())
+        return summarise(State.of(self.plan.num_steps, self.records))
 
     def generate(
         self,
@@ -193,11 +191,11 @@ class Run:
         Raises:
             UserError: the run has no export yet, or a prompt leaves no room for an answer.
         """
-        from tonnage.inference.generate import Decoding, generate_apart
+        from tonnage.inference.generate import Decoding, generate
 
         conversations = conversations_of(prompts, "generate")
         decoding = Decoding(max_new_tokens, temperature, top_p)
-        return generate_apart(self._load(), conversations, decoding, seed=seed, batch_size=batch_size)
+        return generate(self._load(), conversations, decoding, seed=seed, batch_size=batch_size)
 
     def chat(
         self,
@@ -218,9 +216,9 @@ class Run:
             UserError: the run has no export yet.
         """
         from tonnage.api.chat import Chat
-        from tonnage.inference.generate import Decoding
+        from tonnage.inference.generate import TALK, Decoding
 
-        loaded = self._load(formats=("messages",), single_turn=False)
+        loaded = self._load(**TALK)
         return Chat(loaded, Decoding(max_new_tokens, temperature, top_p), system, seed)
 
     def evaluate(
@@ -252,14 +250,12 @@ class Run:
 
     def _load(self, **form: Any) -> Loaded:
         """The exported model, ready to answer. Raises ``UserError``."""
-        from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
-        from tonnage.inference.generate import load, resolve_model
+        from tonnage.decide.models import use_model
+        from tonnage.inference.generate import load
 
-        trusted = code_allowed(str(self.path), given=False)
-        directory = resolve_model(self.path, trust_remote_code=trusted)
-        use_kernels_of(str(self.path))
-        unexpected = unexpected_allowed(str(self.path), ())
-        return load(directory, trust_remote_code=trusted, allow_unexpected=unexpected, **form)
+        in_use = use_model(str(self.path))
+        trusted, patterns = in_use.trust_remote_code, in_use.allow_unexpected
+        return load(in_use.directory, trust_remote_code=trusted, allow_unexpected=patterns, **form)
 
     def resume(
         self,
@@ -314,10 +310,10 @@ class Run:
         run = self._directory
         if run.by_hand.exists():
             observed = "a run whose steps a program takes, with a tonnage.Session"
-            raise UserError(Problem(observed, "a run that workers train", "end that program", str(run.path)))
+            raise user_error(observed, "a run that workers train", "end that program", str(run.path))
         if not self.is_working:
             change = f"to go on with it: tonnage train --resume {run.word}"
-            raise UserError(Problem("nobody works on this run", "a run at work", change, str(run.path)))
+            raise user_error("nobody works on this run", "a run at work", change, str(run.path))
         if (job := slurm.job_of(run)) is not None:
             slurm.stop(run, job)
             while wait and self.is_working:
@@ -337,12 +333,6 @@ class Run:
                 self._directory.workers.mkdir(exist_ok=True)
                 self._directory.stop_asked.write_text(ASKED)
 
-    def _state(self) -> State:
-        state = State(self.plan.num_steps)
-        for record in self.records:
-            state.take(record)
-        return state
-
     def report(self, output: str | os.PathLike[str] | None = None) -> Path:
         """Write the page about the run that every run leaves when it ends, again; returns where it is.
 
@@ -360,10 +350,8 @@ class Run:
         from tonnage.planning.drawn import instants_as_html, measured_phases
 
         plan, records = self.plan, self.records
-        state = State(plan.num_steps)
-        for record in records:
-            state.take(record)
-        head = f"<b>{html.escape(str(self.path))}</b><br>{html.escape(summarise(state))}"
+        line = summarise(State.of(plan.num_steps, records))
+        head = f"<b>{html.escape(str(self.path))}</b><br>{html.escape(line)}"
         bars = instants_as_html(plan.choice, measured_phases(plan, records))
         memory = f"<details><summary>Memory of a worker, planned and measured</summary>{bars}</details>"
         return f'<div style="font-family: sans-serif; max-width: 1010px">{head}<br>{curves(records)}{memory}</div>'
@@ -386,11 +374,7 @@ class Running(Iterator[Step]):
         """What was decided: layout, bytes, seconds."""
         self.news = started.news
         """Of a run that goes on: what is not as it was before, a line for each."""
-        self._at_work = started.at_work
-        self._closing = started.closing
-        self._progress = started.progress
-        self._since = started.since
-        self._is_local = started.is_local
+        self._started = started
         self._metrics = Tail(started.run.metrics)
         self._metrics.lines()  # of steps that were taken before
         self._waiting: deque[Step] = deque()
@@ -440,11 +424,11 @@ class Running(Iterator[Step]):
             return self.run
         with self._ending():
             with stop_requests() as requests:
-                self._at_work.ask_to_stop("stop()")
+                self._started.at_work.ask_to_stop("stop()")
                 try:
                     while self._still_works():
                         if requests:
-                            self._at_work.kill()
+                            self._started.at_work.kill()
                             raise KeyboardInterrupt
                         time.sleep(WATCH_SECONDS)
                 except KeyboardInterrupt:
@@ -481,14 +465,15 @@ class Running(Iterator[Step]):
         it does in this program once everything is saved."""
         with self._ending():
             with stop_requests() as requests:
-                is_working = watch(self._at_work, requests, self._still_works, until=until, poll=poll, tell=tell)
+                workers, look = self._started.at_work, self._still_works
+                is_working = watch(workers, requests, look, until=until, poll=poll, tell=tell)
             if not is_working:
                 self._finish(export=not requests)
         _pass_on(requests)
 
     def _still_works(self) -> bool:
         """Take in what is new; whether any worker is at work."""
-        status = self._at_work.look()
+        status = self._started.at_work.look()
         for line in self._metrics.lines():
             record = metrics_record(line, str(self.directory.metrics))
             if record is not None and (step := Step.of(record)) is not None:
@@ -507,13 +492,13 @@ class Running(Iterator[Step]):
         from tonnage.rundir.directory import complete_checkpoints
 
         run = self.directory
-        if self._is_local:
-            learn(run, self.plan, self._since)
+        if self._started.is_local:
+            learn(run, self.plan, self._started.since)
         else:
             self.plan = Plan.read(run.plan)  # of as many workers as there were at the end
-        measure(run, self.plan, self._since)
+        measure(run, self.plan, self._started.since)
         if (export or self._status == DONE) and complete_checkpoints(run.checkpoints) and not is_exported(run):
-            export_run(run, self._progress)
+            export_run(run, self._started.progress)
             leave_comparison(run, step_of_export(run))
         leave_report(run)
         if export or self._status == DONE:
@@ -524,9 +509,9 @@ class Running(Iterator[Step]):
         """End the run's context; ``error`` is what ended the run, and none that the program handles meanwhile."""
         self._is_over = True
         if error is None:
-            self._closing.close()
+            self._started.closing.close()
         else:
-            self._closing.__exit__(type(error), error, error.__traceback__)
+            self._started.closing.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tonnage.config import Source, as_overrides
+from tonnage.config import Config, Source, as_overrides, read_config
 from tonnage.data import keep_rows
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 ENDINGS = (".yaml", ".yml")
 """Of a config: what ends otherwise is a model."""
@@ -21,11 +21,9 @@ ENDINGS = (".yaml", ".yml")
 def first_word(model_or_config: str | os.PathLike[str]) -> str:
     """The first argument as a command line has it. Raises ``UserError`` where it is no name."""
     if not isinstance(model_or_config, str | os.PathLike):
-        raise UserError(
-            Problem(
-                f"a {type(model_or_config).__name__} as the first argument",
-                "a model (a hub id or a directory), or the path of a config that ends in .yaml",
-            )
+        raise user_error(
+            f"a {type(model_or_config).__name__} as the first argument",
+            "a model (a hub id or a directory), or the path of a config that ends in .yaml",
         )
     name = os.fspath(model_or_config)
     return str(Path(name).expanduser()) if name.startswith("~") else name
@@ -42,10 +40,16 @@ def words_of(
     is_config = first.endswith(ENDINGS)
     keys_of_data: dict[str, Any] = {} if is_config else {"model": first}
     if "model" in keys and not is_config:
-        raise UserError(Problem("two models", "one, as the first argument", "leave model=... out"))
+        raise user_error("two models", "one, as the first argument", "leave model=... out")
     if data is not None:
         keys_of_data["data"] = _section(data)
     return (first if is_config else None), as_overrides({**keys_of_data, **keys})
+
+
+def config_of(model_or_config: str | os.PathLike[str], data: Any, keys: Mapping[str, Any]) -> Config:
+    """The config that a call says. Raises ``UserError``."""
+    path, words = words_of(model_or_config, data, keys)
+    return read_config(path, words)
 
 
 def _section(data: Any) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def files_of(rows: Any) -> list[str]:
     files = found if isinstance(found, list) else [found]
     if not all(isinstance(source, str | os.PathLike) for source in files):
         needed = "a file, a list of files, or rows: a list of dictionaries, a frame"
-        raise UserError(Problem("a dictionary", needed, "evaluate([row])", "evaluate"))
+        raise user_error("a dictionary", needed, "evaluate([row])", "evaluate")
     return [os.fspath(source) for source in files]
 
 
@@ -102,5 +106,5 @@ def conversations_of(
     Raises ``UserError`` for one text in the place of a list.
     """
     if isinstance(prompts, str):
-        raise UserError(Problem("one text", "a list of prompts", f"{name}([prompt])", name))
+        raise user_error("one text", "a list of prompts", f"{name}([prompt])", name)
     return [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]

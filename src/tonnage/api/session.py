@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tonnage.api.said import conversations_of, words_of
+from tonnage.api.said import config_of, conversations_of
 from tonnage.api.starting import closed_to_others
 from tonnage.api.steps import Step
-from tonnage.config import check_output, check_trackers, read_config
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.config import check_output, check_trackers
+from tonnage.errors import refusals, user_error
 from tonnage.host.variables import variables_of_torch
 from tonnage.rundir.directory import RunDirectory
 
@@ -94,7 +93,7 @@ class Session:
         self._samplings, self._saved = 0, -1
         with closed_to_others(), ExitStack() as unless_ready:
             unless_ready.push(self._closing)
-            self._begin(_config_of(model_or_config, data, config), force=force)
+            self._begin(_config_of_a_worker(model_or_config, data, config), force=force)
             unless_ready.pop_all()
 
     def _begin(self, config: Config, *, force: bool) -> None:
@@ -108,7 +107,7 @@ class Session:
         if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             observed = "a process that has joined others" if dist.is_initialized() else "one of several processes"
             change = "close() the session before, if that is one" if dist.is_initialized() else "start it alone"
-            raise UserError(Problem(observed, "a process of its own: a session is one worker", change, "Session"))
+            raise user_error(observed, "a process of its own: a session is one worker", change, "Session")
         check_trackers(config)
         check_output(config)
         self._directory = run = RunDirectory(config.output)
@@ -133,9 +132,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -215,7 +212,7 @@ class Session:
         """
         packs = self._hand.job.validation_data if rows is None else self._packer.pack(rows)
         if packs is None:
-            raise UserError(Problem("no rows", "rows, or data.validation", 'data={"validation": 0.1, ...}', "evaluate"))
+            raise user_error("no rows", "rows, or data.validation", 'data={"validation": 0.1, ...}', "evaluate")
         return self._hand.evaluate(packs, self._own(loss))
 
     def sample(
@@ -248,7 +245,7 @@ class Session:
         decision = self._decision
         if decision.config.precision == "fp16":
             observed = "precision: fp16, whose weights are cast around a whole forward pass"
-            raise UserError(Problem(observed, "precision: bf16 or fp32", 'precision="bf16"', "sample"))
+            raise user_error(observed, "precision: bf16 or fp32", 'precision="bf16"', "sample")
         conversations = conversations_of(prompts, "sample")
         self._samplings += 1
         (stage,) = self._hand.job.pipeline.stages
@@ -286,20 +283,17 @@ class Session:
         return None if loss is None else OwnLoss.of(loss, self._decision.config.data.carry)
 
 
-def _config_of(model_or_config: str | os.PathLike[str], data: Any, keys: dict[str, Any]) -> Config:
-    """The config of a session. Raises ``UserError``."""
-    path, words = words_of(model_or_config, data, keys)
-    config = read_config(path, words)
+def _config_of_a_worker(model_or_config: str | os.PathLike[str], data: Any, keys: dict[str, Any]) -> Config:
+    """The config of a session, which is one worker. Raises ``UserError``."""
+    config = config_of(model_or_config, data, keys)
     if config.launch.launcher != "local":
         observed = f"launch.with is {config.launch.launcher}"
-        raise UserError(
-            Problem(observed, "local: a session is a worker in this process", "leave it out", "launch.with")
-        )
+        raise user_error(observed, "local: a session is a worker in this process", "leave it out", "launch.with")
     if config.launch.workers == "auto":
         from tonnage.planning.workers import with_workers
 
         return with_workers(config, 1)
     if config.launch.workers != 1:
         observed = f"launch.workers is {config.launch.workers}"
-        raise UserError(Problem(observed, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))
+        raise user_error(observed, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers")
     return config

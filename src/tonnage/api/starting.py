@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, LocalLaunch, check_output, check_trackers, read_config
 from tonnage.data.progress import silent
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.errors import refusals, user_error
 from tonnage.files.writing import CLOSED_TO_OTHERS, write_json
 from tonnage.launch import elsewhere, local
-from tonnage.launch.elsewhere import check_launcher
+from tonnage.launch.elsewhere import check_launcher, refuse_while_in_queue
 from tonnage.launch.nursery import Nursery, can_fork
 from tonnage.launch.watch import AtWork
 from tonnage.rundir.directory import RunDirectory
@@ -62,7 +62,7 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
     check_output(config)
     run = RunDirectory(config.output)
     with closed_to_others(), ExitStack() as closing:
-        nursery = closing.enter_context(_copy_of_this_process(config))
+        nursery = closing.enter_context(nursery_for(config, gc.get_threshold(), starts_here=_is_one_thread()))
         decision = decide_on(config, progress, fresh_output=True, force=force)
         note = None if loss is None else tried(loss, decision)
         with refusals("the run's directory could not be written", run.path):
@@ -81,10 +81,8 @@ def check_place_of_loss(config: Config, loss: Loss | None) -> None:
     """Refuse a loss of one's own where workers could not tell who gave it. Raises ``UserError``."""
     if loss is not None and config.launch.launcher != "local":
         observed = f"a loss of one's own, and launch.with is {config.launch.launcher}"
-        raise UserError(
-            Problem(
-                observed, "workers of this machine: its code runs in them", 'launch={"with": "local"}', "launch.with"
-            )
+        raise user_error(
+            observed, "workers of this machine: its code runs in them", 'launch={"with": "local"}', "launch.with"
         )
 
 
@@ -117,7 +115,6 @@ def go_on(
     from tonnage.decide.exports import export_run, is_exported
     from tonnage.decide.resumption import begin_again, check_loss, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
-    from tonnage.launch.queue import refuse_while_in_queue
     from tonnage.report.page import leave_report
 
     refuse_while_in_queue(run)
@@ -132,7 +129,7 @@ def go_on(
     check_launcher(config.launch)
     check_place_of_loss(config, loss)
     with closed_to_others(), ExitStack() as closing:
-        nursery = closing.enter_context(_copy_of_this_process(config))
+        nursery = closing.enter_context(nursery_for(config, gc.get_threshold(), starts_here=_is_one_thread()))
         lock = (held := closing.enter_context(ExitStack())).enter_context(run.locked())
         resumption = decide_resumption(
             run, words, progress, step=step, allow_changes=allow_changes, force=force, loss=note
@@ -185,38 +182,28 @@ def _start(
     return Started(run, plan, at_work, closing, progress, since, launch.launcher == "local", tuple(news))
 
 
-@contextmanager
-def nursery_for(config: Config, thresholds: tuple[int, int, int]) -> Iterator[Nursery | None]:
-    """A nursery for workers that start here, begun before anything is computed; None where there can be none.
+def nursery_for(
+    config: Config, thresholds: tuple[int, int, int], *, starts_here: bool
+) -> AbstractContextManager[Nursery | None]:
+    """A nursery for workers that start here, begun before anything is computed; None where ``starts_here`` is false,
+    others start the workers, or this process cannot be copied.
 
     ``thresholds`` are those of Python's collector of garbage in workers.
     """
+    if not starts_here or config.launch.launcher != "local":
+        return nullcontext()
     from tonnage.decide.models import type_of
     from tonnage.training.worker import import_all
 
-    try:
-        nursery = Nursery(partial(import_all, type_of(config.model)), thresholds) if can_fork() else None
-    except OSError:  # no room for a copy of this process: workers are started, each by itself
-        nursery = None
-    if nursery is None:
-        yield None
-        return
-    with nursery:
-        yield nursery
-
-
-@contextmanager
-def _copy_of_this_process(config: Config) -> Iterator[Nursery | None]:
-    """A nursery, if the program that calls has done nothing yet that a copy of it could not go on from: begun threads
-    of the system, as every library does that computes, or loops."""
-    if config.launch.launcher != "local" or not _is_one_thread():
-        yield None
-        return
-    with nursery_for(config, gc.get_threshold()) as nursery:
-        yield nursery
+    with suppress(OSError):  # no room for a copy of this process: workers are started, each by itself
+        if can_fork():
+            return Nursery(partial(import_all, type_of(config.model)), thresholds)
+    return nullcontext()
 
 
 def _is_one_thread() -> bool:
+    """Whether the program that calls has done nothing yet that a copy of it could not go on from: begun threads of the
+    system, as every library does that computes, or loops."""
     with suppress(OSError):
         if len(list(Path("/proc/self/task").iterdir())) > 1:
             return False

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tonnage.rundir.records import is_step
+
 
 @dataclass(frozen=True)
 class Step:
@@ -37,7 +39,7 @@ class Step:
     @staticmethod
     def of(record: Mapping[str, Any]) -> Step | None:
         """The step of a record; None where it tells of something else."""
-        if "loss" not in record or "eval_loss" in record:
+        if not is_step(record):
             return None
 
         def number(name: str) -> float:

@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.checkpoint.publishing import check_empty, published
-from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, counting, hash_file, write_file
-from tonnage.checkpoint.verify import write_checksums
-from tonnage.errors import Problem, UserError
+from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, counting, write_file
+from tonnage.checkpoint.verify import check_written, write_checksums
+from tonnage.errors import user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import LOW, join
 from tonnage.kernels.quantized import squares_and_lost
@@ -32,6 +32,7 @@ from tonnage.model import adapter_files, peft
 from tonnage.model.adapters import Adapter, Target, find_targets, is_addition
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
+from tonnage.model.names import tied_names
 from tonnage.model.packed_layers import packable_names
 
 CARD = "README.md"
@@ -40,10 +41,9 @@ CARD = "README.md"
 def read_master(shards: Shards, name: str) -> Tensor:
     """A parameter of a checkpoint in fp32: the master, put together where it lies in two halves."""
     stored, low = f"model.{name}", f"optimizer.{name}.low"
-    region = tuple(slice(0, size) for size in shards.shape(stored))
-    value = shards.read(stored, region)
+    value = shards.read(stored)
     if value.dtype in LOW and low in shards:
-        return join(value, shards.read(low, region)).view(value.shape)
+        return join(value, shards.read(low)).view(value.shape)
     return value.float()
 
 
@@ -84,40 +84,30 @@ def export_adapter(
     whole = [name for name in names if not is_addition(name)]
     theirs = peft.peft_names(targets, whole)
     if lost := sorted(set(theirs) ^ set(names)):
-        raise UserError(
-            Problem(
-                where=str(checkpoint),
-                found=f"another adapter than the run's config describes ({lost[0]})",
-                needed="the checkpoint of this run",
-                change="restore config.yaml of the run",
-            )
+        raise user_error(
+            where=str(checkpoint),
+            found=f"another adapter than the run's config describes ({lost[0]})",
+            needed="the checkpoint of this run",
+            change="restore config.yaml of the run",
         )
     total = 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names)
     with published(directory, f"{total:,} bytes for the adapter") as temporary:
         tensors = {theirs[name]: peft.to_peft(name, read_master(shards, name)) for name in names}
-        for first, second in tied_names(model).items():  # peft has both
+        others = {first: other for other, first in tied_names(model).items()}
+        for first, other in others.items():  # peft has both
             if first in theirs:
-                tensors[f"{peft.PREFIX}{second}"] = tensors[theirs[first]].clone()
+                tensors[f"{peft.PREFIX}{other}"] = tensors[theirs[first]].clone()
         parts = [Part(name, (0,) * tensor.dim(), tensor.contiguous()) for name, tensor in sorted(tensors.items())]
         weights, advance = temporary / adapter_files.WEIGHTS, counting(total, progress)
-        digest = write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
-        _write(temporary / adapter_files.CONFIG, adapter_config(model, targets, whole, described))
+        digests = {weights.name: write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)}
+        text = json.dumps(adapter_config(model, targets, whole, described), indent=2, ensure_ascii=False)
+        (temporary / adapter_files.CONFIG).write_text(f"{text}\n", encoding="utf-8")
         shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
-        _check(temporary, digest, model, described)
-        write_checksums(temporary, {adapter_files.WEIGHTS: digest}, checkpoint.name)
+        _check(temporary, digests, model, described)
+        write_checksums(temporary, digests, checkpoint.name)
     return []
-
-
-def tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """Parameters that are also another's, and the other's name."""
-    first: dict[int, str] = {}
-    tied = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if (before := first.setdefault(id(parameter), name)) != name:
-            tied[before] = name
-    return tied
 
 
 def adapter_config(
@@ -157,64 +147,49 @@ def _module_names(model: PreTrainedModel, paths: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(path if end in shared else end for path, end in last.items()))
 
 
-def _check(directory: Path, digest: str, model: PreTrainedModel, described: Described) -> None:
+def _check(directory: Path, digests: Mapping[str, str], model: PreTrainedModel, described: Described) -> None:
     """Read back what was written: byte for byte, and as an adapter of this model."""
-    if hash_file(directory / adapter_files.WEIGHTS, PUBLIC_HASH) != digest:
-        observed, needed = "other content than was written", "a disk that keeps what it is given"
-        raise UserError(Problem(observed, needed, where=str(directory / adapter_files.WEIGHTS)))
+    check_written(directory, digests)
     written = adapter_files.read_adapter(directory)
-    found_there = peft.adapter_in(written, model, dissect(model))
-    assert found_there.factor == described.adapter.factor
-    assert found_there.rank == described.adapter.rank
+    adapter = peft.adapter_in(written, model, dissect(model))
+    assert adapter.factor == described.adapter.factor
+    assert adapter.rank == described.adapter.rank
     assert written.dropout == described.adapter.dropout
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
 class Additions:
-    """Low-rank additions of a checkpoint, by the parameters that they are added to."""
+    """Low-rank additions of a checkpoint of ``model``, by the parameters that they are added to. ``form`` is that in
+    which matrices were packed while the additions were trained."""
 
-    shards: Shards
-    factor: float
-    targets: Mapping[str, Target]
-    """By the names of the matrices."""
-    form: Format | None = None
-    """How the matrices were packed while the additions were trained."""
-    packed: frozenset[str] = frozenset()
-    """Names of the matrices that were packed."""
-    squares: dict[str, Squares] = field(default_factory=dict)
-    """Of each packed matrix that has been merged."""
-
-    @staticmethod
-    def of(shards: Shards, model: PreTrainedModel, adapter: Adapter, form: Format | None) -> Additions:
-        """Those of a run, over matrices that were packed in a ``form``."""
+    def __init__(self, shards: Shards, model: PreTrainedModel, adapter: Adapter, form: Format | None) -> None:
         anatomy = dissect(model)
         targets = find_targets(model, anatomy, adapter.targets, strict=False)
-        packed = frozenset[str]()
-        if form is not None:
-            packed = packable_names(model, anatomy.blocks) & {target.weight for target in targets}
-        return Additions(shards, adapter.factor, {target.weight: target for target in targets}, form, packed)
+        self._shards, self._factor, self._form = shards, adapter.factor, form
+        self._targets = {target.weight: target for target in targets}
+        """By the names of the matrices."""
+        self._packed = packable_names(model, anatomy.blocks) if form is not None else frozenset[str]()
+        """Names of the matrices that were packed, if they were not trained."""
+        self._squares: dict[str, Squares] = {}
+        """Of each packed matrix that has been merged."""
 
     def merged(self, name: str, value: Tensor) -> Tensor:
         """``value``, a parameter as it was, and the addition to it if there is one, in fp32."""
-        if (target := self.targets.get(name)) is None:
+        if (target := self._targets.get(name)) is None:
             return value
-        down, up = (read_master(self.shards, matrix) for matrix in target.names())
-        if self.form is not None and name in self.packed:
-            self.squares[name] = Squares(*squares_and_lost(value, self.form), added(down, up, self.factor))
-        return target.merged(value, down, up, self.factor)
+        down, up = (read_master(self._shards, matrix) for matrix in target.names())
+        if self._form is not None and name in self._packed:
+            self._squares[name] = Squares(*squares_and_lost(value, self._form), added(down, up, self._factor))
+        return target.merged(value, down, up, self._factor)
 
     def said(self) -> list[str]:
-        """Of matrices that were packed, how far that moved them, beside how far their additions did: a sentence."""
-        if not self.squares:
+        """A sentence on how far packing moved the matrices, beside how far their additions did; none if none was."""
+        if not self._squares:
             return []
-        size, off, moved = (sum(squares[at] for squares in self.squares.values()) for at in range(3))
+        size, off, moved = (sum(squares[at] for squares in self._squares.values()) for at in range(3))
+        packing, additions = math.sqrt(off / size), math.sqrt(moved / size)
         return [
-            f"Additions were trained over weights in {self.form}, which is {math.sqrt(off / size):.2%} off the weights "
-            f"that they are merged into here; they are {math.sqrt(moved / size):.2%} of these (Frobenius norms)."
+            f"Additions were trained over weights in {self._form}, which is {packing:.2%} off the weights that they "
+            f"are merged into here; they are {additions:.2%} of these (Frobenius norms)."
         ]
 
 

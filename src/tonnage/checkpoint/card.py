@@ -169,7 +169,7 @@ def model_card(
 ) -> str:
     """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``; ``is_part``:
     the model is one of more than text, whose text model was trained; ``is_adapter``: the export is an adapter alone.
-    ``said`` are sentences on how it was merged.
+    ``notes`` are sentences on how it was merged.
 
     Raises:
         UserError: a file of the run or the checkpoint does not hold what a run writes.
@@ -252,7 +252,6 @@ def _data(account: Mapping[str, Any]) -> str:
 
 def _settings(config: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple[str, str]]:
     optimizer, layout, data = config["optimizer"], state["layout"], config["data"]
-    clip = optimizer["clip"] or "none"
     return [
         ("steps", f"{state['step']:,} of {state['num_steps']:,}"),
         ("epochs", f"{state['position'] / state['data']['num_packs']:.4g}"),
@@ -262,7 +261,7 @@ def _settings(config: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple
         ("optimizer", f"AdamW, betas {tuple(optimizer['betas'])}, eps {optimizer['eps']:g}"),
         ("learning rate", f"{optimizer['lr']:g}, {optimizer['schedule']}, warm-up {optimizer['warmup']:g}"),
         ("weight decay", f"{optimizer['weight_decay']:g}"),
-        ("clipping", f"{clip:g}" if clip != "none" else clip),
+        ("clipping", f"{optimizer['clip']:g}" if optimizer["clip"] else "none"),
         ("precision", str(config["precision"])),
         ("workers", f"{layout['workers']}, ZeRO {layout['zero']}"),
         ("seed", str(config["seed"])),

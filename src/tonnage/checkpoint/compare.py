@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.host.control_groups import free_memory
 from tonnage.model.build import allocate, on_meta
 
@@ -39,13 +39,10 @@ class Trained:
     names: Sequence[str]
     read: Callable[[str], Tensor]
 
-    def num_bytes(self) -> int:
-        """Of the model in fp32."""
-        return 4 * sum(parameter.numel() for parameter in self.model.parameters())
-
     def enough_memory(self) -> str:
         """What is missing for a comparison; empty if nothing is."""
-        needed, free = self.num_bytes() + MORE_BYTES, free_memory()
+        num_bytes = 4 * sum(parameter.numel() for parameter in self.model.parameters())
+        needed, free = num_bytes + MORE_BYTES, free_memory()
         if free is None or free >= needed:
             return ""
         return f"not compared with the run's: that takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} are free"
@@ -77,13 +74,11 @@ def load_plainly(directory: Path, **how: Any) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **how).eval()
     except Exception as error:  # whatever stands in the way of a stranger
         lines = str(error).strip().split("\n")
-        raise UserError(
-            Problem(
-                where=str(directory),
-                found=f"transformers cannot load what was written ({type(error).__name__}: {lines[0][:300]})",
-                needed="a model that transformers loads",
-                change="report this: it is a defect; with --no-compare it is written all the same",
-            )
+        raise user_error(
+            where=str(directory),
+            found=f"transformers cannot load what was written ({type(error).__name__}: {lines[0][:300]})",
+            needed="a model that transformers loads",
+            change="report this: it is a defect; with --no-compare it is written all the same",
         ) from error
     finally:
         if shown:
@@ -144,11 +139,9 @@ def told(logits: Sequence[Tensor], expected: Sequence[Tensor], where: Path, read
 
 
 def _differs(where: Path, observed: str, needed: str) -> UserError:
-    return UserError(
-        Problem(
-            where=str(where),
-            found=observed,
-            needed=needed,
-            change="report this: it is a defect; with --no-compare it is written all the same",
-        )
+    return user_error(
+        where=str(where),
+        found=observed,
+        needed=needed,
+        change="report this: it is a defect; with --no-compare it is written all the same",
     )

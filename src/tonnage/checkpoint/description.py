@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tonnage.errors import UserError
 from tonnage.model.files import TOKENIZER_CONFIG, find_model, read_whole_config
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import read_json_object
+from tonnage.model.towers import TOKENS
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -35,38 +37,39 @@ OWN_TO_5 = ("backend", "is_local", "local_files_only")
 """Keys of tokenizer_config.json that say how somebody loaded the tokenizer."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files about images and other things that are no text."""
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def describe(
-    directory: Path,
-    model: PreTrainedModel,
-    config: PreTrainedConfig,
-    *,
-    dtype: torch.dtype,
-    tokenizer: Path,
-    stop_tokens: Sequence[int],
-    origin: Path | None,
-    is_part: bool = False,
-) -> list[str]:
+@dataclass(frozen=True)
+class Form:
+    """What is written beside the weights, and their type."""
+
+    config: PreTrainedConfig
+    tokenizer: Path
+    """A directory whose files are copied."""
+    stop_tokens: Sequence[int]
+    """End a turn; added to those of the generation configuration that the model has from which a run was started."""
+    dtype: torch.dtype
+
+
+def describe(directory: Path, model: PreTrainedModel, form: Form, origin: Path, *, is_part: bool = False) -> list[str]:
     """Write all but the weights of ``model`` to ``directory``.
 
-    ``tokenizer`` is a directory whose files are taken, ``origin`` the directory of the model that was trained, for its
-    generation configuration; none makes one from ``config``, which is changed. ``stop_tokens`` end a turn. ``is_part``:
-    ``config`` is that of the text model in ``model``, whose own configuration and processors ``origin`` has.
+    ``origin`` is the directory of the model that was trained, for its generation configuration; where it has none, one
+    is made from the configuration in ``form``, which is changed. ``is_part``: that is of the text model in ``model``,
+    whose own configuration and processors ``origin`` has.
 
     Returns what had to be changed, a sentence for each.
     """
+    config = form.config
     generation, notes = _own_generation(config, origin)
-    notes += add_stop_tokens(generation, config, stop_tokens)
+    notes += add_stop_tokens(generation, config, form.stop_tokens)
     notes += repair(generation)
     _write(directory / GENERATION, generation)
-    config.dtype = dtype
+    config.dtype = form.dtype
     config.use_cache = True
     config.architectures = [type(model).__name__]
     outer = config
     if is_part:
-        assert origin is not None
         outer = _around(config, origin)
         for name in PROCESSORS:
             if (origin / name).is_file():
@@ -88,7 +91,7 @@ def describe(
     if is_part and "dtype" in described:
         described["torch_dtype"] = described["dtype"]
     _write(directory / CONFIG, described)
-    shutil.copytree(tokenizer, directory, dirs_exist_ok=True)
+    shutil.copytree(form.tokenizer, directory, dirs_exist_ok=True)
     _write_tokenizer_config(directory)
     return notes
 
@@ -152,7 +155,7 @@ def _scaling(family: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
 
 
-def _own_generation(config: PreTrainedConfig, origin: Path | None) -> tuple[dict[str, Any], list[str]]:
+def _own_generation(config: PreTrainedConfig, origin: Path) -> tuple[dict[str, Any], list[str]]:
     """The generation configuration of a model, and what is to be said of it.
 
     Where config.json holds parameters of generation, as was usual once, they go into it.
@@ -163,7 +166,7 @@ def _own_generation(config: PreTrainedConfig, origin: Path | None) -> tuple[dict
         delattr(config, name)
     if in_config:
         notes.append(f"{', '.join(in_config)} of config.json: now in {GENERATION}")
-    if origin is not None and (origin / GENERATION).exists():
+    if (origin / GENERATION).exists():
         try:
             return in_config | read_json_object(origin / GENERATION), notes
         except UserError as error:

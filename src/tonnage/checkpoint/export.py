@@ -10,6 +10,7 @@ be trained, and renamed. ``checksums.json`` lists what was written, for ``tonnag
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key, revert_weight_conversion
 
-from tonnage.checkpoint.adapter import Additions
+from tonnage.checkpoint.adapter import CARD, Additions
 from tonnage.checkpoint.compare import Trained
-from tonnage.checkpoint.description import describe
+from tonnage.checkpoint.description import Form, describe
 from tonnage.checkpoint.origin import Origin, read_origin
 from tonnage.checkpoint.publishing import check_empty, published
-from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, counting, hash_file, write_file
-from tonnage.checkpoint.verify import write_checksums
-from tonnage.errors import Problem, UserError
+from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, counting, write_file
+from tonnage.checkpoint.verify import check_written, write_checksums
+from tonnage.errors import user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import LOW, join
 from tonnage.model.adapters import Adapter
@@ -39,19 +40,6 @@ from tonnage.model.names import Names
 from tonnage.model.stored import Stored, read, read_headers
 
 SHARD_BYTES = 4 * 10**9
-CARD = "README.md"
-
-
-@dataclass(frozen=True)
-class Form:
-    """What is written beside the weights, and their type."""
-
-    config: PreTrainedConfig
-    tokenizer: Path
-    """A directory whose files are copied."""
-    stop_tokens: Sequence[int]
-    """End a turn; added to those of the generation configuration that the model has from which a run was started."""
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -70,18 +58,12 @@ class Start:
     quantize: Format | None = None
     """How weights under it were packed."""
 
-    def origin(self, model: PreTrainedModel) -> Origin | None:
-        """The model's own files, where weights came from there."""
-        if not self.from_weights:
-            return None
-        return read_origin(self.directory, model, self.carried_digest, self.base_digest)
-
 
 def export(
     checkpoint: Path,
     directory: Path,
     form: Form,
-    start: Start | None = None,
+    start: Start,
     *,
     shard_bytes: int = SHARD_BYTES,
     card: Callable[[Sequence[str]], str] | None = None,
@@ -103,61 +85,87 @@ def export(
     """
     check_empty(directory)
     model = on_meta(form.config, form.dtype)
-    source = start.origin(model) if start is not None else None
-    weights = _Weights(checkpoint, model, form.dtype)
-    if start is not None and start.base_digest:
-        weights = _Completed(checkpoint, model, form.dtype, source, start.adapter, start.quantize)
-    layout = _Layout(weights, model, source, shard_bytes)
+    source = None
+    if start.from_weights:
+        source = read_origin(start.directory, model, start.carried_digest, start.base_digest)
+    weights = _Weights(checkpoint, model, form.dtype, source, start)
+    origin = source or Origin(Match(()), {})
+    layout = _Layout(weights, model, origin, shard_bytes)
     advance = counting(2 * layout.total, progress)
     with published(directory, f"{layout.total:,} bytes for the weights") as temporary:
         digests = _write_weights(layout, temporary, advance)
-        notes = describe(
-            temporary,
-            layout.model,
-            form.config,
-            dtype=form.dtype,
-            tokenizer=form.tokenizer,
-            stop_tokens=form.stop_tokens,
-            origin=start.directory if start is not None else None,
-            is_part=layout.model is not model,
-        )
-        if start is not None and start.from_weights and source is None:
+        notes = describe(temporary, layout.model, form, start.directory, is_part=layout.model is not model)
+        if start.from_weights and source is None:
             unnamed = f"the model's own files are not in {start.directory} now"
             notes.append(f"names of tensors: as transformers has them, for {unnamed}")
         merged = weights.said()
         notes += merged
         if card is not None:
             (temporary / CARD).write_text(card(merged), encoding="utf-8")
-        notes += _check(temporary, model, source, digests, advance)
+        notes += _check(temporary, model, origin, digests, advance)
         if finish is not None:
-            notes += finish(temporary, Trained(model, weights.names(), weights.read))
+            notes += finish(temporary, Trained(model, weights.names, weights.read))
             digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
         write_checksums(temporary, digests, checkpoint.name)
     return notes
 
 
 class _Weights:
-    """The parameters of a checkpoint in the data types of the export; names without the ``model.`` prefix."""
+    """The parameters of an export in its data types, by names without the ``model.`` prefix: those of the checkpoint
+    and, of a run that trained only a part of its model or additions to it, the origin's, to whose weights additions are
+    added in fp32."""
 
-    def __init__(self, checkpoint: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._shards = Shards(checkpoint)
+    def __init__(
+        self, checkpoint: Path, model: PreTrainedModel, dtype: torch.dtype, origin: Origin | None, start: Start
+    ) -> None:
+        self._shards, self._model, self._dtype = Shards(checkpoint), model, dtype
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-        self._dtype = dtype
-
-    def names(self) -> list[str]:
+        self.names = [name.removeprefix("model.") for name in self._shards.names("model.")]
         """All of them, in order."""
-        return [name.removeprefix("model.") for name in self._shards.names("model.")]
+        self._trained = set(self.names)
+        self._additions: Additions | None = None
+        self._found = Match(())
+        if start.base_digest:
+            if origin is None:
+                raise user_error(
+                    where=str(checkpoint),
+                    found="a run that trained a part of its model, whose own files are gone",
+                    needed="the files of the model that the run was started from",
+                    change="put them back (or download the model again), then export once more",
+                )
+            self.names, self._found = list(self._dtypes), origin.found
+            if start.adapter is not None:
+                self._additions = Additions(self._shards, model, start.adapter, start.quantize)
+        self._places = {name: stored for stored, name in self._found.places}
+        self._groups = {name: group for group in self._found.groups for name in group.parameters.values()}
 
     def said(self) -> list[str]:
         """What there is to say of a merge, when all have been read."""
-        return []
+        return self._additions.said() if self._additions is not None else []
 
     def num_bytes(self, name: str) -> int:
         """Size of one in the data type of the export."""
-        return torch.Size(self._shards.shape(f"model.{name}")).numel() * self._dtype_of(name).itemsize
+        trained = name in self._trained
+        shape = self._shards.shape(f"model.{name}") if trained else self._model.get_parameter(name).shape
+        return math.prod(shape) * self._dtype_of(name).itemsize
 
     def read(self, name: str) -> Tensor:
-        """One of them, whole.
+        """One of them, whole, with what was added to it."""
+        if name in self._trained:
+            return self._read_trained(name)
+        if name in self._places:
+            ((_, view),) = read([self._places[name]])
+            value = view[...]
+        else:
+            whole = self._found.whole
+            value = self._groups[name].read(whole.model if whole is not None else self._model)[name]
+        if self._additions is not None:
+            value = self._additions.merged(name, value)
+        result: Tensor = value.to(self._dtype_of(name))
+        return result
+
+    def _read_trained(self, name: str) -> Tensor:
+        """A parameter of the checkpoint.
 
         A weight of 16 bits has an fp32 master. Where it is asked for in its own type, it is what was trained with, bit
         for bit; in another type, it is the master that is converted. What the model's class has in fp32 whatever
@@ -170,7 +178,7 @@ class _Weights:
         if not is_split or dtype == self._shards.dtype(stored):
             self._shards.read_into(whole, stored, tuple(slice(0, size) for size in shape))
             return whole
-        rows = max(1, CHUNK_BYTES // (4 * max(1, torch.Size(shape[1:]).numel())))
+        rows = max(1, CHUNK_BYTES // (4 * max(1, math.prod(shape[1:]))))
         for start in range(0, shape[0], rows):
             region = (slice(start, min(start + rows, shape[0])), *(slice(0, size) for size in shape[1:]))
             whole[region].copy_(join(self._shards.read(stored, region), self._shards.read(low, region)))
@@ -178,64 +186,6 @@ class _Weights:
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtypes.get(name, self._dtype)
-
-
-class _Completed(_Weights):
-    """The same of a run that trained only a part of its model, or additions to it: the rest is the origin's, and
-    additions are added to its weights in fp32."""
-
-    def __init__(
-        self,
-        checkpoint: Path,
-        model: PreTrainedModel,
-        dtype: torch.dtype,
-        origin: Origin | None,
-        adapter: Adapter | None,
-        quantize: Format | None,
-    ) -> None:
-        super().__init__(checkpoint, model, dtype)
-        if origin is None:
-            raise UserError(
-                Problem(
-                    where=str(checkpoint),
-                    found="a run that trained a part of its model, whose own files are gone",
-                    needed="the files of the model that the run was started from",
-                    change="put them back (or download the model again), then export once more",
-                )
-            )
-        self._model, self._origin = model, origin
-        self._trained = set(super().names())
-        self._additions = Additions.of(self._shards, model, adapter, quantize) if adapter is not None else None
-        self._places = {name: stored for stored, name in origin.found.places}
-        self._groups = {name: group for group in origin.found.groups for name in group.parameters.values()}
-
-    def names(self) -> list[str]:
-        """All parameters of the model, in its order."""
-        return [name for name, _ in self._model.named_parameters()]
-
-    def said(self) -> list[str]:
-        """What there is to say of a merge, when all have been read."""
-        return self._additions.said() if self._additions is not None else []
-
-    def num_bytes(self, name: str) -> int:
-        """Size of one in the data type of the export."""
-        return self._model.get_parameter(name).numel() * self._dtype_of(name).itemsize
-
-    def read(self, name: str) -> Tensor:
-        """One of them, whole, with what was added to it."""
-        if name in self._trained:
-            return super().read(name)
-        if name in self._places:
-            ((_, view),) = read([self._places[name]])
-            value = view[...]
-        else:
-            group, whole = self._groups[name], self._origin.found.whole
-            tensors = {stored: view[...] for stored, view in read([stored for stored, _ in group.sources])}
-            value = group.converted(tensors, whole.model if whole is not None else self._model)[name]
-        if self._additions is not None:
-            value = self._additions.merged(name, value)
-        result: Tensor = value.to(self._dtype_of(name))
-        return result
 
 
 @dataclass(frozen=True)
@@ -250,21 +200,20 @@ class _Unit:
 class _Layout:
     """Under which names, and in which files, the parameters of a model and what is carried are written."""
 
-    def __init__(self, weights: _Weights, model: PreTrainedModel, origin: Origin | None, shard_bytes: int) -> None:
-        self._weights, self._origin = weights, origin
-        whole = origin.found.whole if origin is not None else None
+    def __init__(self, weights: _Weights, model: PreTrainedModel, origin: Origin, shard_bytes: int) -> None:
+        self._weights, whole = weights, origin.found.whole
         self.model = whole.model if whole is not None else model
         """Whose files these are."""
         self._outer = {own: name for name, own in whole.own.items()} if whole is not None else {}
-        self._keys = origin.keys if origin is not None else {}
-        self.carried = origin.found.carried if origin is not None else ()
-        self.files = list(_filled([*self._trained(), *self._taken_over()], shard_bytes))
+        self._keys = origin.keys
+        taken_over = (_Unit(tensor.num_bytes, carried=tensor) for tensor in origin.found.carried)
+        self.files = list(_filled([*self._trained(), *taken_over], shard_bytes))
         self.total = sum(unit.num_bytes for units in self.files for unit in units)
 
     def _trained(self) -> Iterator[_Unit]:
         together: dict[str, list[str]] = {}
         converters = _reverse_converters(self.model)
-        for name in self._weights.names():
+        for name in self._weights.names:
             outer = self._outer.get(name, name)
             unit = outer if name in self._keys else rename_source_key(outer, [], converters)[0]
             together.setdefault(unit, []).append(name)
@@ -272,10 +221,6 @@ class _Layout:
             yield _Unit(
                 sum(self._weights.num_bytes(one) * max(1, len(self._keys.get(one, ()))) for one in names), tuple(names)
             )
-
-    def _taken_over(self) -> Iterator[_Unit]:
-        for tensor in self.carried:
-            yield _Unit(tensor.num_bytes, carried=tensor)
 
     def read(self, units: Sequence[_Unit]) -> dict[str, Tensor]:
         """The tensors of a file, under their names there."""
@@ -292,7 +237,7 @@ class _Layout:
 
 
 def _reverse_converters(model: PreTrainedModel) -> list[Any]:
-    """What turns parameters into stored tensors; parameters that one of them names alike are turned together."""
+    """What turns parameters into stored tensors: those together to which one of them gives the same name."""
     transforms = get_model_conversion_mapping(model, add_legacy=False)[::-1]
     return [transform.reverse_transform() for transform in transforms if isinstance(transform, WeightConverter)]
 
@@ -332,29 +277,18 @@ def _write_weights(layout: _Layout, directory: Path, advance: Callable[[int], No
 
 
 def _check(
-    directory: Path,
-    model: PreTrainedModel,
-    origin: Origin | None,
-    digests: dict[str, str],
-    advance: Callable[[int], None],
+    directory: Path, model: PreTrainedModel, origin: Origin, digests: dict[str, str], advance: Callable[[int], None]
 ) -> list[str]:
     """Read back what was written: byte for byte, and by name and shape as a model of this family.
 
     Returns what is to be said of the names.
     """
-    problems = [
-        Problem("other content than was written", "a disk that keeps what it is given", where=str(directory / name))
-        for name, digest in digests.items()
-        if hash_file(directory / name, PUBLIC_HASH, advance) != digest
-    ]
-    if problems:
-        raise UserError(*problems)
+    check_written(directory, digests, advance)
     written = read_headers([directory / name for name in digests])
-    whole = origin.found.whole if origin is not None else None
+    before, whole = origin.found, origin.found.whole
     names = Names(model, whole)
     places = sort(names, written)
     by_key = {tensor.key: tensor for tensor in written}
-    before = origin.found if origin is not None else Match(())
     lost = [
         *places.missing,
         *(tensor.key for tensor in before.carried if by_key.get(tensor.key, tensor).shape != tensor.shape),
@@ -365,19 +299,14 @@ def _check(
         problem.found for problem in faults(places.groups, names, whole.model if whole else model, str(directory))
     ]
     if lost or places.unplaced or wrong:
-        raise UserError(
-            Problem(
-                where=str(directory),
-                found=f"an export without {', '.join([*lost, *wrong]) or 'nothing'} and with "
-                f"{', '.join(tensor.key for tensor in places.unplaced) or 'nothing'} besides",
-                needed="exactly the tensors of the model",
-                change="report this: it is a defect",
-            )
+        raise user_error(
+            where=str(directory),
+            found=f"an export without {', '.join([*lost, *wrong]) or 'nothing'} and with "
+            f"{', '.join(tensor.key for tensor in places.unplaced) or 'nothing'} besides",
+            needed="exactly the tensors of the model",
+            change="report this: it is a defect",
         )
-    trained = [tensor for tensor, _ in before.places] + [
-        tensor for group in before.groups for tensor, _ in group.sources
-    ]
-    renamed = [tensor.key for tensor in trained if tensor.key not in by_key]
+    renamed = [tensor.key for tensor in before.sources if tensor.key not in by_key]
     if not renamed:
         return []
     several = f"{len(renamed):,} tensors are" if len(renamed) > 1 else "1 tensor is"
@@ -401,5 +330,5 @@ def parse_size(text: str) -> int:
             raise ValueError
     except (ValueError, KeyError) as error:
         needed = "a number and a unit, as 500MB, 4GB or 2GiB"
-        raise UserError(Problem(f"a size of {text!r}", needed, where="--shard-size")) from error
+        raise user_error(f"a size of {text!r}", needed, where="--shard-size") from error
     return int(size)

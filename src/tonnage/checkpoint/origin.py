@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.model.files import find_model
 from tonnage.model.matching import ANY, base_digest, find_places
 from tonnage.model.merging import Match
@@ -30,9 +30,7 @@ class Origin:
     """Parameter -> the names under which it is stored as it is."""
 
 
-def read_origin(
-    directory: Path, model: PreTrainedModel, carried_digest: str, weights_digest: str = ""
-) -> Origin | None:
+def read_origin(directory: Path, model: PreTrainedModel, carried_digest: str, weights_digest: str) -> Origin | None:
     """The files in ``directory`` that a run of ``model`` was started from; only headers, and the ends of what is
     carried, are read.
 
@@ -62,11 +60,9 @@ def read_origin(
 
 
 def _refused(directory: Path, observed: str) -> UserError:
-    return UserError(
-        Problem(
-            where=str(directory),
-            found=f"{observed}, where the export takes what was not trained",
-            needed="the files of the model that the run was started from",
-            change="put them back there (or download the model again), then export once more",
-        )
+    return user_error(
+        where=str(directory),
+        found=f"{observed}, where the export takes what was not trained",
+        needed="the files of the model that the run was started from",
+        change="put them back there (or download the model again), then export once more",
     )

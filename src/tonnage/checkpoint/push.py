@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.checkpoint.verify import verify
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 
 REPLACED = (".safetensors", ".safetensors.index.json", ".gguf")
 """Files of an earlier export that go when a later one has none of that name; nobody else's are touched."""
@@ -45,13 +45,11 @@ def push(
         url = api.create_repo(repository, private=private, exist_ok=True)
         info = api.model_info(url.repo_id)
         if private and info.private is False:
-            raise UserError(
-                Problem(
-                    found="a repository that everybody can read",
-                    needed="a private one, as nothing else was asked for",
-                    change="make it private, name another one, or say that it is public (--public, checkpoint.public)",
-                    where=f"{where} {repository}",
-                )
+            raise user_error(
+                found="a repository that everybody can read",
+                needed="a private one, as nothing else was asked for",
+                change="make it private, name another one, or say that it is public (--public, checkpoint.public)",
+                where=f"{where} {repository}",
             )
         _commit(api, url.repo_id, directory, message, [file.rfilename for file in info.siblings or ()])
     except (HFValidationError, LocalTokenNotFoundError, ValueError) as error:
@@ -62,9 +60,7 @@ def push(
         reason, change = f"the hub cannot be reached ({type(error).__name__})", "try again; the export is kept"
     else:
         return str(url)
-    raise UserError(
-        Problem(reason, "a repository that you may write to, as owner/name", change, f"{where} {repository}")
-    )
+    raise user_error(reason, "a repository that you may write to, as owner/name", change, f"{where} {repository}")
 
 
 def _commit(api: Any, repository: str, directory: Path, message: str, on_hub: Sequence[str]) -> None:

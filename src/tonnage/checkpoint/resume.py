@@ -12,6 +12,7 @@ only when the user says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 from tonnage.checkpoint.save import FORMAT, STATE, complete_checkpoints, interrupted_saves, read_state, step_of
 from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import check_checkpoint, check_hash, listed_files
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.adamw import join, split
 from tonnage.kernels.moments import Moments, blocks_in, decode, encode, noise_key, row_length
 from tonnage.kernels.regions import region_of
@@ -38,37 +39,31 @@ def choose(checkpoints: Path, step: int | None = None) -> Path:
     complete = complete_checkpoints(checkpoints)
     if not complete:
         interrupted = ", ".join(path.name for path in interrupted_saves(checkpoints))
-        raise UserError(
-            Problem(
-                found="no complete checkpoint" + (f" (interrupted: {interrupted})" if interrupted else ""),
-                needed="a run that has saved at least once",
-                change="start it again in a new directory; checkpoint.every says how often a run saves",
-                where=str(checkpoints),
-            )
+        raise user_error(
+            found="no complete checkpoint" + (f" (interrupted: {interrupted})" if interrupted else ""),
+            needed="a run that has saved at least once",
+            change="start it again in a new directory; checkpoint.every says how often a run saves",
+            where=str(checkpoints),
         )
     chosen = complete[-1]
     if step is not None:
         fitting = [path for path in complete if step_of(path) == step]
         if not fitting:
-            raise UserError(
-                Problem(
-                    found=f"no complete checkpoint of step {step}",
-                    needed=f"one of {', '.join(str(step_of(path)) for path in complete)}",
-                    where="--from",
-                )
+            raise user_error(
+                found=f"no complete checkpoint of step {step}",
+                needed=f"one of {', '.join(str(step_of(path)) for path in complete)}",
+                where="--from",
             )
         (chosen,) = fitting
     if problems := check_checkpoint(chosen):
         raise damaged(chosen, *problems)
     state = read_state(chosen)
     if state["format"] != FORMAT:
-        raise UserError(
-            Problem(
-                found=f"a checkpoint of format {state['format']}",
-                needed=f"format {FORMAT}",
-                change="go on with the version of tonnage that wrote it",
-                where=str(chosen / STATE),
-            )
+        raise user_error(
+            found=f"a checkpoint of format {state['format']}",
+            needed=f"format {FORMAT}",
+            change="go on with the version of tonnage that wrote it",
+            where=str(chosen / STATE),
         )
     if state["step"] != step_of(chosen):
         observed = f"the state of step {state['step']:,} in the checkpoint of step {step_of(chosen):,}"
@@ -130,14 +125,13 @@ def restore(
     check_content(checkpoint, world)
     shards = Shards(checkpoint)
     _check_fit(shards, checkpoint, model, optimizer, elsewhere)
-    notes: dict[str, int] = {}
+    notes = Counter[str]()
 
     def read(target: Tensor, name: str, kind: str) -> None:
         memory, region = region_of(target)
         shards.read_into(memory, name, region)
         if shards.dtype(name) != memory.dtype:
-            note = f"{kind}: {_name(shards.dtype(name))} as {_name(memory.dtype)}"
-            notes[note] = notes.get(note, 0) + 1
+            notes[f"{kind}: {_name(shards.dtype(name))} as {_name(memory.dtype)}"] += 1
 
     for name, parameter in model.items():
         low, stored, stored_low = optimizer.get(f"{name}.low"), f"model.{name}", f"optimizer.{name}.low"
@@ -159,10 +153,10 @@ def restore(
             memory.copy_(high)
             region_of(low)[0].copy_(rest)
             note = f"masters: fp32 split into {_name(memory.dtype)} weight and low half, bit for bit"
-        notes[note] = notes.get(note, 0) + 1
+        notes[note] += 1
     for name, parameter in model.items():
         if f"{name}.m" in optimizer and (converted := _restore_moments(shards, name, parameter, optimizer)):
-            notes[converted] = notes.get(converted, 0) + 1
+            notes[converted] += 1
     for note, count in notes.items():
         log(f"converted {count} tensors of {checkpoint.name}, {note}")
     return read_state(checkpoint)

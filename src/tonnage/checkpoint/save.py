@@ -39,7 +39,7 @@ from annotated_types import Ge, Gt, Len
 from torch import Tensor
 
 from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
-from tonnage.errors import ROOM, Problem, UserError, refused
+from tonnage.errors import ROOM, UserError, refused, user_error
 from tonnage.files.reading import read_json, read_object
 from tonnage.files.writing import write_json
 from tonnage.host.locked import host_memory, lock
@@ -220,7 +220,7 @@ class Saver:
             self._log(f"step {step} waits for the save before it: saves take longer than the steps between them")
         self.wait()
         if (path / COMPLETE).exists():
-            raise UserError(Problem("a complete checkpoint is there already", "a step not saved yet", where=str(path)))
+            raise user_error("a complete checkpoint is there already", "a step not saved yet", where=str(path))
         tensors = {f"model.{name}": tensor for name, tensor in model.items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
         parts = held_parts(tensors, self._world.mesh)
@@ -327,7 +327,7 @@ class Saver:
 
 
 def _yield_to_training() -> None:
-    """Let this thread have less of a processor than the one it was started by, which is as nice as its user said."""
+    """Give this thread a lower priority than the one that started it, whose own its user has chosen."""
     if sys.platform != "linux":  # a thread has no priority of its own
         return
     own = threading.get_native_id()
@@ -360,7 +360,7 @@ def _wait_for(note: Path) -> dict[str, Any]:
 def publish(path: Path, sums: Mapping[str, Mapping[str, Any]] | None = None, *, sync_too: Sequence[Path] = ()) -> None:
     """Force everything to disk, then write COMPLETE with the size and hash of every file.
 
-    ``known`` are files that are on disk already, and their sizes and hashes.
+    ``sums`` are the sizes and hashes of files that are on disk already.
     """
     sums = sums or {}
     for name in sums:
@@ -401,7 +401,7 @@ def explained(error: OSError, path: Path, what: str, *, needed: str, change: str
     what = f"{what} could not be written"
     error_shown = refused(error, what, path)
     if error_shown is None:
-        return UserError(Problem(f"{what}: {error.strerror}", "a disk that takes it", change, str(path)))
+        return user_error(f"{what}: {error.strerror}", "a disk that takes it", change, str(path))
     (problem,) = error_shown.problems
     return UserError(replace(problem, needed=needed if error.errno in ROOM else problem.needed, change=change))
 

@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.kernels.regions import Region, region_of
+from tonnage.model.dtypes import DTYPES
 from tonnage.offload.files import NewFile
 
 OFFSETS_KEY = "DCP_SHARDING_INFO"
@@ -40,22 +41,7 @@ HASHES: dict[str, Callable[[], Any]] = {FAST_HASH: xxhash.xxh3_128, PUBLIC_HASH:
 """What says that a file is as it was written. Checkpoints have the first: a save goes on beside training, and a core
 does 12 GB/s of it where SHA-256 does 1.5. Exports have the second, which others compare as well."""
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -220,7 +206,7 @@ class Shards:
             for name, stored in read_header(file).items():
                 if any(len(other.shape) != len(stored.shape) for other in self._stored[name]):
                     observed = f"parts of {name} with another number of dimensions than elsewhere"
-                    raise UserError(Problem(observed, "the file as it was written", where=str(file)))
+                    raise user_error(observed, "the file as it was written", where=str(file))
                 self._stored[name].append(stored)
 
     def __contains__(self, name: str) -> bool:
@@ -254,13 +240,11 @@ class Shards:
                 filled += math.prod(side.stop - side.start for side in inside)
         missing = math.prod(side.stop - side.start for side in region)
         if filled != missing:
-            raise UserError(
-                Problem(
-                    where=str(self.path),
-                    found=f"{filled:,} of {missing:,} values of {name}",
-                    needed="every shard of the checkpoint",
-                    change="restore the missing files, or use an earlier checkpoint",
-                )
+            raise user_error(
+                where=str(self.path),
+                found=f"{filled:,} of {missing:,} values of {name}",
+                needed="every shard of the checkpoint",
+                change="restore the missing files, or use an earlier checkpoint",
             )
 
     def read(self, name: str, region: Region | None = None) -> Tensor:
@@ -277,13 +261,11 @@ def read_header(file: Path) -> dict[str, Stored]:
     try:
         return _read_header(file)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise UserError(
-            Problem(
-                where=str(file),
-                found=f"a file that is not whole safetensors: {error}",
-                needed="the file as it was written",
-                change="restore it, or use an earlier checkpoint",
-            )
+        raise user_error(
+            where=str(file),
+            found=f"a file that is not whole safetensors: {error}",
+            needed="the file as it was written",
+            change="restore it, or use an earlier checkpoint",
         ) from error
 
 
@@ -298,7 +280,7 @@ def _read_header(file: Path) -> dict[str, Stored]:
     start = end = 8 + length
     tensors = {}
     for name, entry in described.items():
-        dtype, shape = _DTYPES[entry["dtype"]], _sizes(entry["shape"])
+        dtype, shape = DTYPES[entry["dtype"]], _sizes(entry["shape"])
         first, last = _sizes(entry["data_offsets"])
         if last - first != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"the size of {name} is not that of its shape")
@@ -342,7 +324,7 @@ def _fill(file: FileIO, position: int, target: Any) -> None:
     while buffer:
         count = file.readinto(buffer)
         if not count:
-            raise UserError(Problem(where=str(file.name), found="a file that was cut short", needed="all of it"))
+            raise user_error(where=str(file.name), found="a file that was cut short", needed="all of it")
         buffer = buffer[count:]
 
 

@@ -19,7 +19,7 @@ from annotated_types import Ge, Len
 
 from tonnage.checkpoint.save import STATE, CursorForm, Written, read_state
 from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, counting, hash_file, read_header
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import COMPLETE
@@ -74,17 +74,28 @@ def write_checksums(directory: Path, digests: Mapping[str, str], checkpoint: str
     write_json(directory / CHECKSUMS, {"checkpoint": checkpoint, "files": files})
 
 
+def check_written(
+    directory: Path, digests: Mapping[str, str], advanced: Callable[[int], None] = lambda num_bytes: None
+) -> None:
+    """Read files of an export back. Raises ``UserError`` if one has other content than was written."""
+    problems = [
+        Problem("other content than was written", "a disk that keeps what it is given", where=str(directory / name))
+        for name, digest in digests.items()
+        if hash_file(directory / name, PUBLIC_HASH, advanced) != digest
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
 def list_of(directory: Path) -> Path:
     """The file that lists what a directory holds. Raises ``UserError`` if there is none."""
     for name in (COMPLETE, CHECKSUMS):
         if (directory / name).is_file():
             return directory / name
-    raise UserError(
-        Problem(
-            f"neither {COMPLETE} nor {CHECKSUMS}",
-            "a checkpoint or an export, with the list of its files",
-            where=str(directory),
-        )
+    raise user_error(
+        f"neither {COMPLETE} nor {CHECKSUMS}",
+        "a checkpoint or an export, with the list of its files",
+        where=str(directory),
     )
 
 
@@ -105,7 +116,7 @@ def listed_files(directory: Path) -> list[Listed]:
     outside = [name for name in by_name if not _is_inside(name)]
     if outside or (source.name == COMPLETE and STATE not in by_name):
         wrong = f"the name {outside[0][:60]!r}" if outside else f"no {STATE}"
-        raise UserError(Problem(f"{wrong} in the list of files", "the file as it was written", where=str(source)))
+        raise user_error(f"{wrong} in the list of files", "the file as it was written", where=str(source))
     return [Listed(directory / name, size, hash_name, digest) for name, (size, digest) in sorted(by_name.items())]
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Temperature, Template, TopP, TrustRemoteCode
+from tonnage.display.terminal import put, say, terminal
+from tonnage.errors import UserError
+from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
@@ -29,30 +32,25 @@ def chat(
     allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
-    from tonnage.host.allocators import choose_allocators
-
-    choose_allocators()
-    from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
-    from tonnage.display.terminal import say, terminal
-    from tonnage.inference.generate import Decoding, load_to_talk, resolve_model
+    from tonnage.decide.models import use_model
+    from tonnage.inference.generate import TALK, Decoding, load
 
     console = terminal(stderr=True)
-    trusted = code_allowed(model, trust_remote_code)
-    directory = resolve_model(model, trust_remote_code=trusted)
-    use_kernels_of(model)
+    in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
     with console.status("loading the model"):
-        loaded = load_to_talk(
-            directory,
-            template,
-            trust_remote_code=trusted,
-            allow_unexpected=unexpected_allowed(model, allow_unexpected or ()),
+        loaded = load(
+            in_use.directory,
+            template=template,
+            **TALK,
+            trust_remote_code=in_use.trust_remote_code,
+            allow_unexpected=in_use.allow_unexpected,
             max_new_tokens=max_new_tokens,
             tell=partial(say, console),
         )
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 
-        say(console, f"{directory}  ", (HELP, "dim"))
+        say(console, f"{in_use.directory}  ", (HELP, "dim"))
     converse(loaded, Decoding(max_new_tokens or 512, temperature, top_p), system)
 
 
@@ -93,9 +91,6 @@ def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, st
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
     from contextlib import closing
 
-    from tonnage.display.terminal import put
-    from tonnage.errors import UserError
-    from tonnage.files.visible import visible
     from tonnage.inference.generate import stream
 
     pieces: list[str] = []

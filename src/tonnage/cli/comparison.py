@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from tonnage.display.terminal import number, table
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,22 +31,17 @@ def conclude(run: RunDirectory, console: Console) -> None:
 
 def show(comparison: Comparison, console: Console) -> None:
     """Print it, with what the gate says of it."""
-    from rich.table import Table
-
     from tonnage.report.comparison import NOTHING
     from tonnage.rundir.figures import METHODS
 
     if comparison.after is None:
         console.print(NOTHING, soft_wrap=True)
     else:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("rows")
-        table.add_column("figure")
-        for name in ("before", f"step {comparison.step:,}", "95% interval"):
-            table.add_column(name, justify="right")
+        numbers = map(number, ("before", f"step {comparison.step:,}", "95% interval"))
+        figures = table("rows", "figure", *numbers)
         for line in comparison.lines():
-            table.add_row(*line.cells)
-        console.print(table)
+            figures.add_row(*line.cells)
+        console.print(figures)
         console.print(METHODS, style="dim", soft_wrap=True)
     for gate in comparison.gate:
         value = "nothing told it" if gate.value is None else f"it is {gate.value:.4f}"

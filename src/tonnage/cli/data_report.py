@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+from rich.text import Text
+
 from tonnage.data.pictures import pieces
-from tonnage.data.telling import ALWAYS, LINES, LOSSES, file_name, grouped, remarks
+from tonnage.data.telling import file_name, grouped, remarks, table_lines
+from tonnage.display.terminal import say
 from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from tonnage.data import Account, PackedDataset, Prepared
 
@@ -25,10 +28,6 @@ BARS = "▏▎▍▌▋▊▉█"
 
 def show_account(account: Account, console: Console) -> None:
     """Print what came in and what became of it: a column per source, or one for all where there are too many."""
-    from rich.table import Table
-
-    from tonnage.display.terminal import say
-
     shown = [*account.sources, account.total] if len(account.sources) > 1 else list(account.sources)
     if len(shown) > max(2, (console.width - 22) // 14):
         shown = [account.total]
@@ -37,11 +36,8 @@ def show_account(account: Account, console: Console) -> None:
     for source in shown:
         role = "\n(validation)" if source.role == "validation" else ""
         table.add_column(f"{file_name(source.name)}{role}", justify="right", overflow="fold", min_width=9, max_width=24)
-    for name, cell in LINES.items():
-        cells = [cell(source) for source in shown]
-        if name in ALWAYS or any(found not in ("", "0") for found in cells):
-            style = "yellow" if name in LOSSES and any(found != "0" for found in cells) else ""
-            table.add_row(name, *cells, style=style)
+    for name, cells, stands_out in table_lines(shown):
+        table.add_row(name, *cells, style="yellow" if stands_out else "")
     console.print(table)
     for line in remarks(account):
         say(console, line)
@@ -53,8 +49,6 @@ def _short(path: str) -> str:
 
 def show_lengths(account: Account, console: Console) -> None:
     """Print a histogram of the lengths of all documents, before anything was cut."""
-    from tonnage.display.terminal import say
-
     counts: dict[int, int] = {}
     for source in account.sources:
         for edge, count in source.lengths.counts.items():
@@ -97,7 +91,6 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
 def show_documents(prepared: Prepared, count: int, seed: int, console: Console) -> None:
     """Print the first documents that will be trained, each token in the colour of what it is for."""
     from rich.rule import Rule
-    from rich.text import Text
 
     if count == 0:
         return
@@ -117,8 +110,6 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
 
 def _coloured(document: dict[str, Any], tokenizer: Any, plain: bool) -> Text:
     """The text of a document, decoded in runs of equal kind so that characters of several tokens stay whole."""
-    from rich.text import Text
-
     text = Text()
     special = () if plain else frozenset(tokenizer.all_special_ids)
     for piece in pieces(document["ids"], document["weights"], tokenizer, special):

@@ -7,13 +7,21 @@ held-out instructions with the answers from before and after.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
+from rich.text import Text
 
+from tonnage.display.terminal import number, say, table, terminal
+from tonnage.errors import refusals, user_error
 from tonnage.files.paths import path_word
 
 if TYPE_CHECKING:
@@ -70,21 +78,14 @@ def demo(
     ] = None,
 ) -> None:
     """See it all work: a small model learns to follow instructions, on a CPU, in about two minutes."""
-    import shutil
-    import time
-
-    from rich.text import Text
-
     from tonnage.cli.main import app
     from tonnage.demo.folder import free_folder, write_folder
-    from tonnage.display.terminal import say, terminal
-    from tonnage.errors import Problem, UserError, refusals
 
     console = terminal()
     started = time.monotonic()
     path = output if output is not None else free_folder(Path("runs"))
     if os.path.lexists(path):
-        raise UserError(Problem(f"{path} exists", "a new folder for the demo", where="--output"))
+        raise user_error(f"{path} exists", "a new folder for the demo", where="--output")
 
     with refusals("the demo's folder could not be written", path):
         try:
@@ -103,9 +104,9 @@ def demo(
         f" to learn from, {num_held_out} held out, a tokenizer and the shape of a small Llama: all written to ",
         (str(path), "bold"),
     )
-    for number, chapter in enumerate(CHAPTERS, start=1):
+    for place, chapter in enumerate(CHAPTERS, start=1):
         console.print()
-        console.rule(Text(f"{number}. {chapter.heading}", "bold"), align="left")
+        console.rule(Text(f"{place}. {chapter.heading}", "bold"), align="left")
         console.print(chapter.sentence, style="dim")
         words = _words(chapter.command, names)
         console.print(_shown(words), style="bold cyan", soft_wrap=True)
@@ -122,8 +123,6 @@ def demo(
 
 def write_untrained(folder: Folder) -> None:
     """Write the random weights that training will start from as a model directory."""
-    import shutil
-
     import torch
 
     from tonnage.config import read_config
@@ -145,9 +144,6 @@ def show_comparison(before: list[dict[str, Any]], after: list[dict[str, Any]], c
 
     The rows of both are the same held-out rows, in the same order, each with its answer as ``generated``.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from tonnage.demo.tasks import FAMILIES
     from tonnage.inference.generate import is_match
 
@@ -155,12 +151,8 @@ def show_comparison(before: list[dict[str, Any]], after: list[dict[str, Any]], c
         right = is_match(row["generated"], row["output"])
         return Text(f"{'✓' if right else '✗'} {_printable(row['generated'])}", style="green" if right else "red")
 
-    examples = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("instruction", "before", "after"):
-        examples.add_column(name, overflow="fold")
-    scores = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("exact match", "before", "after"):
-        scores.add_column(name, justify="left" if name == "exact match" else "right")
+    examples = table(*(Column(name, overflow="fold") for name in ("instruction", "before", "after")))
+    scores = table("exact match", number("before"), number("after"))
     pairs = list(zip(before, after, strict=True))
     for family in (*(name for name in FAMILIES if any(row["family"] == name for row in before)), "all"):
         members = [pair for pair in pairs if family in ("all", pair[0]["family"])]
@@ -198,18 +190,12 @@ def _names(folder: Folder) -> dict[str, str]:
 
 
 def _words(command: str, names: dict[str, str]) -> list[str]:
-    import shlex
-
     return [word.format_map(names) for word in shlex.split(command)]
 
 
 def _shown(words: list[str]) -> str:
-    import shlex
-
     return f"$ {shlex.join(['tonnage', *words])}"
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    import json
-
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

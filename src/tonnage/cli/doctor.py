@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from tonnage.errors import Problem, UserError
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import put, put_json, say, terminal
+from tonnage.errors import user_error
 from tonnage.files.paths import word
+from tonnage.files.visible import as_json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,23 +62,19 @@ def doctor(
     """
     if not prove and (only or gpus > 1):
         alone = f"{'--only' if only else '--gpus'} without --prove"
-        raise UserError(Problem(alone, "--prove, of which it says more", "tonnage doctor --prove ..."))
+        raise user_error(alone, "--prove, of which it says more", "tonnage doctor --prove ...")
     if prove_kit is not None:
         _make_kit(prove_kit)
         return
     if prove:
         _prove(directory, only or [], gpus, again=again, brief=quick, json=json)
         return
-    import os
     from dataclasses import asdict
 
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put, terminal
     from tonnage.doctor.advice import advise
     from tonnage.doctor.cache import machine_of, to_json
     from tonnage.doctor.hardware import available_memory, device_files
     from tonnage.doctor.measure import examine
-    from tonnage.files.visible import as_json_text
 
     console = terminal(stderr=json)
     with progress_bar(console) as progress:
@@ -103,15 +105,13 @@ def doctor(
 
 def _prove(directory: str, only: list[str], gpus: int, *, again: bool, brief: bool, json: bool) -> None:
     """Carry out the proof, and end with 1 where a check failed."""
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put_json, terminal
     from tonnage.prove.conduct import conduct, lacking
     from tonnage.prove.pieces import PIECES
 
     lacking()
     if unknown := [name for name in only if name not in {piece.name for piece in PIECES}]:
         names = ", ".join(piece.name for piece in PIECES)
-        raise UserError(Problem(f"no piece is called {unknown[0]}", names, where="--only"))
+        raise user_error(f"no piece is called {unknown[0]}", names, where="--only")
     console, folder = terminal(stderr=json), Path(directory) / "tonnage-prove"
     with progress_bar(console) as progress:
         record = conduct(folder, gpus=gpus, only=only, again=again, brief=brief, tell=progress)
@@ -124,8 +124,6 @@ def _prove(directory: str, only: list[str], gpus: int, *, again: bool, brief: bo
 
 
 def _show_proof(record: Record, folder: Path, console: Console) -> None:
-    from rich.table import Table
-
     from tonnage.prove.page import lines, verdict, where
 
     styles = {"passed": "green", "failed": "red", "skipped": "dim", "told": ""}
@@ -141,7 +139,6 @@ def _show_proof(record: Record, folder: Path, console: Console) -> None:
 
 
 def _make_kit(folder: str) -> None:
-    from tonnage.display.terminal import terminal
     from tonnage.prove.kit import write_kit
 
     kit, console = write_kit(Path(folder)), terminal()
@@ -155,9 +152,7 @@ def _make_kit(folder: str) -> None:
 def _sample_training(examination: Examination, again: bool, progress: Progress) -> None:
     """Time passes of small models by the code that trains, if that was not done yet, and keep them for the planner."""
     import json
-    import os
     import subprocess
-    import sys
 
     from tonnage.doctor.advice import BUSY
     from tonnage.doctor.cache import calibration_file
@@ -189,8 +184,6 @@ def _attention() -> str:
 
 
 def _show(examination: Examination, console: Console) -> None:
-    from rich.table import Table
-
     from tonnage.host.lockable import limit_in_words
 
     hardware, disk, record = examination.hardware, examination.disk, examination.record
@@ -242,8 +235,6 @@ def _show(examination: Examination, console: Console) -> None:
 
 
 def _show_advice(advice: list[Advice], console: Console) -> None:
-    from tonnage.display.terminal import say
-
     if not advice:
         console.print("Nothing to complain of.")
     for one in advice:

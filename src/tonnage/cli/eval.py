@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import number, put, table, terminal, to_json
+from tonnage.errors import user_error
 from tonnage.files.paths import word
 
 if TYPE_CHECKING:
@@ -66,16 +69,9 @@ def eval_(
     Of a run without --data: what it was evaluated as before its first step and at its end; status 4 if it fails its
     gate. Under torchrun, mpirun or srun the weights are sharded over the workers, and each evaluates its share.
     """
-    from tonnage.host.allocators import choose_allocators
-
-    choose_allocators()
-
     from tonnage.config.bounds import SCORERS
     from tonnage.decide.evaluation import Answers, Loading, evaluate_model, speaks
     from tonnage.decide.harness import as_table, evaluate_tasks
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put, terminal, to_json
-    from tonnage.errors import Problem, UserError
 
     console = terminal(stderr=json)
     console.quiet = not speaks()
@@ -100,7 +96,7 @@ def eval_(
         _of_run(model, console, json)
         return
     if ":" not in scorer and scorer not in SCORERS[1:]:
-        raise UserError(Problem(scorer, f"{', '.join(SCORERS[1:])}, or module:function", where="--scorer"))
+        raise user_error(scorer, f"{', '.join(SCORERS[1:])}, or module:function", where="--scorer")
     with progress_bar(console) as progress:
         evaluation = evaluate_model(
             model,
@@ -121,24 +117,20 @@ def eval_(
 def _of_run(model: str, console: Console, json: bool) -> None:
     """What a run was evaluated as, from its records: nothing is computed."""
     from tonnage.cli.comparison import FAILED_GATE, show
-    from tonnage.display.terminal import put, to_json
-    from tonnage.errors import Problem, UserError
     from tonnage.report.comparison import compare
     from tonnage.rundir.directory import RunDirectory
 
     run = RunDirectory(model)
     if not run.config.is_file():
         change = f"tonnage eval {run.word} --data FILE"
-        raise UserError(Problem("a model, and no rows", "rows to evaluate it on", change, "--data"))
+        raise user_error("a model, and no rows", "rows to evaluate it on", change, "--data")
     comparison = compare(run)
     if comparison.after is None and comparison.passed:
-        raise UserError(
-            Problem(
-                "a run without validation rows: nothing was evaluated",
-                "rows to evaluate it on, which it was not trained on",
-                f"tonnage eval {run.word} --data FILE; data.validation=0.02 sets rows of the next run aside",
-                "--data",
-            )
+        raise user_error(
+            "a run without validation rows: nothing was evaluated",
+            "rows to evaluate it on, which it was not trained on",
+            f"tonnage eval {run.word} --data FILE; data.validation=0.02 sets rows of the next run aside",
+            "--data",
         )
     if json:
         put(to_json(comparison.to_json()))
@@ -150,19 +142,13 @@ def _of_run(model: str, console: Console, json: bool) -> None:
 
 def _show(evaluation: Evaluation, console: Console) -> None:
     """A table: of all rows, of every source if there are several, and of the answers."""
-    from rich.table import Table
-
     from tonnage.report.comparison import Comparison
     from tonnage.rundir.figures import METHODS
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("rows", "figure"):
-        table.add_column(name)
-    for name in ("", "95% interval"):
-        table.add_column(name, justify="right")
+    figures = table("rows", "figure", number(), number("95% interval"))
     for line in Comparison(0, None, evaluation.evaluated).lines():
         rows, figure, _, value, interval = line.cells
-        table.add_row("all" if rows == "validation" else rows, figure, value, interval)
-    table.add_row("all", "supervised tokens", f"{evaluation.supervised_tokens:,}", "")
-    console.print(table)
+        figures.add_row("all" if rows == "validation" else rows, figure, value, interval)
+    figures.add_row("all", "supervised tokens", f"{evaluation.supervised_tokens:,}", "")
+    console.print(figures)
     console.print(METHODS, style="dim", soft_wrap=True)

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from tonnage.cli.parameters import RunPath
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import say, terminal
 from tonnage.files.paths import word
 
 
@@ -47,8 +49,6 @@ def export(
     from tonnage.checkpoint.push import push as push_export
     from tonnage.decide.exports import export_checkpoint
     from tonnage.decide.handing import Wishes, serving
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import say, terminal
     from tonnage.rundir.directory import RunDirectory
 
     console = terminal()

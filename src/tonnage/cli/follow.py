@@ -7,6 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from tonnage.cli.parameters import RunPath
+from tonnage.display.terminal import say, terminal
+from tonnage.errors import user_error
+from tonnage.launch.watch import STOPPED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,14 +18,12 @@ if TYPE_CHECKING:
     from tonnage.rundir.directory import RunDirectory
 
 LOOK_SECONDS = 0.1
-STOPPED, INTERRUPTED = 3, 130
+INTERRUPTED = 130
 
 
 def follow(run: RunPath) -> None:
     """Watch a run that was started elsewhere until it ends. Ctrl-C ends the watching, not the run."""
     from tonnage.display.progress import RunDisplay
-    from tonnage.display.terminal import terminal
-    from tonnage.errors import Problem, UserError
     from tonnage.launch.failures import as_error
     from tonnage.launch.ray import is_working
     from tonnage.launch.slurm import job_of
@@ -31,7 +32,7 @@ def follow(run: RunPath) -> None:
 
     console, directory = terminal(), RunDirectory(run)
     if not directory.plan.exists():
-        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", run))
+        raise user_error("no run", "a run directory", "start one: tonnage train CONFIG", run)
     plan = Plan.read(directory.plan)
     if (job := job_of(directory)) is not None:
         follow_job(directory, job, plan, console)
@@ -49,7 +50,6 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
     """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
     from tonnage.cli.comparison import conclude
     from tonnage.display.progress import RunDisplay, show_memory
-    from tonnage.display.terminal import say
     from tonnage.launch import slurm
 
     stopping = False

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Temperature, Template, TopP, TrustRemoteCode
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import put, say, terminal, to_json
+from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
@@ -43,50 +46,38 @@ def generate(
     allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Answer one prompt, or every row of a file."""
-    from tonnage.host.allocators import choose_allocators
-
-    choose_allocators()
     from tonnage.config import Source
-    from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put, say, terminal, to_json
-    from tonnage.errors import refusals
+    from tonnage.decide.models import use_model
     from tonnage.files.writing import write_whole
     from tonnage.forms.conversation import Conversation
-    from tonnage.inference.generate import Decoding, form_of, load, resolve_model
+    from tonnage.inference.generate import Decoding, form_of, load
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
 
     _check(prompt, file, output, template)
     console = terminal(stderr=True)
-    trusted = code_allowed(model, trust_remote_code)
-    directory = resolve_model(model, trust_remote_code=trusted)
-    use_kernels_of(model)
+    in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
     questions = [] if file is None else read_questions([Source(path=file)])
     conversations = [_with_system(question.conversation, system) for question in questions]
     if prompt is not None:
         conversations = [_with_system(Conversation.of([{"role": "user", "content": prompt}]), system)]
     with progress_bar(console) as progress:
-        tell = partial(say, console)
-        unexpected, form = unexpected_allowed(model, allow_unexpected or ()), form_of(questions)
         loaded = load(
-            directory,
+            in_use.directory,
             template=template,
-            **form,
-            trust_remote_code=trusted,
-            allow_unexpected=unexpected,
+            **form_of(questions),
+            trust_remote_code=in_use.trust_remote_code,
+            allow_unexpected=in_use.allow_unexpected,
             max_new_tokens=max_new_tokens,
-            tell=tell,
+            tell=partial(say, console),
         )
-        import torch
-
-        torch.manual_seed(seed)
         answers = answer(
             loaded,
             conversations,
             Decoding(max_new_tokens or 256, temperature, top_p),
             batch_size=batch_size,
-            progress=lambda done, total: progress("generate", done, total),
+            seed=seed,
+            progress=partial(progress, "generate"),
         )
     if prompt is not None:
         put(answers[0])
@@ -95,15 +86,13 @@ def generate(
     lines = "".join(to_json(row) + "\n" for row in rows)
     if output is None:
         put(lines, end="")
-    else:
-        with refusals("the answers could not be written", output):
-            write_whole(output, lines)
-    if output is not None:
-        say(console, f"{len(rows):,} answers: ", (str(output), "bold"))
+        return
+    with refusals("the answers could not be written", output):
+        write_whole(output, lines)
+    say(console, f"{len(rows):,} answers: ", (str(output), "bold"))
 
 
 def _check(prompt: str | None, file: str | None, output: Path | None, template: str) -> None:
-    from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.places import check_file, check_writable
 
     problems = []
@@ -124,7 +113,7 @@ def _check(prompt: str | None, file: str | None, output: Path | None, template: 
 
 
 def _is_answered(path: Path) -> bool:
-    """Whether a file is one of answers: whether its first row has one."""
+    """Whether a file holds answers: whether its first row has one."""
     import json
 
     with path.open("rb") as file:

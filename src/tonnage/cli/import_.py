@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from tonnage.display.terminal import put, put_json, say, terminal
 from tonnage.files.paths import path_word
+from tonnage.files.visible import shortened, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +60,6 @@ def import_(
     the exit status is 2, unless --partial says otherwise.
     """
     from tonnage.cli.new_file import write_new
-    from tonnage.display.terminal import put, put_json, say, terminal
     from tonnage.files.paths import word
     from tonnage.migration import import_files
 
@@ -88,10 +91,7 @@ def import_(
 def show_account(imported: Import, console: Console) -> None:
     """Print what became of every key, and what is still to be said."""
     from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
-    from tonnage.files.visible import visible
     from tonnage.migration.keys import VERDICTS
 
     defaults = f", with the defaults of {imported.version}" if imported.version else ""
@@ -131,7 +131,7 @@ def show_account(imported: Import, console: Console) -> None:
 
 
 def _as_said(entry: Entry) -> str:
-    """A key as it was written; what is started, by its own name."""
+    """A key as it was written; of a program that is started, its name as well."""
     setting = entry.setting
     return f"{setting.shown} {setting.shown_value}" if setting.name in ("script", "trl") else setting.shown
 
@@ -139,5 +139,4 @@ def _as_said(entry: Entry) -> str:
 def _plain(value: object) -> str:
     from tonnage.config.keys import as_written
 
-    written = as_written(value)
-    return written if len(written) <= LONGEST_VALUE else written[: LONGEST_VALUE - 3] + "..."
+    return shortened(as_written(value), LONGEST_VALUE)

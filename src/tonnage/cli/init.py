@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import say, terminal
+from tonnage.errors import UserError, user_error
 from tonnage.files.paths import word
 
 if TYPE_CHECKING:
@@ -59,8 +62,6 @@ def init(
     from tonnage.cli.plan import show_plan
     from tonnage.decide.first_look import Wanted, look
     from tonnage.decide.proposal import USES, propose
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import say, terminal
     from tonnage.planning.words import run_time
 
     console = terminal()
@@ -98,7 +99,6 @@ def init(
 def ask(console: Console, question: str, default: str, read: Callable[[str], Answer]) -> Answer:
     """The answer to a question; Enter and the end of the input take the ``default``. Asks until ``read`` takes it."""
     from tonnage.cli.main import show_error
-    from tonnage.errors import UserError
 
     while True:
         try:
@@ -112,33 +112,30 @@ def ask(console: Console, question: str, default: str, read: Callable[[str], Ans
             show_error(error, console)
 
 
-def purpose_of(said: str) -> Purpose:
+def purpose_of(answer: str) -> Purpose:
     """What a model is for, in the word for it or the beginning of that. Raises ``UserError``."""
     from tonnage.decide.proposal import USES
-    from tonnage.errors import Problem, UserError
 
-    found = [purpose for purpose in USES if purpose.startswith(said.lower())]
-    if len(found) != 1:
-        raise UserError(Problem(f"{said!r}", f"one of {', '.join(USES)}"))
-    return found[0]
+    purposes = [purpose for purpose in USES if purpose.startswith(answer.lower())]
+    if len(purposes) != 1:
+        raise user_error(f"{answer!r}", f"one of {', '.join(USES)}")
+    return purposes[0]
 
 
-def hardware_of(said: str) -> str | None:
-    """Hardware as it was said; none is this machine. Raises ``UserError``."""
+def hardware_of(answer: str) -> str | None:
+    """Hardware as it was typed; None is this machine. Raises ``UserError``."""
     from tonnage.planning.machine import parse_hardware
 
-    if said.lower() == HERE:
+    if answer.lower() == HERE:
         return None
-    parse_hardware(said)
-    return said
+    parse_hardware(answer)
+    return answer
 
 
-def hours_of(said: str) -> float:
-    """A time in hours, said as ``2h``, ``90min`` or a number of hours. Raises ``UserError``."""
-    from tonnage.errors import Problem, UserError
-
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([a-z]*)", said.strip().lower())
-    unit = UNITS.get(found[2] or "h") if found else None
-    if found is None or unit is None or float(found[1]) == 0:
-        raise UserError(Problem(f"a time of {said[:40]!r}", "hours, or minutes", "write 2h or 90min", "--time"))
-    return float(found[1]) * unit
+def hours_of(answer: str) -> float:
+    """A time in hours, typed as ``2h``, ``90min`` or a number of hours. Raises ``UserError``."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([a-z]*)", answer.strip().lower())
+    unit = UNITS.get(match[2] or "h") if match else None
+    if match is None or unit is None or float(match[1]) == 0:
+        raise user_error(f"a time of {answer[:40]!r}", "hours, or minutes", "write 2h or 90min", "--time")
+    return float(match[1]) * unit

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tonnage.cli.parameters import ConfigFile, Overrides
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import put_json, terminal
 
 if TYPE_CHECKING:
     from tonnage.data import Account
@@ -24,8 +26,6 @@ def inspect(
     from tonnage.data import DataError
     from tonnage.decide.models import find
     from tonnage.decide.rows import prepare_data
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import terminal
 
     console = terminal(stderr=json)
     resolved = read_config(config, overrides or [])
@@ -49,6 +49,4 @@ def inspect(
 
 
 def _print_json(account: Account, **more: Any) -> None:
-    from tonnage.display.terminal import put_json
-
     put_json({"account": account.to_json(), **more})

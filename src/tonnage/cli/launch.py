@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from tonnage.cli.parameters import ConfigFile, Overrides
+from tonnage.display.terminal import say, terminal
+from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.paths import word
 
 WRITTEN = "# Written by tonnage launch kube, which replaces it.\n"
@@ -29,13 +32,9 @@ def launch(
     to: Annotated[str, typer.Option(metavar="DIR", help="Where to write the manifests.", parser=word)] = ".",
 ) -> None:
     """Write the Kubernetes manifests of a run: a RayJob for KubeRay, and an Indexed Job without Ray."""
-    import shlex
-
     import yaml
 
     from tonnage.config import read_config
-    from tonnage.display.terminal import say, terminal
-    from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.places import begins_with, check_file
     from tonnage.files.writing import made, write_whole
     from tonnage.launch import kube

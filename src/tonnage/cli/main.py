@@ -19,9 +19,11 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from tonnage import __version__
+from tonnage.display.terminal import lost_output, streams, terminal
 from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
@@ -67,7 +69,7 @@ class _Commands(TyperGroup):
 
 @contextmanager
 def _visible_mistakes() -> Iterator[None]:
-    """What typer says of a wrong word repeats the word."""
+    """Typer's message about a wrong word repeats that word: make it safe to print."""
     try:
         yield
     except Exception as error:
@@ -140,8 +142,6 @@ for _panel, _names in COMMANDS.items():
 
 def main() -> None:
     """Entry point of the console script."""
-    from tonnage.display.terminal import streams
-
     gc.set_threshold(IMPORTED)
     gc.callbacks.append(_collect_more_often)
     choose_allocators()
@@ -158,7 +158,7 @@ def main() -> None:
 
 
 def _collect_more_often(phase: str, _: dict[str, int]) -> None:
-    """Of the collector, at the end of its first collection."""
+    """Called by the garbage collector: at the end of its first collection, have it collect more often."""
     if phase == "stop":
         gc.callbacks.remove(_collect_more_often)
         if gc.get_threshold()[0] == IMPORTED:  # a worker that was forked from here has Python's own
@@ -167,8 +167,6 @@ def _collect_more_often(phase: str, _: dict[str, int]) -> None:
 
 def _carry_out() -> str | int | None:
     """Carry out what the command line says; returns the exit status."""
-    from tonnage.display.terminal import lost_output
-
     status: str | int | None = 0
     try:
         try:
@@ -193,7 +191,7 @@ def _carry_out() -> str | int | None:
 
 
 def _show_defect() -> int:
-    """Print what went wrong in our own code; it may hold anything."""
+    """Print the traceback of a defect of ours, which may hold anybody's text."""
     print(visible(traceback.format_exc()), end="", file=sys.stderr)
     return TonnageError.exit_status
 
@@ -206,14 +204,11 @@ def show_error(error: TonnageError, console: Console | None = None) -> None:
     if isinstance(error, OutputLost) and error.reader_left:
         return
     if console is None:
-        from tonnage.display.terminal import terminal
-
         console = terminal(stderr=True)
     if not console.is_terminal:
         print(f"error: {visible(str(error))}", file=console.file)
         return
     from rich.panel import Panel
-    from rich.text import Text
 
     text, title = Text(visible(str(error))), "error"
     if isinstance(error, UserError):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from tonnage.cli.parameters import ConfigFile
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import number, put_json, table, terminal
+from tonnage.errors import UserError, refusals, user_error
 from tonnage.files.paths import path_word
 
 if TYPE_CHECKING:
@@ -48,15 +55,10 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
 ) -> None:
     """Take a few real steps of a run and show where their time goes, against what products alone would take."""
-    import json
-    import shutil
     import tempfile
 
     from tonnage.config import read_config
     from tonnage.decide.decision import decide
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put_json, terminal
-    from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.places import check_vacant, check_writable
     from tonnage.files.writing import made, write_json, write_whole
     from tonnage.rundir.directory import RunDirectory
@@ -72,7 +74,7 @@ def profile(
         decision = decide(config, overrides or [], progress)
     if decision.plan.num_steps < (needed := 2 * steps + 1):
         observed = f"{decision.plan.num_steps} steps in the run"
-        raise UserError(Problem(observed, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
+        raise user_error(observed, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1")
     with (
         refusals("the profile could not be written", folder),
         made(folder),
@@ -98,8 +100,7 @@ def profile(
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a file is one of those that a profile consists of, beside figures as it writes them."""
-    from tonnage.errors import UserError
+    """Whether a file belongs to an earlier profile: by its name, and by the figures beside it."""
     from tonnage.files.reading import read_object
 
     if not PROFILE.fullmatch(path.name):
@@ -111,8 +112,6 @@ def _is_own(path: Path) -> bool:
 
 
 def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
-    import sys
-
     from tonnage.decide.written import write_run
     from tonnage.launch.local import run_workers
 
@@ -124,8 +123,8 @@ def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
 
 
 def merge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One account of all ranks: means of what differs between them, the operations of the first, and beside it what
-    each waited (``by_worker``)."""
+    """One account of all ranks: means of what differs between them, the operations of the first, and under
+    ``by_worker`` the time of each."""
     merged = {**ranks[0], "workers": len(ranks)}
     names = ("step_seconds", "causes")
     merged["by_worker"] = [{name: rank[name] for name in names} for rank in ranks]
@@ -140,26 +139,16 @@ def merge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def show_profile(figures: dict[str, Any], console: Console, width: int = 40) -> None:
     """Print the causes as bars, the longest operations, and the floor."""
-    from rich.table import Table
-    from rich.text import Text
-
     seconds, causes = figures["step_seconds"], figures["causes"]
     largest = max(causes.values())
-    table = Table(
-        title=f"A step: {seconds:.3g} s, {figures['tokens']:,.0f} tokens, {figures['tokens'] / seconds:,.0f} tokens/s",
-        title_justify="left",
-        show_header=False,
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for column in ("left", "right", "right", "left"):
-        table.add_column(justify="right" if column == "right" else "left")
+    title = f"A step: {seconds:.3g} s, {figures['tokens']:,.0f} tokens, {figures['tokens'] / seconds:,.0f} tokens/s"
+    bars = table("", number(), number(), "", title=title, show_header=False)
     for cause, spent in causes.items():
         if spent > 0.0005 * seconds:
             bar = Text("█" * max(1, round(width * spent / largest)), COLOURS[cause][0])
-            table.add_row(cause, f"{1000 * spent:,.0f} ms", f"{spent / seconds:.0%}", bar)
-    console.print(table)
-    longest = Table(title="Longest operations", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+            bars.add_row(cause, f"{1000 * spent:,.0f} ms", f"{spent / seconds:.0%}", bar)
+    console.print(bars)
+    longest = table(title="Longest operations", show_header=False)
     for operation in figures["operations"][:SHOWN_OPERATIONS]:
         longest.add_row(
             operation["name"][:60],
@@ -175,15 +164,11 @@ def show_profile(figures: dict[str, Any], console: Console, width: int = 40) -> 
 
 def show_workers(workers: list[dict[str, Any]], console: Console) -> None:
     """Print how much of a step each worker computes, and how long it waits for the others."""
-    from rich.table import Table
-
-    table = Table(title="Of a step, each worker", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("worker", "computes", *WAITS):
-        table.add_column(heading, justify="right")
-    for number, worker in enumerate(workers[:SHOWN_WORKERS]):
+    shares = table(*map(number, ("worker", "computes", *WAITS)), title="Of a step, each worker")
+    for rank, worker in enumerate(workers[:SHOWN_WORKERS]):
         waits = [worker["causes"][cause] / worker["step_seconds"] for cause in WAITS]
-        table.add_row(str(number), f"{1 - sum(waits):.0%}", *(f"{share:.0%}" for share in waits))
-    console.print(table)
+        shares.add_row(str(rank), f"{1 - sum(waits):.0%}", *(f"{share:.0%}" for share in waits))
+    console.print(shares)
     if len(workers) > SHOWN_WORKERS:
         console.print(f"... and {len(workers) - SHOWN_WORKERS} more, in profile.json")
 
@@ -205,13 +190,13 @@ def picture(figures: dict[str, Any]) -> str:
     parts, at = [], left
     legend_top = 118
     causes = {cause: spent for cause, spent in figures["causes"].items() if spent > 0.0005 * seconds}
-    for number, (cause, spent) in enumerate(causes.items()):
+    for index, (cause, spent) in enumerate(causes.items()):
         width, colour = wide * spent / seconds, COLOURS[cause][1]
         label = escape(f"{cause}: {1000 * spent:,.0f} ms, {spent / seconds:.0%}")
         parts.append(
             f'<rect x="{at:.1f}" y="40" width="{width:.1f}" height="34" fill="{colour}"><title>{label}</title></rect>'
         )
-        x, y = left + 360 * (number % 2), legend_top + 22 * (number // 2)
+        x, y = left + 360 * (index % 2), legend_top + 22 * (index // 2)
         parts.append(f'<rect x="{x}" y="{y - 11}" width="13" height="13" fill="{colour}"/>')
         parts.append(f'<text x="{x + 20}" y="{y}">{label}</text>')
         at += width

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tonnage.display.terminal import say, terminal
 from tonnage.files.paths import path_word, word
 
 
@@ -18,7 +19,6 @@ def report(
     ] = None,
 ) -> None:
     """Show a run on one HTML page that needs nothing else: curves, data, plan, config. Several are compared."""
-    from tonnage.display.terminal import say, terminal
     from tonnage.report.page import write_report
 
     path = write_report(runs, output)

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
+from tonnage.display.terminal import say, terminal
+from tonnage.errors import user_error
 
 
 def serve(
@@ -31,14 +33,12 @@ def serve(
     from importlib.util import find_spec
     from pathlib import Path
 
-    from tonnage.decide.models import code_allowed, unexpected_allowed, use_kernels_of
-    from tonnage.display.terminal import say, terminal
-    from tonnage.errors import Problem, UserError
-    from tonnage.inference.generate import load_to_talk, resolve_model
+    from tonnage.decide.models import use_model
+    from tonnage.inference.generate import TALK, load
 
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise UserError(
-            Problem("no starlette and uvicorn", "the server of tonnage[serve]", "pip install 'tonnage[serve]'", "serve")
+        raise user_error(
+            "no starlette and uvicorn", "the server of tonnage[serve]", "pip install 'tonnage[serve]'", "serve"
         )
     from tonnage.serving.app import LOCAL, create_app
     from tonnage.serving.engine import Engine
@@ -46,16 +46,15 @@ def serve(
     from tonnage.targets.commands import Exported, commands
 
     console = terminal(stderr=True)
-    trusted = code_allowed(model, trust_remote_code)
-    directory = resolve_model(model, trust_remote_code=trusted)
-    use_kernels_of(model)
+    in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
     with listen(host, port) as socket:
         with console.status("loading the model"):
-            loaded = load_to_talk(
-                directory,
-                template,
-                trust_remote_code=trusted,
-                allow_unexpected=unexpected_allowed(model, allow_unexpected or ()),
+            loaded = load(
+                in_use.directory,
+                template=template,
+                **TALK,
+                trust_remote_code=in_use.trust_remote_code,
+                allow_unexpected=in_use.allow_unexpected,
                 max_new_tokens=max_new_tokens,
                 tell=partial(say, console),
             )
@@ -66,7 +65,7 @@ def serve(
         say(console, "Serving ", (name, "bold"), " at ", (address, "bold"), ", one answer at a time: for trying it.")
         if host not in LOCAL:
             say(console, "Whoever reaches this machine may ask: there are no keys, and no encryption.")
-        if (directory / "config.json").is_file():
-            (line,) = commands("vllm", Exported(str(directory), ""))
+        if (in_use.directory / "config.json").is_file():
+            (line,) = commands("vllm", Exported(str(in_use.directory), ""))
             say(console, "For load: ", (line, "bold"))
         run(app, socket)

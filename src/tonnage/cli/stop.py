@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tonnage.cli.parameters import RunPath
+from tonnage.display.terminal import say, terminal
 
 
 def stop(run: RunPath) -> None:
     """Have a run finish its step, save and end, whoever started it: another terminal, a notebook, Slurm."""
     from tonnage.api.run import Run
-    from tonnage.display.terminal import say, terminal
     from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
     console, directory = terminal(), RunDirectory(run)

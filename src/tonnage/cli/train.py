@@ -7,26 +7,28 @@ later.
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import say, terminal, unheard
+from tonnage.errors import refusals, user_error
 from tonnage.files.paths import word
+from tonnage.launch.watch import DONE, STOPPED, to_their_end
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tonnage.config import Config
     from tonnage.decide.decision import Decision
     from tonnage.decide.resumption import Cleared, Resumption
     from tonnage.launch.nursery import Nursery
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
-DONE, STOPPED = 0, 3
 Until = Literal["plan", "written", "end"]
 """How far to go: decide, write the run directory as well, or train."""
 KEYBOARD = ("SIGINT", "tonnage stop")
@@ -57,14 +59,13 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
+    from tonnage.api.starting import nursery_for
     from tonnage.cli.data_report import show_account
+    from tonnage.cli.main import USUAL_THRESHOLDS
     from tonnage.cli.plan import show_plan
     from tonnage.config import check_output, check_trackers, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import terminal
-    from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch.elsewhere import check_launcher
     from tonnage.rundir.directory import RunDirectory
 
@@ -75,9 +76,9 @@ def train(
         _resume(RunDirectory(resume), words, console, step=step, allow_changes=allow_changes, force=force, until=until)
         return
     if config is None:
-        raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
+        raise user_error("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG")
     if step is not None or allow_changes:
-        raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
+        raise user_error("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN")
     resolved = read_config(config, overrides or [])
     check_trackers(resolved)
     if not dry_run:
@@ -85,7 +86,7 @@ def train(
     if until == "end":
         check_launcher(resolved.launch)
     run = RunDirectory(resolved.output)
-    with forking(resolved, until) as nursery:
+    with nursery_for(resolved, USUAL_THRESHOLDS, starts_here=until == "end") as nursery:
         with progress_bar(console) as progress:
             decision = decide_on(resolved, progress, fresh_output=not dry_run, force=force)
         show_account(decision.prepared.account, console)
@@ -104,19 +105,6 @@ def train(
         _work_elsewhere(run, decision, console, until)
 
 
-@contextmanager
-def forking(config: Config, until: Until) -> Iterator[Nursery | None]:
-    """A nursery for the workers of a run that starts here, begun before anything is computed; else none."""
-    from tonnage.api.starting import nursery_for
-    from tonnage.cli.main import USUAL_THRESHOLDS
-
-    if until != "end" or config.launch.launcher != "local":
-        yield None
-        return
-    with nursery_for(config, USUAL_THRESHOLDS) as nursery:
-        yield nursery
-
-
 def _resume(
     run: RunDirectory,
     words: list[str],
@@ -128,36 +116,32 @@ def _resume(
     until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
+    from tonnage.api.starting import nursery_for
     from tonnage.cli.comparison import conclude
+    from tonnage.cli.main import USUAL_THRESHOLDS
     from tonnage.cli.plan import show_plan
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
     from tonnage.decide.pushing import push_rest
     from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import say
-    from tonnage.errors import Problem, UserError, refusals
-    from tonnage.launch.elsewhere import check_launcher
-    from tonnage.launch.queue import refuse_while_in_queue
+    from tonnage.launch.elsewhere import check_launcher, refuse_while_in_queue
     from tonnage.planning.plan import Plan
 
     if no_override := [word for word in words if "=" not in word]:
-        raise UserError(
-            Problem(
-                found=f"{no_override[0]} beside --resume {run.word}",
-                needed="the config is the run's own; only KEY=VALUE can follow",
-                change=f"tonnage train --resume {run.word}",
-            )
+        raise user_error(
+            found=f"{no_override[0]} beside --resume {run.word}",
+            needed="the config is the run's own; only KEY=VALUE can follow",
+            change=f"tonnage train --resume {run.word}",
         )
     if not run.is_run():
-        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+        raise user_error("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path))
     refuse_while_in_queue(run)
     check_resumable(run, words, step)
     config = read_config(run.config, words)
     if until == "end":
         check_launcher(config.launch)
-    with forking(config, until) as nursery, run.locked() as lock:
+    with nursery_for(config, USUAL_THRESHOLDS, starts_here=until == "end") as nursery, run.locked() as lock:
         with progress_bar(console) as progress:
             resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
         _show_resumption(resumption, console)
@@ -190,7 +174,6 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.decide.outcome import learn
     from tonnage.display.progress import RunDisplay
-    from tonnage.display.terminal import unheard
     from tonnage.launch.local import run_workers
     from tonnage.planning.space import check_space
     from tonnage.report.page import reported_if_it_fails
@@ -222,9 +205,7 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     from tonnage.cli.follow import follow_job
     from tonnage.config import LocalLaunch, SlurmLaunch
     from tonnage.display.progress import RunDisplay
-    from tonnage.display.terminal import say
     from tonnage.launch import elsewhere, slurm
-    from tonnage.launch.watch import to_their_end
     from tonnage.planning.plan import Plan
     from tonnage.report.page import reported_if_it_fails
 
@@ -256,7 +237,6 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     from tonnage.cli.plan import show_outcome
     from tonnage.decide.pushing import push_rest
     from tonnage.display.progress import show_memory
-    from tonnage.display.terminal import say
 
     show_memory(run, console)
     checkpoint = run.checkpoint_to_resume()
@@ -281,7 +261,6 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:
     """Print the job that would be submitted, if one would be."""
     from tonnage.config import SlurmLaunch
-    from tonnage.display.terminal import say
     from tonnage.launch import slurm
 
     launch = decision.launch
@@ -292,11 +271,6 @@ def _show_script(run: RunDirectory, decision: Decision, console: Console) -> Non
 
 def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     """Print the command lines that start a prepared run."""
-    import shlex
-    from pathlib import Path
-
-    from tonnage.display.terminal import say
-
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
         f"{run.path} is ready for {workers} worker(s). Start them from {Path.cwd()} with one of",
@@ -313,8 +287,6 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
 
 def _show_resumption(resumption: Resumption, console: Console) -> None:
     """Print from where the run goes on, and what has changed."""
-    from tonnage.display.terminal import say
-
     cursor, plan = resumption.cursor, resumption.decision.plan
     say(
         console,
@@ -328,8 +300,6 @@ def _show_resumption(resumption: Resumption, console: Console) -> None:
 
 def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None:
     """Print what was done to the directory of a run that goes on."""
-    from tonnage.display.terminal import say
-
     for path in cleared.interrupted:
         console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
     for path in cleared.set_aside:
@@ -341,8 +311,6 @@ def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None
 def _export(run: RunDirectory, console: Console) -> None:
     """Hand back the model, and say where it is."""
     from tonnage.decide.exports import export_run
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import say
 
     with progress_bar(console) as progress:
         notes = export_run(run, progress)
@@ -353,7 +321,6 @@ def _export(run: RunDirectory, console: Console) -> None:
 
 def _report(run: RunDirectory, console: Console) -> None:
     """Leave a page about the run in its directory, and say where it is, or why there is none."""
-    from tonnage.display.terminal import say
     from tonnage.report.page import leave_report
 
     if failure := leave_report(run):

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import say, terminal
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.paths import word
 
 
@@ -19,9 +22,6 @@ def verify(
     from tonnage.checkpoint.save import complete_checkpoints, interrupted_saves
     from tonnage.checkpoint.verify import listed_files
     from tonnage.checkpoint.verify import verify as check
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import say, terminal
-    from tonnage.errors import Problem, UserError
     from tonnage.rundir.directory import CHECKPOINT, RunDirectory
 
     console = terminal()
@@ -35,7 +35,7 @@ def verify(
                 say(console, f"{path} is not called as a checkpoint is (step-00000500): nothing reads it")
         places = [*complete_checkpoints(run.checkpoints), *([run.export] if run.export.exists() else [])]
         if not places:
-            raise UserError(Problem("a run with no complete checkpoint and no export", "either", where=directory))
+            raise user_error("a run with no complete checkpoint and no export", "either", where=directory)
     problems: list[Problem] = []
     for place in places:
         try:

@@ -9,25 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-SCORERS = ("none", "exact_match", "number", "choice", "contains", "json", "regex")
+Scored = Literal["exact_match", "number", "choice", "contains", "json", "regex"]
 """Ways to score an answer by the one that its row has (``training.scorers``)."""
-Best = Literal[
-    "none", "eval_loss", "token_accuracy", "exact_match", "number", "choice", "contains", "json", "regex", "score"
-]
+SCORERS: tuple[str, ...] = ("none", *get_args(Scored))
+Best = Literal["none", "eval_loss", "token_accuracy", Scored, "score"]
 """Figures by which steps can be compared; ``score`` is that of a function of the user's."""
-Gated = Literal[
-    "eval_loss",
-    "perplexity",
-    "forgets",
-    "token_accuracy",
-    "exact_match",
-    "number",
-    "choice",
-    "contains",
-    "json",
-    "regex",
-    "score",
-]
+Gated = Literal["eval_loss", "perplexity", "forgets", "token_accuracy", Scored, "score"]
 """Figures that can be asked to be within bounds."""
 LOWER = ("eval_loss", "perplexity", "forgets")
 """Those of which less is better."""

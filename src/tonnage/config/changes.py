@@ -8,7 +8,7 @@ listed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -61,9 +61,10 @@ def compare(before: Mapping[str, Any], after: Config) -> list[Change]:
     """
     with suppress(ValidationError):  # of a version that had other keys: compared as it is
         before = as_json(Config.model_validate(before))
-    old, new = dict(_flat(before)), dict(_flat(as_json(after)))
+    free = tuple(f"{section}." for section in FREE)
+    old, new = dict(flat(before, whole=WHOLE)), dict(flat(as_json(after), whole=WHOLE))
     return [
-        Change(key, as_written(old.get(key)), as_written(new.get(key)), _is_free(key))
+        Change(key, as_written(old.get(key)), as_written(new.get(key)), f"{key}.".startswith(free))
         for key in dict.fromkeys([*new, *old])
         if old.get(key) != new.get(key)
     ]
@@ -74,13 +75,10 @@ def as_json(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping) and key not in WHOLE:
-            yield from _flat(item, f"{prefix}{key}.")
+def flat(tree: Mapping[str, Any], prefix: str = "", whole: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a tree and what they hold; keys that are ``whole`` hold mappings as they are."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and key not in whole:
+            yield from flat(value, f"{prefix}{key}.", whole)
         else:
-            yield f"{prefix}{key}", item
+            yield f"{prefix}{key}", value

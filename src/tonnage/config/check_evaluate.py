@@ -32,10 +32,14 @@ def check_evaluate(config: Config) -> Iterator[Contradiction]:
             "scorer: regex with a pattern, or neither",
             "evaluate.pattern='Answer: (.*)'" if evaluate.pattern is None else "evaluate.scorer=regex",
         )
-    needs = {"evaluate.scorer": evaluate.scorer != "none", "evaluate.patience": bool(evaluate.patience)}
-    for key in [name for name, is_set in (needs | {"checkpoint.best": best != "none"}).items() if is_set]:
-        if not has_rows:
-            yield Contradiction((key, "data.validation"), f"{key}, but there are no validation rows", "rows", ROWS)
+    needs = {
+        "evaluate.scorer": evaluate.scorer != "none",
+        "evaluate.patience": evaluate.patience > 0,
+        "checkpoint.best": best != "none",
+    }
+    for key, is_set in needs.items():
+        if is_set and not has_rows:
+            yield _without_rows(key)
     if evaluate.patience and not evaluate.every:
         yield Contradiction(
             ("evaluate.patience", "evaluate.every"),
@@ -43,7 +47,7 @@ def check_evaluate(config: Config) -> Iterator[Contradiction]:
             "evaluations on the way",
             "evaluate.every=0.05",
         )
-    if best in FIGURES and has_rows and best not in told(config):
+    if best in FIGURES and has_rows and best not in computed(config):
         yield _untold("checkpoint.best", best)
     for name in evaluate.gate:
         key = f"evaluate.gate.{name}"
@@ -52,20 +56,22 @@ def check_evaluate(config: Config) -> Iterator[Contradiction]:
                 change = "evaluate.general=FILE"
                 yield Contradiction((key, "evaluate.general"), f"{key}, but no general rows", "rows", change)
             elif not evaluate.before:
-                needed = "the loss of before, from which it rises"
-                yield Contradiction(
-                    (key, "evaluate.before"), f"{key}, and evaluate.before is false", needed, "evaluate.before=true"
-                )
+                observed, needed = f"{key}, and evaluate.before is false", "the loss of before, from which it rises"
+                yield Contradiction((key, "evaluate.before"), observed, needed, "evaluate.before=true")
         elif not has_rows:
-            yield Contradiction((key, "data.validation"), f"{key}, but there are no validation rows", "rows", ROWS)
-        elif name not in told(config):
+            yield _without_rows(key)
+        elif name not in computed(config):
             yield _untold(key, name)
 
 
-def told(config: Config) -> tuple[str, ...]:
-    """Figures that evaluations of a run with validation rows tell."""
+def computed(config: Config) -> tuple[str, ...]:
+    """Figures that evaluations of a run with validation rows compute."""
     scored = figure_of(config.evaluate.scorer)
     return (*ALWAYS, *(dict.fromkeys(["exact_match", scored]) if scored else ()))
+
+
+def _without_rows(key: str) -> Contradiction:
+    return Contradiction((key, "data.validation"), f"{key}, but there are no validation rows", "rows", ROWS)
 
 
 def _untold(key: str, name: str) -> Contradiction:

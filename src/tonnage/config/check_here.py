@@ -6,15 +6,15 @@ import difflib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tonnage.config import sbatch
 from tonnage.config.contradiction import Contradiction, did_you_mean
 from tonnage.config.schema import Config, SlurmLaunch, Source
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.errors import refusals, user_error
 from tonnage.files.paths import is_jinja, literal_variable, matching
-from tonnage.files.places import check_vacant, check_writable, kind_of
+from tonnage.files.places import check_vacant, check_writable, existing, kind_of
 from tonnage.host.cachedir import default_directory
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
@@ -28,31 +28,38 @@ def missing_files(config: Config) -> Iterator[Contradiction]:
     """Local files and directories that the config names and that are not there, or are of no use."""
     data, validation = config.data, config.data.validation
     yield from _looked_at("model", config.model, _model(config))
-    if config.tokenizer is not None:
-        yield from _looked_at("tokenizer", config.tokenizer, _tokenizer(config.tokenizer))
-    given = {"data.train": data.train, "data.validation": validation if isinstance(validation, tuple) else ()}
-    for side, sources in (given | {"evaluate.general": config.evaluate.general or ()}).items():
-        for index, source in enumerate(sources):
+    if (tokenizer := config.tokenizer) is not None:
+        yield from _looked_at("tokenizer", tokenizer, _of_hub("tokenizer", tokenizer, "a directory or a hub id"))
+    sources = {
+        "data.train": data.train,
+        "data.validation": validation if isinstance(validation, tuple) else (),
+        "evaluate.general": config.evaluate.general or (),
+    }
+    for side, members in sources.items():
+        for index, source in enumerate(members):
             key = f"{side}.{index}.path"
             yield from _looked_at(key, source.path, _source(key, source))
     yield from _looked_at("data.template", data.template, _template(data.template))
     if isinstance(prompts := config.evaluate.prompts, str):
         yield from _looked_at("evaluate.prompts", prompts, _prompts(prompts))
-    here = str(Path.cwd())
-    if isinstance(config.launch, SlurmLaunch) and ("\\" in here or not sbatch.fits_on_a_line(here)):
-        found = f"the working directory {here!r}, with a line break, a control character or a backslash"
-        needed = "one that can stand in the script of a job, which begins there"
-        yield Contradiction(("launch.with",), found, needed, "start from another directory")
-    places = [("output", config.output), ("data.cache", data.cache)]
-    for key, path in (*places, *(("memory.offload_dirs", path) for path in config.memory.offload_dirs)):
+    directory = str(Path.cwd())
+    if isinstance(config.launch, SlurmLaunch) and ("\\" in directory or not sbatch.fits_on_a_line(directory)):
+        yield Contradiction(
+            ("launch.with",),
+            f"the working directory {directory!r}, with a line break, a control character or a backslash",
+            "one that can stand in the script of a job, which begins there",
+            "start from another directory",
+        )
+    offload = [("memory.offload_dirs", path) for path in config.memory.offload_dirs]
+    for key, path in (("output", config.output), ("data.cache", data.cache), *offload):
         if path is not None:
             yield from _looked_at(key, path, _directory(key, path))
 
 
-def _looked_at(key: str, path: str, found: Iterator[Contradiction]) -> Iterator[Contradiction]:
-    """What was found wrong with a path, or that it cannot be looked at."""
+def _looked_at(key: str, path: str, contradictions: Iterator[Contradiction]) -> Iterator[Contradiction]:
+    """The contradictions of a path, or that it cannot be looked at."""
     try:
-        yield from found
+        yield from contradictions
     except OSError as error:
         yield Contradiction((key,), f"{key} {path} cannot be looked at: {error.strerror}", "a path that this user sees")
 
@@ -88,17 +95,15 @@ def _directory(key: str, name: str) -> Iterator[Contradiction]:
             f"write it out, or give {key}=... on the command line, where the shell puts in {variable}",
         )
         return
-    there = Path(name).absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir():
-        what = name if there == Path(name).absolute() else f"{there}, in which {name} would be,"
-        kind = kind_of(there.stat().st_mode)
-        yield Contradiction((key,), f"{key} {what} is {kind}", "a directory, which need not exist yet")
+    nearest = existing(Path(name))
+    if not nearest.is_dir():
+        obstacle = name if nearest == Path(name).absolute() else f"{nearest}, in which {name} would be,"
+        kind = kind_of(nearest.stat().st_mode)
+        yield Contradiction((key,), f"{key} {obstacle} is {kind}", "a directory, which need not exist yet")
 
 
 def _model(config: Config) -> Iterator[Contradiction]:
-    path, keys = Path(config.model), ("model",)
+    path = Path(config.model)
     if path.is_dir():
         missing = []
         if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -110,19 +115,18 @@ def _model(config: Config) -> Iterator[Contradiction]:
             if missing == ["weights (*.safetensors)"]:
                 change = "name a directory with weights, or write init: random to train from random ones"
             needed = "a Hugging Face model directory"
-            yield Contradiction(keys, f"model directory {path} has no {' and no '.join(missing)}", needed, change)
-    elif path.exists():
-        yield Contradiction(keys, f"model {path} is a file", "a model directory or a hub id", f"name {path.parent}")
-    elif not HUB_ID.fullmatch(config.model):
-        yield Contradiction(keys, f"no model directory {path}", "a model directory or a hub id", _near(config.model))
+            yield Contradiction(("model",), f"model directory {path} has no {' and no '.join(missing)}", needed, change)
+    else:
+        yield from _of_hub("model", config.model, "a model directory or a hub id")
 
 
-def _tokenizer(name: str) -> Iterator[Contradiction]:
-    path, keys = Path(name), ("tokenizer",)
+def _of_hub(key: str, name: str, needed: str) -> Iterator[Contradiction]:
+    """What is wrong with the name of a directory that may be a hub id instead."""
+    path = Path(name)
     if path.exists() and not path.is_dir():
-        yield Contradiction(keys, f"tokenizer {path} is a file", "a directory or a hub id", f"name {path.parent}")
+        yield Contradiction((key,), f"{key} {path} is a file", needed, f"name {path.parent}")
     elif not path.exists() and not HUB_ID.fullmatch(name):
-        yield Contradiction(keys, f"no tokenizer directory {path}", "a directory or a hub id", _near(name))
+        yield Contradiction((key,), f"no {key} directory {path}", needed, _near(name))
 
 
 def _source(key: str, source: Source) -> Iterator[Contradiction]:
@@ -130,12 +134,10 @@ def _source(key: str, source: Source) -> Iterator[Contradiction]:
     needed = "a file, glob, directory or hub id"
     if any(letter in source.path for letter in "*?[") and not path.exists():
         try:
-            found = next(matching(path), None)
+            if next(matching(path), None) is None:
+                yield Contradiction(keys, f"no file matches {source.path}", needed)
         except ValueError as error:
             yield Contradiction(keys, f"{source.path[:200]} is no pattern: {error}", needed)
-        else:
-            if found is None:
-                yield Contradiction(keys, f"no file matches {source.path}", needed)
     elif path.is_dir():
         if not any(looks_like_data(item) for item in path.rglob("*")):
             yield Contradiction(
@@ -179,45 +181,37 @@ def check_trackers(config: Config) -> None:
     Raises:
         UserError: one is missing, or nobody is logged in.
     """
-    check_push(config)
+    _check_push(config)
     missing = [name for name in config.track if not _is_installed(name)]
     if missing:
-        raise UserError(
-            Problem(
-                found=f"{', '.join(missing)}, which is not installed",
-                needed="the packages of the trackers that are named",
-                change=f"pip install 'tonnage[{','.join(missing)}]', or leave track out: metrics.jsonl has everything",
-                where="track",
-            )
+        raise user_error(
+            found=f"{', '.join(missing)}, which is not installed",
+            needed="the packages of the trackers that are named",
+            change=f"pip install 'tonnage[{','.join(missing)}]', or leave track out: metrics.jsonl has everything",
+            where="track",
         )
 
 
-def check_push(config: Config) -> None:
-    """Refuse to push saves to the hub as nobody.
-
-    Raises:
-        UserError: nobody is logged in, or the hub must not be asked.
-    """
+def _check_push(config: Config) -> None:
+    """Refuse to push saves to the hub as nobody."""
     from huggingface_hub import constants, get_token
 
     if config.checkpoint.push is None or (get_token() and not constants.HF_HUB_OFFLINE):
         return
     offline = constants.HF_HUB_OFFLINE
     change = "unset HF_HUB_OFFLINE" if offline else "hf auth login, or set HF_TOKEN"
-    raise UserError(
-        Problem(
-            found="HF_HUB_OFFLINE is set" if offline else "nobody is logged in to the Hugging Face hub",
-            needed="a hub that takes what is pushed",
-            change=f"{change}, or leave checkpoint.push out",
-            where="checkpoint.push",
-        )
+    raise user_error(
+        found="HF_HUB_OFFLINE is set" if offline else "nobody is logged in to the Hugging Face hub",
+        needed="a hub that takes what is pushed",
+        change=f"{change}, or leave checkpoint.push out",
+        where="checkpoint.push",
     )
 
 
 def _is_installed(name: str) -> bool:
     """Whether a package is; a directory of its name, as Weights & Biases leaves behind, is none."""
-    found = importlib.util.find_spec(name)
-    return found is not None and found.origin is not None
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def check_output(config: Config) -> None:
@@ -231,24 +225,16 @@ def check_output(config: Config) -> None:
     if run.is_locked() and not run.is_locked_here():
         raise run.is_taken(f"; or {change}")
     if run.is_run() and os.path.lexists(run.plan):
-        found, needed = f"output {config.output} already holds a run", "a directory of its own for every run"
         if complete_checkpoints(run.checkpoints):
             change = f"go on with it: tonnage train --resume {run.word}, or {change}"
-        raise UserError(Problem(found, needed, change, "output"))
-    inside = [
-        Path(place).absolute()
-        for place in (default_directory(), config.data.cache, *config.memory.offload_dirs)
-        if place
-    ]
-    own = {*run.beginnings(), *(run.path / name for name in _first_names(inside, run.path.absolute()))}
+        observed = f"output {config.output} already holds a run"
+        raise user_error(observed, "a directory of its own for every run", change, "output")
+    own, directory = set(run.beginnings()), run.path.absolute()
+    for place in filter(None, (default_directory(), config.data.cache, *config.memory.offload_dirs)):
+        path = Path(place).absolute()
+        if path != directory and path.is_relative_to(directory):
+            own.add(run.path / path.relative_to(directory).parts[0])
     with refusals("the run's directory could not be made", run.path):
         check_vacant(run.path, "a new or empty directory for a run", change, is_own=own.__contains__, where="output")
         if not run.is_locked_here():
             check_writable(run.path)
-
-
-def _first_names(paths: Iterable[Path], directory: Path) -> Iterator[str]:
-    """Of paths inside a directory, what they are in there."""
-    for path in paths:
-        if path != directory and path.is_relative_to(directory):
-            yield path.relative_to(directory).parts[0]

@@ -83,22 +83,22 @@ def _nodes(launch: SlurmLaunch, workers: int) -> Iterator[Contradiction]:
 
 def _option(option: str) -> Iterator[Contradiction]:
     """What is wrong with one item of ``launch.options``, which may hold several options and their values."""
-    keys, found = ("launch.options",), f"{option!r} in launch.options"
+    keys, observed = ("launch.options",), f"{option!r} in launch.options"
     try:
         words = sbatch.words(option) if sbatch.fits_on_a_line(option) else []
     except ValueError as error:
-        yield Contradiction(keys, f"{found} has {error}", "an option of sbatch", "close it, or write \\ before it")
+        yield Contradiction(keys, f"{observed} has {error}", "an option of sbatch", "close it, or write \\ before it")
         return
     if not words or not words[0].startswith("-") or not words[0].strip("-"):
         change = f"write --{words[0]}" if words else "write one option on one line, or leave it out"
-        yield Contradiction(keys, found, "an option of sbatch", change)
+        yield Contradiction(keys, observed, "an option of sbatch", change)
         return
     takes_value = False
     for word in words:
         if not word.startswith("-"):
             if not takes_value:
                 needed = f"one value for an option: {word!r} belongs to none"
-                yield Contradiction(keys, found, needed, f"write quotes around all of the value: {words[0]!r} ...")
+                yield Contradiction(keys, observed, needed, f"write quotes around all of the value: {words[0]!r} ...")
                 return
             takes_value = False
             continue
@@ -106,9 +106,9 @@ def _option(option: str) -> Iterator[Contradiction]:
         takes_value = not equals
         if not word.startswith("--"):
             name, takes_value = word[1:2], len(word) == 2
-        for known in SLURM_KEYS:  # sbatch takes the beginning of a name for the name
-            if name == known or (len(name) > 1 and known.startswith(name)):
-                yield Contradiction(keys, f"{option} in launch.options", "another option", f"use {SLURM_KEYS[known]}")
+        for long, key in SLURM_KEYS.items():  # sbatch takes the beginning of a name for the name
+            if name == long or (len(name) > 1 and long.startswith(name)):
+                yield Contradiction(keys, f"{option} in launch.options", "another option", f"use {key}")
                 return
 
 
@@ -118,13 +118,12 @@ def check_job_script(launch: SlurmLaunch, output: str) -> Iterator[Contradiction
     texts["output"] = output
     for key, text in texts.items():
         if text is not None and not sbatch.fits_on_a_line(text):
-            found = f"{key} is {text!r}, with a line break or a control character"
-            yield Contradiction(
-                (key,), found, "text on one line: it stands on one of the job's script", "write another"
-            )
+            observed = f"{key} is {text!r}, with a line break or a control character"
+            needed = "text on one line: it stands on one of the job's script"
+            yield Contradiction((key,), observed, needed, "write another")
     if "\\" in output:
-        found = f"output is {output!r}, with a backslash"
-        yield Contradiction(("output",), found, "a path that Slurm writes logs to: it reads backslashes as its own")
+        observed = f"output is {output!r}, with a backslash"
+        yield Contradiction(("output",), observed, "a path that Slurm writes logs to: it reads backslashes as its own")
     for key, lines in (("launch.setup", launch.setup), ("launch.python", (launch.python or "",))):
         if any("\0" in line for line in lines):
             yield Contradiction((key,), f"{key} has a character of value 0", "text that a shell can read")
@@ -146,8 +145,8 @@ def check_ray(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
     if launch.workers != "auto":
         yield from _sizes(launch, parallel)
     if launch.address is None and launch.nodes > 1:
-        found = f"launch.nodes is {launch.nodes} without launch.address"
-        yield Contradiction(("launch.nodes", "launch.address"), found, "a cluster", "set launch.address to its head")
+        observed = f"launch.nodes is {launch.nodes} without launch.address"
+        yield Contradiction(("launch.nodes", "launch.address"), observed, "a cluster", "set launch.address to its head")
     if launch.address is not None and "://" in launch.address:
         yield Contradiction(
             ("launch.address",),
@@ -162,8 +161,8 @@ def _sizes(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
     """Numbers of workers between which a run could not change."""
     least, most, keys = launch.fewest_workers, launch.num_workers, ("launch.workers", "launch.least")
     if least > most:
-        found = f"at least {least} workers and at most {most}"
-        yield Contradiction(keys, found, "the smaller number first", f"write launch.workers: [{most}, {least}]")
+        observed = f"at least {least} workers and at most {most}"
+        yield Contradiction(keys, observed, "the smaller number first", f"write launch.workers: [{most}, {least}]")
     elif least < most and launch.address is None:
         yield Contradiction(
             (*keys, "launch.address"),

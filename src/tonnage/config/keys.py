@@ -30,6 +30,8 @@ COMPUTED_DEFAULTS = {
     "data.template_arguments": "{}",
     "launch.runtime_env": "{}",
 }
+PRIVATE_KEYS = ("launch.runtime_env", "launch.setup", "launch.options")
+"""What may hold secrets of a cluster, and is shown to nobody; ``config.yaml`` of a run has it."""
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
 from tonnage.config.check_here import missing_files
 from tonnage.config.schema import KERNELS, Config
-from tonnage.config.yaml_tree import Document, shortened
+from tonnage.config.yaml_tree import Document
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import NotAPathError
+from tonnage.files.visible import shortened
 from tonnage.files.writing import write_whole
 
 ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
@@ -69,8 +70,8 @@ def read_config(
     _apply(document, overrides)
     problems = list(document.problems)
     _drop_empty_sections(document)
-    config, faulty, found = _validate(document)
-    problems += found
+    config, faulty, mistakes = _validate(document)
+    problems += mistakes
     contradictions = list(check.contradictions(config))
     if check_files:
         contradictions += missing_files(config)
@@ -84,7 +85,7 @@ def read_config(
 
 
 def _bounded(problems: list[Problem]) -> list[Problem]:
-    """Problems that a person may read."""
+    """No more problems than a person may read."""
     if (rest := len(problems) - MOST_PROBLEMS) <= 0:
         return problems
     return [
@@ -119,23 +120,23 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
         yaml_tree.apply_override(document, override)
         overridden.append(path)
     for pair in ALTERNATIVES:
-        given = [path for path in pair if path in overridden]
-        if len(given) == 1:
-            other = pair[1] if given[0] == pair[0] else pair[0]
+        left = [path for path in pair if path not in overridden]
+        if len(left) == 1:
+            (other,) = left
             _remove(document.value, other)
             document.where.pop(other, None)
     _drop_other_kinds(document, overridden)
 
 
 def _drop_other_kinds(document: Document, overridden: Sequence[keys.Path]) -> None:
-    """Where an override changes the launcher, what the file says to another one goes with that."""
+    """Where an override changes the launcher, drop the keys of the file that only the other one has."""
     launch = document.value.get("launch")
     if ("launch", "with") not in overridden or not isinstance(launch, dict):
         return
-    known, kind = keys.kinds_with(("launch", "with")), launch.get("with")
+    kind = launch.get("with")
     for path in [("launch", name) for name in launch]:
         kinds = keys.kinds_with(path)
-        if kind in known and kinds and kind not in kinds and path not in overridden:
+        if kind in keys.kinds_with(("launch", "with")) and kinds and kind not in kinds and path not in overridden:
             _remove(document.value, path)
             document.where.pop(path, None)
 
@@ -177,7 +178,7 @@ def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem
 
 
 def _offering_import(problems: list[Problem]) -> list[Problem]:
-    """The problems; the first name of another program's says what converts all of them."""
+    """The problems; the first that names a key of another program says how whole configurations are converted."""
     hints = {*map(other_names.hint, (*other_names.OURS, *other_names.SENTENCES))}
     for at, problem in enumerate(problems):
         if problem.change in hints:
@@ -221,15 +222,14 @@ def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Probl
         )
     if detail["type"] == "extra_forbidden":
         parent = keys.dotted(path[:-1])
-        known = keys.keys_under(path[:-1])
-        needed = f"a known key{f' of {parent}' if parent else ''}: {', '.join(known)}"
+        needed = f"a known key{f' of {parent}' if parent else ''}: {', '.join(keys.keys_under(path[:-1]))}"
         return Problem(f"unknown key {name}", needed, _hint_for_key(document, path), where)
     field = keys.field_at(path)
     takes = keys.takes(field) if field is not None else str(detail["msg"])
     value = _value_at(document.value, path)
     if isinstance(value, list) and (count := _fixed_length(field)) not in (None, len(value)):
-        found = f"{name} has {len(value):,} value{'s' * (len(value) != 1)}"
-        return Problem(found, f"{count} values: {takes}", where=where)
+        observed = f"{name} has {len(value):,} value{'s' * (len(value) != 1)}"
+        return Problem(observed, f"{count} values: {takes}", where=where)
     if detail["type"] == "missing":
         return Problem(f"{name} is missing", takes, f"write {name}: ...", document.place(path[:-1]))
     shown = shortened(repr(value) if isinstance(value, str) else keys.as_written(value))
@@ -238,14 +238,14 @@ def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Probl
 
 
 def _fixed_length(field: FieldInfo | None) -> int | None:
-    """How many values a field takes that takes a certain number; else None."""
+    """How many values a field takes, if that is a fixed number; else None."""
     arguments = get_args(field.annotation) if field is not None else ()
     is_fixed = field is not None and get_origin(field.annotation) is tuple and Ellipsis not in arguments
     return len(arguments) if is_fixed else None
 
 
 def _needed(takes: str, detail: ErrorDetails) -> str:
-    """What a field takes and, where that is what was not kept, the bound that is not told otherwise."""
+    """What a field takes, with the bound that was exceeded where these words do not name it."""
     bounds: dict[str, Any] = detail.get("ctx", {})
     match detail["type"]:
         case "value_error" if isinstance(bounds.get("error"), NotAPathError):
@@ -269,7 +269,7 @@ def _hint_for_key(document: Document, path: keys.Path) -> str:
 
 
 def _hint_for_comma(siblings: Any, digits: str) -> str:
-    """Of ``{a: 1,024}``, which reads as two keys, ``a`` and ``024``."""
+    """A hint for ``{a: 1,024}``, which reads as two keys, ``a`` and ``024``."""
     names = list(siblings) if isinstance(siblings, dict) else []
     before = names[names.index(digits) - 1] if digits in names[1:] else ""
     number = siblings[before] if before else None
@@ -315,10 +315,10 @@ def _in_order(document: Document, problems: dict[keys.Path, Problem]) -> list[Pr
 
 
 def _places(document: Document, names: Sequence[str]) -> str:
-    """Where the keys of a contradiction were written: those that were, else the file."""
+    """Where the keys of a contradiction were written; if none of them was, the file."""
     places = []
     for name in names:
-        path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+        path = yaml_tree.path_of(name)
         while path not in document.where and len(path) > 2 and path[:2] in SOURCES:
             path = path[:-1]  # a source written as no more than its path
         if path in document.where and document.where[path] not in places:

@@ -34,7 +34,7 @@ def words(text: str) -> list[str]:
     Raises:
         ValueError: a quote is not closed, or the line ends in a backslash.
     """
-    found: list[str] = []
+    complete: list[str] = []
     word: str | None = None
     quote, is_escaped = "", False
     for letter in text:
@@ -48,7 +48,7 @@ def words(text: str) -> list[str]:
             quote, word = letter, word or ""
         elif letter.isspace():
             if word is not None:
-                found.append(word)
+                complete.append(word)
             word = None
         elif letter == "#" and word is None:
             break
@@ -56,4 +56,4 @@ def words(text: str) -> list[str]:
             word = (word or "") + letter
     if quote or is_escaped:
         raise ValueError("a quote that is not closed" if quote else "a backslash at the end")
-    return [*found, word] if word is not None else found
+    return [*complete, word] if word is not None else complete

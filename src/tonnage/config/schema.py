@@ -141,6 +141,8 @@ def _size_in_bytes(value: Any) -> Any:
     return int(TypeAdapter(ByteSize).validate_python(value))
 
 
+Bytes = Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)]
+BytesOrNone = Annotated[Annotated[int, Field(ge=0, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)]
 Name = Text | None
 _REPOSITORY = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
 Repository = Annotated[str, Field(max_length=96, pattern=_REPOSITORY), Words("a repository as owner/name")] | None
@@ -169,7 +171,7 @@ class Source(Section):
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
     """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
-    first: Annotated[int, Field(ge=1, le=MOST)] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    first: Count | Annotated[float, Field(gt=0, lt=1)] | None = None
     """Only its first rows: so many, or below 1 such a fraction of them; none is all."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
@@ -279,8 +281,8 @@ def _null_is_none(value: Any) -> Any:
     return "none" if value is None else value
 
 
-def _auto_or_batch(value: Any) -> str:
-    return "auto" if isinstance(value, str) else "batch"
+def _word_or_section(value: Any) -> str:
+    return "section" if isinstance(value, Mapping | Section) else "word"
 
 
 def _on_or_off(value: Any) -> Any:
@@ -315,10 +317,6 @@ class Kernels(Section):
 
 KERNELS = tuple(Kernels.model_fields)
 """Names of what can be switched off, as ``kernels.switches`` of the program has them."""
-
-
-def _word_or_switches(value: Any) -> str:
-    return "switches" if isinstance(value, Mapping | Kernels) else "word"
 
 
 class Optimizer(Section):
@@ -380,24 +378,14 @@ class Adapter(Section):
     """What is trained whole beside the additions; an embedding and a head that are one stay one."""
 
 
-def _none_or_adapter(value: Any) -> str:
-    return "adapter" if isinstance(value, Mapping | Adapter) else "word"
-
-
 class MemoryBudget(Section):
     """How much the run may take of memory, and of disks for what has no room there."""
 
-    device: Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
-        "auto"
-    )
+    device: Bytes = "auto"
     """Bytes, as 6GB or 6GiB: of one GPU, or of this machine for all CPU workers; `auto` is what is free."""
-    host: Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
-        "auto"
-    )
+    host: Bytes = "auto"
     """Bytes of a machine's memory that all its GPU workers may take for what rests there; `auto` is what is free."""
-    disk: Annotated[Annotated[int, Field(ge=0, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
-        "auto"
-    )
+    disk: BytesOrNone = "auto"
     """Bytes of a machine's disks for what rests there of all its workers; 0: nothing does; `auto`: what is free."""
 
 
@@ -416,9 +404,7 @@ class Memory(Section):
     """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
     optimizer_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where the optimizer's state rests: beside the parameters, or streamed at every step from host memory or disk."""
-    optimizer_resident: Annotated[
-        Annotated[int, Field(ge=0, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)
-    ] = "auto"
+    optimizer_resident: BytesOrNone = "auto"
     """Of that state, bytes kept beside a worker's parameters, as 6GB; `auto`: what fits, none if the tier is said."""
     gradient_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
@@ -674,8 +660,8 @@ class Config(Section):
     data: Data
     """What to train on, and how rows become packs."""
     batch: Annotated[
-        Annotated[Batch, Tag("batch")] | Annotated[Literal["auto"], Tag("auto")],
-        Discriminator(_auto_or_batch),
+        Annotated[Batch, Tag("section")] | Annotated[Literal["auto"], Tag("word")],
+        Discriminator(_word_or_section),
         BeforeValidator(_empty_is_auto),
     ] = "auto"
     """`tokens` or `sequences` of a step; `auto`: as many packs as leave 20 steps an epoch, at most 65,536 tokens."""
@@ -688,8 +674,8 @@ class Config(Section):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
     adapter: Annotated[
-        Annotated[Adapter, Tag("adapter")] | Annotated[Literal["none", "auto"], Tag("word")],
-        Discriminator(_none_or_adapter),
+        Annotated[Adapter, Tag("section")] | Annotated[Literal["none", "auto"], Tag("word")],
+        Discriminator(_word_or_section),
         BeforeValidator(_null_is_none),
     ] = "none"
     """Train low-rank additions (LoRA), as `{rank: 32}`; `none`: all weights; `auto`: all if they fit, else LoRA."""
@@ -709,8 +695,8 @@ class Config(Section):
     ] = Field(default_factory=LocalLaunch)
     """Where the workers run, and how many."""
     kernels: Annotated[
-        Annotated[Kernels, Tag("switches")] | Annotated[Literal["auto", "plain"], Tag("word")],
-        Discriminator(_word_or_switches),
+        Annotated[Kernels, Tag("section")] | Annotated[Literal["auto", "plain"], Tag("word")],
+        Discriminator(_word_or_section),
         BeforeValidator(_empty_is_auto),
     ] = "auto"
     """Fast operations: `auto` uses all of them, `plain` none, `{norms: off}` all but those that are off."""

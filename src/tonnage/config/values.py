@@ -16,8 +16,9 @@ from pydantic.fields import FieldInfo
 
 from tonnage.config import keys
 from tonnage.config.schema import Source
-from tonnage.config.yaml_tree import MAX_DEPTH, path_of, shortened
+from tonnage.config.yaml_tree import MAX_DEPTH, path_of
 from tonnage.errors import Problem, UserError
+from tonnage.files.visible import shortened
 
 
 def as_overrides(values: Mapping[str, Any]) -> list[str]:
@@ -29,17 +30,17 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
     Raises:
         UserError: a value is none of these; names all of them by their keys.
     """
-    found: list[str] = []
+    overrides: list[str] = []
     problems: list[Problem] = []
     for key, value in _leaves(values, ""):
         try:
-            found.append(f"{key}={_quoted(plain(value))}")
+            overrides.append(f"{key}={_quoted(plain(value))}")
         except (TypeError, ValueError) as error:
             needed = "None, True or False, a number, text, a path, a list or a dictionary with text as keys"
             problems.append(Problem(f"{shortened(key)} holds {error}", needed))
     if problems:
         raise UserError(*problems)
-    return found
+    return overrides
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -55,7 +56,7 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _may_be_word(field: FieldInfo | None) -> bool:
-    """Whether a section may be a word as well: then one that is empty takes the place of the word."""
+    """Whether a key takes a word or a section: then an empty section replaces the word."""
     return field is not None and any(keys.section_of(kind) is None for kind in get_args(field.annotation))
 
 

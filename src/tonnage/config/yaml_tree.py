@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,13 +18,15 @@ from typing import Any, get_args
 import yaml
 
 from tonnage.config import keys
+from tonnage.config.contradiction import did_you_mean
 from tonnage.config.schema import Source
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.reading import read_text
+from tonnage.files.visible import LONGEST_SHOWN, shortened
 
 MAX_DEPTH = 20
-LONGEST_SHOWN, LONGEST_PLACE = 60, 200
-"""Characters of what was written that a message repeats: of a value or a name, and of an override as a place."""
+LONGEST_PLACE = 200
+"""Characters of an override that a message repeats as a place."""
 MOST_SHOWN = 8
 """Items of a list that a message names."""
 MAX_BYTES = 256 << 10
@@ -129,9 +131,8 @@ def read_document(path: Path) -> Document:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(_missing(path)) from None
     except IsADirectoryError:
-        raise UserError(
-            Problem(f"{path} is a directory", "a config file", _suggest(_configs_in(path)), str(path))
-        ) from None
+        configs = sorted(str(file) for file in path.iterdir() if file.suffix in (".yaml", ".yml"))[:3]
+        raise user_error(f"{path} is a directory", "a config file", did_you_mean(configs), str(path)) from None
     document = Document(where={(): str(path)})
 
     def place(line: int) -> str:
@@ -145,8 +146,8 @@ def read_document(path: Path) -> Document:
     except _UNREADABLE as error:
         raise UserError(_syntax_problem(error, text, place)) from None
     if not isinstance(value, dict):
-        found = f"the file holds {_kind(value)}"
-        raise UserError(Problem(found, "keys and values, such as `model: NAME`", where=str(path)), *document.problems)
+        problem = Problem(f"the file holds {_kind(value)}", "keys and values, such as `model: NAME`", where=str(path))
+        raise UserError(problem, *document.problems)
     document.value = value
     _nest(document)
     return document
@@ -189,7 +190,7 @@ def apply_override(document: Document, text: str) -> None:
             change = f"write {shortened(key)}=null for none, or leave it out" if may_be_none else "leave it out"
             document.problems.append(Problem(f"{shortened(key)} without a value", "a value", change, where))
             return
-        value = None if node is None else _build(node, path, own, lambda _: where)
+        value = _build(node, path, own, lambda _: where)
     except _UNREADABLE as error:
         document.problems.append(_syntax_problem(error, written, lambda _: where))
         return
@@ -203,11 +204,6 @@ def apply_override(document: Document, text: str) -> None:
     document.where |= own.where
     for length in range(1, len(path) + 1):
         document.where.setdefault(path[:length], where)
-
-
-def shortened(text: str, longest: int = LONGEST_SHOWN) -> str:
-    """What was written, for a message: no more than its beginning."""
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def number_in(text: str) -> str:
@@ -249,11 +245,10 @@ def _build(node: yaml.Node, path: keys.Path, document: Document, place: Callable
             inner = (*path, key)
             line = place(_line(key_node))
             if key in mapping:
-                found = f"{keys.dotted(inner)} is written twice"
                 first = document.where[inner].rpartition(":")[2]
-                document.problems.append(
-                    Problem(found, "each key once", f"remove one; the first is on line {first}", line)
-                )
+                change = f"remove one; the first is on line {first}"
+                problem = Problem(f"{keys.dotted(inner)} is written twice", "each key once", change, line)
+                document.problems.append(problem)
                 _build(value_node, inner, Document(), place)
                 continue
             document.where[inner] = line
@@ -289,7 +284,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _whole(text: str, node: yaml.Node) -> str:
-    """A text, if it is one: YAML's escapes can write halves of characters, which no file holds."""
+    """The text, unless YAML's escapes wrote half a character in it, which no file can hold."""
     if _HALVES.search(text):
         raise _RefusedError("half a character (\\ud800 to \\udfff)", _line(node))
     return text
@@ -306,55 +301,55 @@ def _put(tree: dict[str, Any], path: keys.Path, value: Any) -> Problem | None:
     What is written short (a source as its path, one item instead of a list of one) is entered as what it stands for,
     and the number of the only item of a list may be left out.
     """
-    here: Any = tree
+    parent: Any = None
+    node: Any = tree
     steps: list[str | int] = list(path)
     depth = 0
     while depth < len(steps):
         step, above = steps[depth], tuple(steps[:depth])
-        if (long := _spelt_out(here, above, step)) is not None:
-            here = long
-            _at(tree, above[:-1])[above[-1]] = here
-        if isinstance(here, list) and isinstance(step, str):
-            if len(here) > 1:
-                return _several(here, above, tuple(steps[depth:]))
+        if (long := _spelt_out(node, above, step)) is not None:
+            parent[above[-1]] = node = long
+        if isinstance(node, list) and isinstance(step, str):
+            if len(node) > 1:
+                return _several(node, above, tuple(steps[depth:]))
             steps.insert(depth, 0)
             continue
-        if isinstance(here, list):
-            if not isinstance(step, int) or step > len(here):
-                found = f"{keys.dotted(above)} is a list of {len(here)}; {keys.dotted(path)} names no item of it"
-                return Problem(found, "a key that can be set")
-            if step == len(here):
-                here.append(None)
-        elif isinstance(here, dict):
+        if isinstance(node, list):
+            if not isinstance(step, int) or step > len(node):
+                observed = f"{keys.dotted(above)} is a list of {len(node)}; {keys.dotted(path)} names no item of it"
+                return Problem(observed, "a key that can be set")
+            if step == len(node):
+                node.append(None)
+        elif isinstance(node, dict):
             step = str(step)
-            here.setdefault(step, None)
+            node.setdefault(step, None)
         else:
-            found = f"{keys.dotted(above)} is {shortened(keys.as_written(here))}, which has no {step} in it"
-            return Problem(found, "a key that can be set")
+            observed = f"{keys.dotted(above)} is {shortened(keys.as_written(node))}, which has no {step} in it"
+            return Problem(observed, "a key that can be set")
         if depth == len(steps) - 1:
-            here[step] = value
-        elif here[step] is None:
+            node[step] = value
+        elif node[step] is None:
             field, numbered = keys.field_at((*above, step)), isinstance(steps[depth + 1], int)
-            here[step] = [] if numbered and field is not None and keys.is_list(field.annotation) else {}
-        here = here[step]
+            node[step] = [] if numbered and field is not None and keys.is_list(field.annotation) else {}
+        parent, node = node, node[step]
         depth += 1
     return None
 
 
-def _spelt_out(here: Any, path: keys.Path, step: str | int) -> Any:
+def _spelt_out(node: Any, path: keys.Path, step: str | int) -> Any:
     """The long form of a value that ``step`` is to enter; None where it is entered as it is."""
     field = keys.field_at(path)
-    if field is None or not isinstance(here, str | dict):
+    if field is None or not isinstance(node, str | dict):
         return None
     if isinstance(step, int) and not isinstance(path[-1], int) and keys.is_list(field.annotation):
-        return [here]
-    if isinstance(here, str) and isinstance(step, str) and keys.section_of(field.annotation) is Source:
-        return {"path": here}
+        return [node]
+    if isinstance(node, str) and isinstance(step, str) and keys.section_of(field.annotation) is Source:
+        return {"path": node}
     return None
 
 
 def _several(items: list[Any], path: keys.Path, rest: keys.Path) -> Problem:
-    """Of a key that leaves out which item of a list is meant."""
+    """The problem of a key that does not say which item of a list it means."""
     shown = [
         f"{index} is {shortened(str(item.get('path', '{...}') if isinstance(item, dict) else item))}"
         for index, item in enumerate(items[:MOST_SHOWN])
@@ -367,24 +362,16 @@ def _several(items: list[Any], path: keys.Path, rest: keys.Path) -> Problem:
     )
 
 
-def _at(tree: Any, path: keys.Path) -> Any:
-    for step in path:
-        tree = tree[step]
-    return tree
-
-
 def _nest(document: Document) -> None:
     """Put what stands under dotted keys (``data.max_length: 512``) where it belongs."""
     dotted: list[tuple[keys.Path, keys.Path, Any]] = []
     _take_dotted(document.value, (), (), dotted)
-    for path, written, value in sorted(dotted, key=lambda one: len(one[0])):
-        where, name = document.where[written], keys.dotted(path)
+    for path, written, value in sorted(dotted, key=lambda entry: len(entry[0])):
+        where, section = document.where[written], keys.dotted(path[:-1])
         if _is_there(document.value, path):
-            first = document.place(path).rpartition(":")[2]
-            found = f"{name} is written twice, under its dotted name and as a key of {keys.dotted(path[:-1])}"
-            document.problems.append(
-                Problem(found, "each key once", f"remove one; the other is on line {first}", where)
-            )
+            observed = f"{keys.dotted(path)} is written twice, under its dotted name and as a key of {section}"
+            change = f"remove one; the other is on line {document.place(path).rpartition(':')[2]}"
+            document.problems.append(Problem(observed, "each key once", change, where))
         elif (problem := _put(document.value, path, value)) is not None:
             document.problems.append(replace(problem, where=where))
         else:
@@ -502,7 +489,7 @@ def _missing(path: Path) -> Problem:
     if not near:
         near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
         near = [name for name in names if Path(name).stem in near]
-    return Problem("no such file", "a config file", _suggest(parent / name for name in near), str(path))
+    return Problem("no such file", "a config file", did_you_mean(str(parent / name) for name in near), str(path))
 
 
 def _is_directory(path: Path) -> bool:
@@ -510,12 +497,3 @@ def _is_directory(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):  # a name that is too long, or none
         return False
-
-
-def _configs_in(path: Path) -> list[Path]:
-    return sorted(item for item in path.iterdir() if item.suffix in (".yaml", ".yml"))[:3]
-
-
-def _suggest(paths: Iterable[Path]) -> str:
-    found = [str(path) for path in paths]
-    return f"did you mean {' or '.join(found)}?" if found else ""

@@ -13,11 +13,13 @@ than once per epoch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -224,47 +226,20 @@ class Account:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Account:
         """The account back from ``to_json``."""
-        arguments: dict[str, Any] = {f.name: value[f.name] for f in fields(Account)}
-        arguments["sources"] = tuple(_source(source) for source in value["sources"])
-        arguments["train"] = _packs(value["train"])
-        arguments["validation"] = None if value["validation"] is None else _packs(value["validation"])
-        for name in ("added_tokens", "end_of_turn"):
-            arguments[name] = tuple(value[name])
-        return Account(**arguments)
-
-
-def _source(value: Mapping[str, Any]) -> SourceAccount:
-    lengths = value["lengths"]
-    counts = {int(edge): int(count) for edge, count in lengths["counts"].items()}
-    return SourceAccount(
-        **{
-            **value,
-            "tokens": Flow(**value["tokens"]),
-            "supervised": Flow(**value["supervised"]),
-            "lengths": Lengths(counts, lengths["longest"], lengths["percentiles"]),
-            "left": tuple(value["left"]),
-            "control_token_rows": tuple(value.get("control_token_rows", ())),
-        }
-    )
-
-
-def _packs(value: Mapping[str, Any]) -> PackAccount:
-    return PackAccount(**{key: entry for key, entry in value.items() if key != "fill"})
+        return TypeAdapter(Account).validate_python(value)
 
 
 def total(sources: Iterable[SourceAccount]) -> SourceAccount:
     """The sum of accounts; lengths are left to the sources."""
-    result = SourceAccount("total", role="", format="")
-    for source in sources:
-        sums: dict[str, Any] = {
-            f.name: getattr(result, f.name) + getattr(source, f.name)
-            for f in fields(SourceAccount)
-            if isinstance(getattr(result, f.name), int | Flow)
-        }
-        for name in ("bad_kinds", "unread", "control_tokens"):
-            counts = dict(getattr(result, name))
-            for kind, count in getattr(source, name).items():
-                counts[kind] = counts.get(kind, 0) + count
-            sums[name] = counts
-        result = SourceAccount("total", role="", format="", **sums)
-    return result
+    sources, zero = tuple(sources), SourceAccount("total", role="", format="")
+    sums: dict[str, Any] = {
+        f.name: sum((getattr(source, f.name) for source in sources), getattr(zero, f.name))
+        for f in fields(SourceAccount)
+        if isinstance(getattr(zero, f.name), int | Flow)
+    }
+    for name in ("bad_kinds", "unread", "control_tokens"):
+        counts: Counter[str] = Counter()
+        for source in sources:
+            counts.update(getattr(source, name))
+        sums[name] = dict(counts)
+    return replace(zero, **sums)

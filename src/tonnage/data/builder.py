@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from tonnage.data.control import ControlTokens, refused
 from tonnage.data.documents import BadRow, DocumentWriter, PartTotals
 from tonnage.data.json_text import MAX_ROW_BYTES
-from tonnage.data.masks import Borders, Span, requests
+from tonnage.data.masks import Borders, Marked, Span, requests
 from tonnage.data.recipe import Recipe, Script
 from tonnage.data.rendering import Request
 from tonnage.data.rows import Part, Row, lines_of, read_rows
@@ -38,6 +39,15 @@ CHUNK_CHARACTERS = 1 << 20
 FOLD = "put the system message at the beginning of the first question: data.fold_system: true"
 
 
+NO_TEXT = Marked("", ())
+Result = tuple[int, Document | RowError]
+"""The number of a row, and its document or why it makes none."""
+
+
+def _silent(rows: int) -> None:
+    """An ``advance`` that nobody hears."""
+
+
 @dataclass(slots=True)
 class _Pending:
     """A conversation on its way to a document."""
@@ -47,12 +57,11 @@ class _Pending:
     script: int = 0
     num_requests: int = 0
     """How many renderings it needs: to find its borders, and its control tokens."""
-    whole: str = ""
-    spans: Sequence[Span] = ()
+    marked: Marked = NO_TEXT
     controls: tuple[str, ...] = ()
     """Control tokens in its own words."""
     as_words: bool = False
-    """Whether these are trained as words: ``whole`` then has stand-ins for all other control tokens."""
+    """Whether these are trained as words: the text of ``marked`` then has stand-ins for all other control tokens."""
 
 
 class PartBuilder:
@@ -72,24 +81,22 @@ class PartBuilder:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def build(
-        self, part: Part, form: Form, out: Path, advance: Callable[[int], None] = lambda rows: None
-    ) -> PartTotals:
+    def build(self, part: Part, form: Form, out: Path, advance: Callable[[int], None] = _silent) -> PartTotals:
         """Write the documents of ``part`` to ``out`` and its bad rows beside it (``.bad.jsonl``)."""
         totals = PartTotals()
         reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._options.carry)
         bad: list[str] = []
         with _rare_collection(), DocumentWriter(out, carries=bool(self._options.carry)) as writer:
-
-            def refuse(row: int, error: RowError) -> None:
-                totals.bad += 1
-                reason = error.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
-                bad.append(json.dumps(asdict(BadRow(row, error.kind, reason, error.change, error.unread))) + "\n")
-
-            self._through(read_rows(part), reader, writer.add, totals, refuse, advance)
-            totals.documents = writer.documents
+            for row, result in self._results(read_rows(part), reader, totals, advance):
+                if isinstance(result, RowError):
+                    reason = result.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
+                    bad_row = BadRow(row, result.kind, reason, result.change, result.unread)
+                    bad.append(json.dumps(asdict(bad_row)) + "\n")
+                else:
+                    writer.add(row, result)
         if bad:
             out.with_suffix(".bad.jsonl").write_text("".join(bad), encoding="utf-8")
+        totals.bad, totals.documents = len(bad), writer.documents
         totals.lines = lines_of(part) if part.kind in ("lines", "line") else 0
         totals.unread, totals.columns = dict(reader.unread), dict(reader.columns)
         totals.values = reader.values.seen
@@ -98,59 +105,37 @@ class PartBuilder:
             borders.settled = 0
         return totals
 
-    def build_task(self, task: Mapping[str, Any], advance: Callable[[int], None] = lambda rows: None) -> dict[str, Any]:
+    def build_task(self, task: Mapping[str, Any], advance: Callable[[int], None] = _silent) -> dict[str, Any]:
         """Build the part of a ``task`` from another process. Task and answer are plain values."""
         totals = self.build(Part.from_json(task["part"]), Form(**task["form"]), Path(task["out"]), advance)
         return {"number": task["number"], "totals": totals.to_json()}
 
-    def documents(self, rows: Iterator[Row], form: Form) -> list[tuple[int, Document | RowError]]:
+    def documents(self, rows: Iterator[Row], form: Form) -> list[Result]:
         """Documents of rows in memory, each with its row's number; where a row makes none, the error says why."""
-        documents: list[tuple[int, Document | RowError]] = []
+        results = self._results(rows, Reader(form, carry=self._options.carry), PartTotals())
+        return sorted(results, key=lambda result: result[0])
 
-        def add(row: int, document: Document | RowError) -> None:
-            documents.append((row, document))
-
-        self._through(rows, Reader(form, carry=self._options.carry), add, PartTotals(), add)
-        return sorted(documents, key=lambda pair: pair[0])
-
-    def _through(
-        self,
-        rows: Iterator[Row],
-        reader: Reader,
-        add: Callable[[int, Document], None],
-        totals: PartTotals,
-        refuse: Callable[[int, RowError], None],
-        advance: Callable[[int], None] = lambda rows: None,
-    ) -> None:
+    def _results(
+        self, rows: Iterator[Row], reader: Reader, totals: PartTotals, advance: Callable[[int], None] = _silent
+    ) -> Iterator[Result]:
         """Take rows through in chunks: one is encoded while the next is read."""
-        waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
+        encoded: Iterator[Result] = iter(())
         for chunk in _chunks(rows):
-            pending = self._render(chunk, reader, totals, refuse)
-            usual = [("", ()) if entry.as_words else (entry.whole, entry.spans) for entry in pending]
-            batch = self._encoder.begin([whole for whole, _ in usual], [spans for _, spans in usual])
-            running = self._run(batch)
-            if waiting is not None:
-                self._collect(*waiting, add, totals, refuse)
-            waiting = (pending, batch, running)
+            pending, refused_rows = self._render(chunk, reader, totals)
+            batch = self._encoder.begin([NO_TEXT if entry.as_words else entry.marked for entry in pending])
+            run = partial(self._encoder.run, batch)
+            finish: Callable[[], None] = run if self._pool is None else self._pool.submit(run).result
+            yield from refused_rows
+            yield from encoded
+            encoded = self._encoded(pending, batch, finish, totals)
             advance(len(chunk))
-        if waiting is not None:
-            self._collect(*waiting, add, totals, refuse)
-
-    def _run(self, batch: Batch) -> Future[None]:
-        if self._pool is not None:
-            return self._pool.submit(self._encoder.run, batch)
-        done: Future[None] = Future()
-        self._encoder.run(batch)
-        done.set_result(None)
-        return done
+        yield from encoded
 
     def _render(
-        self,
-        chunk: Sequence[Row],
-        reader: Reader,
-        totals: PartTotals,
-        refuse: Callable[[int, RowError], None],
-    ) -> list[_Pending]:
+        self, chunk: Sequence[Row], reader: Reader, totals: PartTotals
+    ) -> tuple[list[_Pending], list[tuple[int, RowError]]]:
+        """The conversations of a chunk as marked texts, and the rows that are refused."""
+        refused_rows: list[tuple[int, RowError]] = []
         pending: list[_Pending] = []
         requests_by_template: list[list[Request]] = [[] for _ in self._templates]
         for number, row in chunk:
@@ -160,7 +145,7 @@ class PartBuilder:
                     raise row
                 conversations = reader.read(row)
             except Exception as error:
-                refuse(number, as_row_error(error))
+                refused_rows.append((number, as_row_error(error)))
                 continue
             totals.rows += len(conversations) - 1
             for conversation in conversations:
@@ -168,7 +153,7 @@ class PartBuilder:
                 try:
                     own_requests = self._requests_of(entry, totals) if conversation.is_chat else []
                 except Exception as error:
-                    refuse(number, as_row_error(error))
+                    refused_rows.append((number, as_row_error(error)))
                     continue
                 entry.num_requests = len(own_requests)
                 requests_by_template[entry.script] += own_requests
@@ -187,8 +172,8 @@ class PartBuilder:
                 system = entry.conversation.is_chat and entry.conversation.turns[0].role == "system"
                 if system and "system" in self._recipe.scripts[entry.script].shape.lacks:
                     reason.change = reason.change or FOLD
-                refuse(entry.row, reason)
-        return marked
+                refused_rows.append((entry.row, reason))
+        return marked, refused_rows
 
     def _requests_of(self, entry: _Pending, totals: PartTotals) -> list[Request]:
         """The renderings that a conversation needs: those that find its borders and, if its own words hold control
@@ -231,78 +216,57 @@ class PartBuilder:
         if conversation.ids is not None:
             return
         if conversation.text is not None:
-            entry.whole, entry.spans = self._framed(conversation.text, conversation.pieces)
+            entry.marked = self._framed(conversation.text, conversation.pieces)
         else:
             whole = texts[0]
             if isinstance(whole, RowError):
                 raise whole
             openings, broken = (texts[1:-1], texts[-1]) if entry.as_words else (texts[1:], whole)
-            entry.spans = self._borders[entry.script].find(conversation, whole, openings)
+            spans = self._borders[entry.script].find(conversation, whole, openings)
             if isinstance(broken, RowError):
                 raise broken
-            entry.whole = self._controls.words(whole, broken) if entry.as_words else whole
-        if len(entry.whole) > MAX_ROW_BYTES:
-            raise RowError(
-                "too_large", f"the row makes a text of {len(entry.whole):,} characters; at most {MAX_ROW_BYTES:,}"
-            )
+            entry.marked = Marked(self._controls.words(whole, broken) if entry.as_words else whole, spans)
+        if (size := len(entry.marked.text)) > MAX_ROW_BYTES:
+            raise RowError("too_large", f"the row makes a text of {size:,} characters; at most {MAX_ROW_BYTES:,}")
 
-    def _framed(self, text: str, pieces: Pieces | None) -> tuple[str, list[Span]]:
+    def _framed(self, text: str, pieces: Pieces | None) -> Marked:
         """A plain text with its first and last token, each exactly once, and its trained spans."""
         start, end = self._recipe.text_start, self._recipe.text_end
         start = "" if start and text.startswith(start) else start
         end = "" if end and text.endswith(end) else end
         whole = start + text + end
         if pieces is None:
-            return whole, [(0, len(whole), 1.0)]
+            return Marked(whole, [(0, len(whole), 1.0)])
         spans: list[Span] = []
         at = len(start)
         for size, weight in pieces:
             spans.append((at, at + size, weight))
             at += size
-        first, last = spans[0], spans[-1]
-        spans[0] = (0, first[1], first[2])
-        spans[-1] = (spans[-1][0], len(whole), last[2])
-        return whole, [span for span in spans if span[0] < span[1]]
+        spans[0] = (0, *spans[0][1:])
+        spans[-1] = (spans[-1][0], len(whole), spans[-1][2])
+        return Marked(whole, [span for span in spans if span[0] < span[1]])
 
-    def _collect(
-        self,
-        pending: Sequence[_Pending],
-        batch: Batch,
-        running: Future[None],
-        add: Callable[[int, Document], None],
-        totals: PartTotals,
-        refuse: Callable[[int, RowError], None],
-    ) -> None:
-        running.result()
+    def _encoded(
+        self, pending: Sequence[_Pending], batch: Batch, finish: Callable[[], None], totals: PartTotals
+    ) -> Iterator[Result]:
+        """What becomes of conversations when their ``batch`` is encoded, for which ``finish`` waits."""
+        finish()
         for entry, document in zip(pending, self._encoder.documents(batch), strict=True):
             if entry.conversation.ids is not None:
                 document = self._of_ids(entry.conversation)
             elif entry.as_words:
-                document = self._controls.encoder(self._recipe.tokenizer_json).document(entry.whole, entry.spans)
-            if isinstance(document, RowError):
-                refuse(entry.row, document)
-                continue
-            if not document.supervised:
-                refuse(entry.row, RowError("nothing_supervised", "no token of the row is trained on"))
-                continue
-            totals.moved += document.moved
-            if entry.controls:
-                totals.with_controls += 1
-                totals.control_rows = [*totals.control_rows, entry.row][:CONTROL_ROWS]
-                for token in entry.controls:
-                    totals.controls[token] = totals.controls.get(token, 0) + 1
-            totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
-            document.carried = entry.conversation.carried
-            add(entry.row, document)
+                document = self._controls.encoder(self._recipe.tokenizer_json).document(entry.marked)
+            if not isinstance(document, RowError) and not document.supervised:
+                document = RowError("nothing_supervised", "no token of the row is trained on")
+            if not isinstance(document, RowError):
+                document.carried = entry.conversation.carried
+                _count(entry, document, totals)
+            yield entry.row, document
 
     def _of_ids(self, conversation: Conversation) -> Document | RowError:
-        """A row of tokens as a document."""
         assert conversation.ids is not None
-        if max(conversation.ids) >= self._encoder.num_tokens:
-            return RowError(
-                "wrong_type",
-                f"token {max(conversation.ids)}, and the tokenizer's highest is {self._encoder.num_tokens - 1}",
-            )
+        if (last := max(conversation.ids)) >= (size := self._encoder.num_tokens):
+            return RowError("wrong_type", f"token {last}, and the tokenizer's highest is {size - 1}")
         spans: list[Span] = []
         for at, weight in enumerate(conversation.ids_weights):
             if at and weight > 0:
@@ -311,6 +275,16 @@ class PartBuilder:
                 else:
                     spans.append((at, at + 1, weight))
         return Document(np.array(conversation.ids, dtype=np.int32), spans)
+
+
+def _count(entry: _Pending, document: Document, totals: PartTotals) -> None:
+    totals.moved += document.moved
+    if entry.controls:
+        totals.with_controls += 1
+        totals.control_rows = [*totals.control_rows, entry.row][:CONTROL_ROWS]
+        for token in entry.controls:
+            totals.controls[token] = totals.controls.get(token, 0) + 1
+    totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
 
 
 def _folded(conversation: Conversation) -> Conversation:

@@ -27,15 +27,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import Problem, UserError, refused
+from tonnage.errors import refused, user_error
 from tonnage.files.writing import CLOSED_TO_OTHERS, write_whole
 from tonnage.host.cachedir import default_directory as default_directory
 from tonnage.host.cachedir import kept, room_for, trusted
 
 VERSION = 5
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
-
-
 ABANDONED_SECONDS = 24 * 3600
 WAITING_SECONDS = 0.2
 _UNFINISHED = re.compile(r"\.(?P<key>.+)\.(?P<kernel>[0-9a-f]+)\.(?P<process>[0-9]+)")
@@ -59,13 +57,11 @@ def entry(directory: Path, build: Callable[[Path], None], waiting: Callable[[], 
         return False
     with _faults(directory.parent):
         room_for(directory)
-        lock = _open_lock(directory)
-    try:
-        _take(lock, waiting)
+    with _locked(directory, waiting):
         if directory.is_dir():
             return False
         _sweep(directory)
-        building = directory.parent / f".{directory.name}.{_kernel()}.{os.getpid()}"
+        building = _unfinished(directory)
         with _faults(directory.parent):
             try:
                 building.mkdir()
@@ -76,38 +72,42 @@ def entry(directory: Path, build: Callable[[Path], None], waiting: Callable[[], 
             except BaseException:
                 shutil.rmtree(building, ignore_errors=True)
                 raise
-    finally:
-        os.close(lock)
 
 
 def discard(directory: Path, is_bad: Callable[[], bool]) -> None:
     """Remove an entry that ``is_bad`` finds damaged, checked while nobody builds it. Who has its files open keeps
     them."""
-    with _faults(directory.parent):
-        lock = _open_lock(directory)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(directory):
         if directory.is_dir() and is_bad():
             with _faults(directory.parent):
-                aside = directory.parent / f".{directory.name}.{_kernel()}.{os.getpid()}"
+                aside = _unfinished(directory)
                 shutil.rmtree(aside, ignore_errors=True)
                 directory.rename(aside)
                 shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unfinished(directory: Path) -> Path:
+    """Where an entry lies while this process makes it, or removes it."""
+    return directory.parent / f".{directory.name}.{_kernel()}.{os.getpid()}"
+
+
+@contextmanager
+def _locked(directory: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of an entry, however long another has it."""
+    with _faults(directory.parent):
+        lock = _open_lock(directory)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX if waiting is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert waiting is not None
+                waiting()
+                time.sleep(WAITING_SECONDS)
+        yield
     finally:
         os.close(lock)
-
-
-def _take(lock: int, waiting: Callable[[], None] | None) -> None:
-    """Take a lock, however long another has it."""
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX if waiting is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            assert waiting is not None
-            waiting()
-            time.sleep(WAITING_SECONDS)
-        else:
-            return
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _faults(directory: Path) -> Iterator[None]:
         summary, change = "the cache could not be written", "set TONNAGE_CACHE (or data.cache) to another directory"
         explained = refused(error, summary, directory, change=change)
         message = f"{summary}: {error.strerror or error}"  # numpy's errors have no number
-        raise explained or UserError(Problem(message, "a disk that takes it", change, str(directory))) from error
+        raise explained or user_error(message, "a disk that takes it", change, str(directory)) from error
 
 
 def _open_lock(directory: Path) -> int:
@@ -203,7 +203,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def remembered_digest(cache: Path, file: str, digest: Callable[[str], str]) -> str:
+def remembered_digest(cache: Path, file: str) -> str:
     """Digest of a file's content, read again only when its size, time of change or inode is another."""
     stat = Path(file).stat()
     stamp = [os.path.realpath(file), stat.st_size, stat.st_mtime_ns, stat.st_ino]
@@ -212,7 +212,8 @@ def remembered_digest(cache: Path, file: str, digest: Callable[[str], str]) -> s
         return note.read_text(encoding="ascii")
     except OSError:
         pass
-    file_digest = digest(file)
+    with Path(file).open("rb") as opened:
+        file_digest = hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
     with kept(note, "files are read once more to know them again"):
         room_for(note)
         write_whole(note, file_digest)

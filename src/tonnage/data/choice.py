@@ -20,12 +20,12 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data.rendering import ChatTemplate
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.files.paths import is_jinja
 from tonnage.forms.formats import FORMATS
 
@@ -98,12 +98,16 @@ def choose(
     opens turns as they were opened in training. Raises ``UserError`` for an unknown name, an unreadable
     file, or a tokenizer without an end-of-text token where one is needed.
     """
-    own, choice = _choose(name, tokenizer, formats, single_turn)
+    chats = [format for format in formats if format not in FORMATS or FORMATS[format].is_chat]
+    text, choice = _own(name, tokenizer, chats) or _other(name, tokenizer, chats, single_turn)
     if arguments:
         head = "".join(_default(argument) for argument in arguments.items() if argument[0].isidentifier()) + "\n"
-        text: Any = own.chat_template
-        own.chat_template = {key: head + body for key, body in text.items()} if isinstance(text, dict) else head + text
-    return own, choice
+        text = {key: head + body for key, body in text.items()} if isinstance(text, dict) else head + text
+    own, missing = extended(tokenizer, None, BUILT_IN.get(choice.name, ()))
+    if own is tokenizer:  # they share the vocabulary, which need not grow
+        own = copy.copy(tokenizer)
+    own.chat_template = text
+    return own, replace(choice, added_tokens=missing)
 
 
 def _default(argument: tuple[str, object]) -> str:
@@ -116,65 +120,64 @@ def _default(argument: tuple[str, object]) -> str:
 _DEFAULTS = re.compile(r"\A(?:\{%- if \w+ is not defined %\}\{%- set \w+ = [^%]* %\}\{%- endif %\})+\n")
 
 
-def _choose(
-    name: str, tokenizer: PreTrainedTokenizerBase, formats: Sequence[str], single_turn: bool
-) -> tuple[PreTrainedTokenizerBase, Choice]:
+def _own(
+    name: str, tokenizer: PreTrainedTokenizerBase, chats: Sequence[str]
+) -> tuple[str | dict[str, str], Choice] | None:
+    """The tokenizer's own template, or one of those that it has by name; ``None`` where another is meant."""
     own = tokenizer.chat_template
-    chats = [format for format in formats if format not in FORMATS or FORMATS[format].is_chat]
     unused = " (its rows are plain text: not used)" if not chats else ""
-    if isinstance(own, dict):
-        default = "default" if name in ("auto", "tokenizer") else name
-        if default in own:
-            named = "" if len(own) == 1 else f": {default!r} of {', '.join(map(repr, own))}"
-            extra = f", {TOOL_USE!r} where a row has tools" if default == "default" and TOOL_USE in own else ""
-            reason = f"the tokenizer's own{named}{extra}{unused}"
-            templates = own if default == "default" else {**own, "default": own[default]}
-            if default != "default":
-                templates.pop(TOOL_USE, None)
-            return _with(tokenizer, templates, (), Choice("tokenizer", reason))
-        if name in ("auto", "tokenizer"):
-            raise UserError(
-                Problem(
-                    found=f"a tokenizer with the chat templates {', '.join(map(repr, own))} and no default",
-                    needed="the name of one",
-                    change=f"data.template: {next(iter(own), 'chatml')}",
-                    where="data.template",
-                )
-            )
-    elif own and name in ("auto", "tokenizer"):
-        return _with(tokenizer, str(own), (), Choice("tokenizer", f"the tokenizer's own{unused}"))
-    if name == "tokenizer":
-        raise UserError(
-            Problem(found="the tokenizer has no chat template", needed=", ".join(BUILT_IN), where="data.template")
+    is_default = name in ("auto", "tokenizer")
+    if not isinstance(own, dict):
+        return (str(own), Choice("tokenizer", f"the tokenizer's own{unused}")) if own and is_default else None
+    default = "default" if is_default else name
+    if default in own:
+        named = "" if len(own) == 1 else f": {default!r} of {', '.join(map(repr, own))}"
+        extra = f", {TOOL_USE!r} where a row has tools" if default == "default" and TOOL_USE in own else ""
+        templates = own if default == "default" else {**own, "default": own[default]}
+        if default != "default":
+            templates.pop(TOOL_USE, None)
+        return templates, Choice("tokenizer", f"the tokenizer's own{named}{extra}{unused}")
+    if is_default:
+        raise user_error(
+            found=f"a tokenizer with the chat templates {', '.join(map(repr, own))} and no default",
+            needed="the name of one",
+            change=f"data.template: {next(iter(own), 'chatml')}",
+            where="data.template",
         )
+    return None
+
+
+def _other(
+    name: str, tokenizer: PreTrainedTokenizerBase, chats: Sequence[str], single_turn: bool
+) -> tuple[str, Choice]:
+    """A template that is not the tokenizer's: a built-in, one whose text is in the config, or a file."""
+    if name == "tokenizer":
+        raise user_error(found="the tokenizer has no chat template", needed=", ".join(BUILT_IN), where="data.template")
+    reason = "asked for"
     if name == "auto":
-        if not chats or all(format == "completion" for format in chats):
+        if all(format == "completion" for format in chats):
             name, why = "plain", "plain text and completions need no turns"
         elif all(format in ("alpaca", "completion", "instances") for format in chats) and single_turn:
             name, why = "alpaca", "rows are single instructions"
         else:
             name, why = "chatml", "rows are conversations"
         reason = f"the tokenizer has none; {why}"
-    else:
-        reason = "asked for"
     if name in BUILT_IN:
         file = Path(__file__).parent / "templates" / f"{name}.jinja"
         text = file.read_text(encoding="utf-8").rstrip("\n")
         if _opens_with_bos(tokenizer):
             text = "{{ bos_token }}" + text
         if tokenizer.eos_token is None and name in CLOSED_BY_EOS:
-            raise UserError(
-                Problem(
-                    found=f"the tokenizer has no end-of-text token, and template {name!r} closes turns with it",
-                    needed="a tokenizer with eos_token",
-                    change="set eos_token in tokenizer_config.json, or set data.template: chatml",
-                    where="data.template",
-                )
+            raise user_error(
+                found=f"the tokenizer has no end-of-text token, and template {name!r} closes turns with it",
+                needed="a tokenizer with eos_token",
+                change="set eos_token in tokenizer_config.json, or set data.template: chatml",
+                where="data.template",
             )
-        return _with(tokenizer, text, BUILT_IN[name], Choice(name, reason))
+        return text, Choice(name, reason)
     if is_jinja(name):
-        return _with(tokenizer, _begun(name, tokenizer), (), Choice(WRITTEN_OUT, "its text is in the config"))
-    return _with(tokenizer, _begun(_read(name, own), tokenizer), (), Choice(name, reason))
+        return _begun(name, tokenizer), Choice(WRITTEN_OUT, "its text is in the config")
+    return _begun(_read(name, tokenizer.chat_template), tokenizer), Choice(name, reason)
 
 
 def _begun(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -185,7 +188,6 @@ def _begun(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _read(name: str, own: object) -> str:
-    """The text of a template's file. Raises ``UserError``."""
     names = [*BUILT_IN, *(own if isinstance(own, dict) else ())]
     try:
         path = Path(name).expanduser()
@@ -198,12 +200,10 @@ def _read(name: str, own: object) -> str:
         message = f"no built-in template and no file {name[:200]!r}"
     except (OSError, ValueError, RuntimeError) as error:
         message = f"the template {name[:200]!r} cannot be read ({error})"
-    raise UserError(
-        Problem(
-            found=message,
-            needed=f"auto, tokenizer, {', '.join(names)}, the path of a Jinja file, or its text",
-            where="data.template",
-        )
+    raise user_error(
+        found=message,
+        needed=f"auto, tokenizer, {', '.join(names)}, the path of a Jinja file, or its text",
+        where="data.template",
     )
 
 
@@ -213,21 +213,6 @@ def _opens_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     ids = tokenizer("a")["input_ids"]
     return len(ids) > 1 and ids[0] == tokenizer.bos_token_id
-
-
-def _with(
-    tokenizer: PreTrainedTokenizerBase, text: str | dict[str, str], special: tuple[str, ...], choice: Choice
-) -> tuple[PreTrainedTokenizerBase, Choice]:
-    vocabulary = tokenizer.get_vocab() if special else {}
-    added_tokens = tokenizer.added_tokens_decoder
-    missing = [token for token in special if token not in vocabulary]
-    plain = [token for token in special if token in vocabulary and vocabulary[token] not in added_tokens]
-    # The vocabulary is shared with the tokenizer given, unless it must grow.
-    own = copy.deepcopy(tokenizer) if missing or plain else copy.copy(tokenizer)
-    own.chat_template = text
-    if missing or plain:
-        own.add_special_tokens({"extra_special_tokens": missing + plain}, replace_extra_special_tokens=False)
-    return own, Choice(choice.name, choice.reason, tuple(missing))
 
 
 def of_tokenizer(
@@ -244,13 +229,11 @@ def of_tokenizer(
     if isinstance(own, dict):
         own = own.get(TOOL_USE if tools and TOOL_USE in own else "default")
     if not isinstance(own, str):
-        raise UserError(
-            Problem(
-                found="the tokenizer has no chat template",
-                needed="one, to open the assistant's turn",
-                change=f"name one: {', '.join(BUILT_IN)}",
-                where="template",
-            )
+        raise user_error(
+            found="the tokenizer has no chat template",
+            needed="one, to open the assistant's turn",
+            change=f"name one: {', '.join(BUILT_IN)}",
+            where="template",
         )
     template_arguments = dict(arguments or {})
     if template_arguments:
@@ -277,13 +260,11 @@ def _check_arguments(text: str, arguments: Mapping[str, object]) -> None:
         return  # rendering it will say so
     unknown = [name for name in arguments if name not in variables]
     if unknown:
-        raise UserError(
-            Problem(
-                found=f"template arguments that the template never looks at: {', '.join(unknown)}",
-                needed=f"arguments that it knows: {', '.join(variables) or 'it knows none'}",
-                change="correct or remove them",
-                where="data.template_arguments",
-            )
+        raise user_error(
+            found=f"template arguments that the template never looks at: {', '.join(unknown)}",
+            needed=f"arguments that it knows: {', '.join(variables) or 'it knows none'}",
+            change="correct or remove them",
+            where="data.template_arguments",
         )
 
 

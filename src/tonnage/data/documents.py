@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.masks import Span
-from tonnage.data.prefixes import Tokens
 from tonnage.data.tokens import Document, content_key
 
 BATCH_TOKENS = 1 << 20
@@ -86,8 +85,6 @@ class DocumentWriter:
         import pyarrow as pa
 
         self._pa = pa
-        self._carries = carries
-        self.documents = 0
         self._schema = pa.schema(
             [
                 ("row", pa.int64()),
@@ -101,59 +98,44 @@ class DocumentWriter:
         )
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
-        self._clear()
+        self._rows: list[int] = []
+        self._waiting: list[Document] = []
+        self._num_tokens = self.documents = 0
 
     def __enter__(self) -> DocumentWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if error[0] is None:
+        if error[0] is None and self._waiting:
             self._flush()
         self._writer.close()
         self._sink.close()
 
     def add(self, row: int, document: Document) -> None:
         """Add the document of a row."""
-        tokens = document.tokens
         self._rows.append(row)
-        self._tokens.append(tokens)
-        self._spans.append([border for span in document.spans for border in span[:2]])
-        self._weights.append([span[2] for span in document.spans])
-        self._supervised.append(document.supervised)
-        self._contents.append(content_key(tokens, document.spans, document.carried))
-        self._carried.append(list(document.carried))
-        self._size += len(tokens)
+        self._waiting.append(document)
+        self._num_tokens += len(document.tokens)
         self.documents += 1
-        if self._size >= BATCH_TOKENS:
+        if self._num_tokens >= BATCH_TOKENS:
             self._flush()
 
-    def _clear(self) -> None:
-        self._rows: list[int] = []
-        self._tokens: list[np.ndarray] = []
-        self._spans: list[list[int]] = []
-        self._weights: list[list[float]] = []
-        self._supervised: list[int] = []
-        self._contents: list[int] = []
-        self._carried: list[list[float]] = []
-        self._size = 0
-
     def _flush(self) -> None:
-        if not self._rows:
-            return
-        pa = self._pa
-        offsets = np.zeros(len(self._tokens) + 1, dtype=np.int32)
-        np.cumsum([len(tokens) for tokens in self._tokens], out=offsets[1:])
-        columns = [
-            pa.array(self._rows, pa.int64()),
-            pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(self._tokens))),
-            pa.array(self._spans, pa.list_(pa.int32())),
-            pa.array(self._weights, pa.list_(pa.float32())),
-            pa.array(self._supervised, pa.int32()),
-            pa.array(self._contents, pa.uint64()),
-            *([pa.array(self._carried, pa.list_(pa.float64()))] if self._carries else []),
-        ]
-        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        self._clear()
+        pa, documents = self._pa, self._waiting
+        tokens = [document.tokens for document in documents]
+        offsets = np.zeros(len(tokens) + 1, dtype=np.int32)
+        np.cumsum([len(ids) for ids in tokens], out=offsets[1:])
+        columns = {
+            "row": self._rows,
+            "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(tokens))),
+            "spans": [[border for span in document.spans for border in span[:2]] for document in documents],
+            "weights": [[weight for _, _, weight in document.spans] for document in documents],
+            "supervised": [document.supervised for document in documents],
+            "content": [content_key(document.tokens, document.spans, document.carried) for document in documents],
+            "carried": [list(document.carried) for document in documents],
+        }
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._rows, self._waiting, self._num_tokens = [], [], 0
 
 
 @dataclass(frozen=True)
@@ -200,10 +182,6 @@ class Documents:
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def first_of_part(self, part: int) -> int:
-        """Index of a part's first document."""
-        return int(self._first[part])
-
     def _part(self, part: int) -> tuple[np.ndarray, list[_Batch]]:
         if part not in self._open:
             import pyarrow as pa
@@ -214,8 +192,15 @@ class Documents:
             self._open[part] = (np.cumsum([0] + [len(batch) for batch in batches]), batches)
         return self._open[part]
 
+    def _part_number(self, document: int) -> int:
+        return int(np.searchsorted(self._first, document, side="right")) - 1
+
+    def part_of(self, document: int) -> StoredPart:
+        """The part in which a document is."""
+        return self.parts[self._part_number(document)]
+
     def _find(self, document: int) -> tuple[_Batch, int]:
-        part = int(np.searchsorted(self._first, document, side="right")) - 1
+        part = self._part_number(document)
         first, batches = self._part(part)
         within = document - int(self._first[part])
         batch = int(np.searchsorted(first, within, side="right")) - 1
@@ -224,23 +209,23 @@ class Documents:
     def tokens(self, document: int) -> np.ndarray:
         """Tokens of a document: int32 (num_tokens,), a view of the map."""
         batch, at = self._find(document)
-        return batch.tokens(at)
+        return batch.tokens[at]
 
     def spans(self, document: int) -> list[Span]:
         """Trained spans of a document, in tokens."""
         batch, at = self._find(document)
-        return batch.spans(at)
+        borders = batch.spans[at].tolist()
+        return list(zip(borders[::2], borders[1::2], batch.weights[at].tolist(), strict=True))
 
     def carried(self, document: int) -> np.ndarray:
         """Numbers that go with a document: float64, as many as ``carry`` names."""
         batch, at = self._find(document)
-        return batch.carried(at)
+        return batch.carried[at]
 
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document came from."""
-        part = self.parts[int(np.searchsorted(self._first, document, side="right")) - 1]
         batch, at = self._find(document)
-        return part.where(int(batch.rows[at]))
+        return self.part_of(document).where(int(batch.rows[at]))
 
     def sources(self) -> np.ndarray:
         """Source of every document: int16 (num_documents,)."""
@@ -250,28 +235,28 @@ class Documents:
 
     def column(self, name: str) -> np.ndarray:
         """``lengths`` (int32), ``supervised`` (int32) or ``content`` (uint64) of every document."""
-        types = {"lengths": np.int32, "supervised": np.int32, "content": np.uint64}
-        found = np.zeros(len(self), dtype=types[name])
+        column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
         at = 0
-        for part in range(len(self.parts)):
-            for batch in self._part(part)[1]:
-                found[at : at + len(batch)] = getattr(batch, name)
-                at += len(batch)
-        return found
+        for batch in self._batches():
+            column[at : at + len(batch)] = getattr(batch, name)
+            at += len(batch)
+        return column
 
-    def token_batches(self) -> Iterator[Tokens]:
+    def token_batches(self) -> Iterator[Lists]:
         """Tokens of all documents, in order, a batch of about a million at a time; views of the map."""
+        return (batch.tokens for batch in self._batches())
+
+    def _batches(self) -> Iterator[_Batch]:
         for part in range(len(self.parts)):
-            for batch in self._part(part)[1]:
-                yield Tokens(*batch.all_tokens)
+            yield from self._part(part)[1]
 
     def bad_rows(self) -> Iterator[tuple[StoredPart, BadRow]]:
         """All bad rows, in order; ``row`` counts within the part."""
         for number, part in enumerate(self.parts):
             if not part.totals.bad:
                 continue
-            found = (self.path / part_file(number)).with_suffix(".bad.jsonl")
-            rows = [BadRow(**json.loads(line)) for line in found.read_text(encoding="utf-8").splitlines()]
+            path = (self.path / part_file(number)).with_suffix(".bad.jsonl")
+            rows = [BadRow(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
             for row in sorted(rows, key=lambda row: row.row):
                 yield part, row
 
@@ -291,15 +276,27 @@ class HalfRead:
 
 def half_read_files(documents: Documents) -> list[HalfRead]:
     """The files of which bytes are not read, in order."""
-    found: dict[tuple[int, str], HalfRead] = {}
+    damaged: dict[tuple[int, str], HalfRead] = {}
     for part, bad in documents.bad_rows():
         if not bad.unread:
             continue
         file, row = part.where(bad.row)
         size = Path(file).stat().st_size
-        before = found.get((part.source, file), HalfRead(part.source, file, row, bad.reason, 0, size))
-        found[part.source, file] = replace(before, unread_bytes=min(before.unread_bytes + bad.unread, size))
-    return list(found.values())
+        before = damaged.get((part.source, file), HalfRead(part.source, file, row, bad.reason, 0, size))
+        damaged[part.source, file] = replace(before, unread_bytes=min(before.unread_bytes + bad.unread, size))
+    return list(damaged.values())
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Lists of numbers as they lie in a file, one behind another, such as the tokens of some documents."""
+
+    offsets: np.ndarray
+    """int (num_lists + 1,): where each begins in ``values``, and where the last one ends."""
+    values: np.ndarray
+
+    def __getitem__(self, at: int) -> np.ndarray:
+        return self.values[self.offsets[at] : self.offsets[at + 1]]
 
 
 class _Batch:
@@ -313,47 +310,39 @@ class _Batch:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        return _view(self._batch.column(0))
+        return _view(self._batch.column("row"))
 
     @cached_property
-    def all_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        column = self._batch.column(1)
-        return _view(column.offsets), _view(column.values)
+    def tokens(self) -> Lists:
+        return _lists(self._batch.column("tokens"))
 
     @cached_property
-    def _spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        spans, weights = self._batch.column(2), self._batch.column(3)
-        return _view(spans.offsets), _view(spans.values), _view(weights.values)
+    def spans(self) -> Lists:
+        return _lists(self._batch.column("spans"))
+
+    @cached_property
+    def weights(self) -> Lists:
+        return _lists(self._batch.column("weights"))
+
+    @cached_property
+    def carried(self) -> Lists:
+        return _lists(self._batch.column("carried"))
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.diff(self.all_tokens[0])
+        return np.diff(self.tokens.offsets)
 
     @property
     def supervised(self) -> np.ndarray:
-        return _view(self._batch.column(4))
+        return _view(self._batch.column("supervised"))
 
     @property
     def content(self) -> np.ndarray:
-        return _view(self._batch.column(5))
+        return _view(self._batch.column("content"))
 
-    def tokens(self, at: int) -> np.ndarray:
-        offsets, values = self.all_tokens
-        return values[offsets[at] : offsets[at + 1]]
 
-    @cached_property
-    def _carried(self) -> tuple[np.ndarray, np.ndarray]:
-        column = self._batch.column(6)
-        return _view(column.offsets), _view(column.values)
-
-    def carried(self, at: int) -> np.ndarray:
-        offsets, values = self._carried
-        return values[offsets[at] : offsets[at + 1]]
-
-    def spans(self, at: int) -> list[Span]:
-        offsets, borders, weights = self._spans
-        start, stop = int(offsets[at]), int(offsets[at + 1])
-        return [(int(borders[n]), int(borders[n + 1]), float(weights[n // 2])) for n in range(start, stop, 2)]
+def _lists(array: Any) -> Lists:
+    return Lists(_view(array.offsets), _view(array.values))
 
 
 def _view(array: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.config import Data, Source
+from tonnage.data.hub import Resolved, problem_of, unusable
 from tonnage.data.rows import Part, first_rows
 from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
@@ -40,16 +41,18 @@ class Sources:
 
     given: tuple[Source, ...]
     num_train: int
-    parts: list[Part]
+    resolved: list[Resolved]
+    """Of each source its files and parts."""
     forms: list[Form]
-    commits: list[str]
-    """Of hub data sets, by source; else empty."""
-    left: list[tuple[str, ...]]
-    """Files beside each source that belong to other splits."""
     single_turn: bool
     with_turns: bool
     """Whether completions are lists of messages, and no plain texts."""
     row_bytes: float
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts, in order."""
+        return [part for resolved in self.resolved for part in resolved.parts]
 
     @property
     def files(self) -> list[str]:
@@ -78,7 +81,7 @@ def read_sources(options: Data) -> Sources:
     """All sources with the forms of their rows. Raises ``UserError`` with the problems of all of them."""
     validation = options.validation if isinstance(options.validation, tuple) else ()
     all_sources = options.train + validation
-    sources = Sources(all_sources, len(options.train), [], [], [], [], True, False, 1.0)
+    sources = Sources(all_sources, len(options.train), [], [], True, False, 1.0)
     problems: list[Problem] = []
     single_turn, with_turns, sizes = True, False, []
     for index, source in enumerate(all_sources):
@@ -89,10 +92,8 @@ def read_sources(options: Data) -> Sources:
         except UserError as error:
             problems += error.problems
             continue
-        sources.parts.extend(resolved.parts)
+        sources.resolved.append(resolved)
         sources.forms.append(form)
-        sources.commits.append(resolved.commit)
-        sources.left.append(resolved.left)
         sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
         single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form))
         with_turns |= any(_has_turns(rename(row, form.columns)) for row in sample)
@@ -125,78 +126,50 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
 
 
 def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str) -> Form:
-    where = f"data: {source.path}"
     if source.format != "auto":
-        return _as_asked(form_of(source.format, source.columns, source.roles), source, where)
+        return _with_settings(form_of(source.format, source.columns, source.roles), source)
+    if not sample and first_bad:
+        change = "mend that row, or take it out of the file"
+        raise unusable(source, f"no readable row; the first one: {first_bad}", "at least one row", change)
     if not sample:
-        raise UserError(
-            Problem(
-                found=f"no readable row; the first one: {first_bad}" if first_bad else "no row",
-                needed="at least one row",
-                change="mend that row, or take it out of the file" if first_bad else "",
-                where=where,
-            )
-        )
+        raise unusable(source, "no row", "at least one row")
     renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
     formats = detect(renamed)
     if len(formats) == 1:
-        return _as_asked(Form(formats[0], dict(source.columns), dict(source.roles)), source, where)
+        return _with_settings(Form(formats[0], dict(source.columns), dict(source.roles)), source)
     columns = ", ".join(map(str, list(sample[0])[:20]))
     if not formats:
-        change = advice(key, source.path, sample[0])
-        if not change and source.columns:
+        columns_key = f"{key}: {{path: {written(source.path)}, columns: {{instruction: ..., output: ...}}}}"
+        change = f"map the columns of a question and its answer: {columns_key}"
+        if source.columns:
             change = "correct columns, which maps our fields to those of the rows"
-        raise UserError(
-            Problem(
-                found=f"rows with the fields {columns}",
-                needed=f"a form that is known: {known_forms()}",
-                change=change
-                or "map the columns of a question and its answer: "
-                f"{key}: {{path: {written(source.path)}, columns: {{instruction: ..., output: ...}}}}",
-                where=where,
-            )
-        )
-    apart = [next(iter(candidates(row)), "") for row in renamed]
-    mixed = len(set(map(candidates, renamed))) > 1 and not set.intersection(*(set(candidates(row)) for row in renamed))
-    raise UserError(
-        Problem(
-            found=f"rows of several forms in one file: {', '.join(dict.fromkeys(filter(None, apart)))}"
-            if mixed
-            else f"rows that fit several forms: {', '.join(formats)} (fields: {columns})",
-            needed="one form",
-            change="write the rows of each form to a file of their own"
-            if mixed
-            else f"{key}: {written({'path': source.path, 'format': formats[0]})} (or {', '.join(formats[1:])})",
-            where=where,
-        )
-    )
+        change = advice(key, source.path, sample[0]) or change
+        raise unusable(source, f"rows with the fields {columns}", f"a form that is known: {known_forms()}", change)
+    fitting = [candidates(row) for row in renamed]
+    if len(set(fitting)) > 1 and not set.intersection(*map(set, fitting)):
+        first_fits = dict.fromkeys(fits[0] for fits in fitting if fits)
+        fault = f"rows of several forms in one file: {', '.join(first_fits)}"
+        change = "write the rows of each form to a file of their own"
+    else:
+        fault = f"rows that fit several forms: {', '.join(formats)} (fields: {columns})"
+        change = f"{key}: {written({'path': source.path, 'format': formats[0]})} (or {', '.join(formats[1:])})"
+    raise unusable(source, fault, "one form", change)
 
 
-def _as_asked(form: Form, source: Source, where: str) -> Form:
+def _with_settings(form: Form, source: Source) -> Form:
     """The form with the settings of its source. Raises ``UserError`` for those that do not fit it."""
-    _check_columns(form, source, where)
-    if source.system == "drop" and not FORMATS[form.format].is_chat:
-        problem = Problem(f"system: drop for rows of form {form.format}", "conversations", "leave system out", where)
-        raise UserError(problem)
-    return replace(form, between=source.between, drops_system=source.system == "drop")
-
-
-def _check_columns(form: Form, source: Source, where: str) -> None:
-    """Refuse columns for fields that the form does not have."""
     problems = []
     for ours in source.columns:
         if ours not in fields_of(form.format):
             near = nearest_field(ours, form.format)
-            problems.append(
-                Problem(
-                    found=f"columns names a field {ours!r}, which rows of form {form.format} do not have",
-                    needed=f"one of {', '.join(fields_of(form.format))}",
-                    change=f"did you mean {near}?" if near else "",
-                    where=where,
-                )
-            )
+            fault = f"columns names a field {ours!r}, which rows of form {form.format} do not have"
+            needed = f"one of {', '.join(fields_of(form.format))}"
+            problems.append(problem_of(source, fault, needed, f"did you mean {near}?" if near else ""))
     if problems:
         raise UserError(*problems)
+    if source.system == "drop" and not FORMATS[form.format].is_chat:
+        raise unusable(source, f"system: drop for rows of form {form.format}", "conversations", "leave system out")
+    return replace(form, between=source.between, drops_system=source.system == "drop")
 
 
 def _conversations(rows: Sequence[dict[str, Any]], form: Form) -> Iterator[Conversation]:
@@ -215,8 +188,4 @@ def _is_single(conversation: Conversation) -> bool:
 
 def _has_turns(row: dict[str, Any]) -> bool:
     """Whether a prompt or a completion is messages, which have roles, and no plain text."""
-    return any(
-        as_turns(row[name]) is not row[name] or not isinstance(row[name], str)
-        for name in ("prompt", "completion")
-        if name in row
-    )
+    return any(not isinstance(as_turns(row[name]), str) for name in ("prompt", "completion") if name in row)

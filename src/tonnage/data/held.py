@@ -14,11 +14,11 @@ import numpy as np
 from tonnage.data.builder import PartBuilder
 from tonnage.data.in_memory import SHOWN, plain_rows
 from tonnage.data.packing import best_fit
-from tonnage.data.packs import Pack
+from tonnage.data.packs import Pack, piece_weights
 from tonnage.data.prefixes import Prefix
 from tonnage.data.recipe import Recipe
 from tonnage.data.tokens import Document
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import Form, detect, known_forms
 
@@ -93,12 +93,8 @@ class Packer:
         )
 
     def _pack(self, documents: Sequence[tuple[int, Document]]) -> Pack:
-        weights = []
-        for _, document in documents:
-            weights.append(np.zeros(len(document.tokens), dtype=np.float32))
-            for start, stop, weight in document.spans:
-                weights[-1][max(start, 1) : stop] = weight
         carried = np.array([document.carried for _, document in documents], dtype=np.float64).T
+        weights = [piece_weights(document.spans, 0, len(document.tokens)) for _, document in documents]
         return Pack(
             input_ids=np.concatenate([document.tokens for _, document in documents]).astype(np.int32),
             weights=np.concatenate(weights),
@@ -106,7 +102,7 @@ class Packer:
             documents=np.array([number for number, _ in documents], dtype=np.int64),
             prefixes=np.full(len(documents), -1, dtype=np.int16),
             starts=np.zeros(len(documents), dtype=np.int32),
-            carried=dict(zip(self._recipe.options.carry, carried, strict=True)) if self._recipe.options.carry else {},
+            carried=dict(zip(self._recipe.options.carry, carried, strict=True)),
         )
 
     def _form(self, rows: Sequence[dict[str, Any]]) -> Form:
@@ -119,8 +115,8 @@ class Packer:
             return next(
                 (form for form in self._forms if form.format == formats[0] and not form.columns), Form(formats[0])
             )
-        columns = ", ".join(map(str, list(rows[0])[:20]))
-        fits = (
-            f"rows that fit several forms: {', '.join(formats)} (fields: {columns})" if formats else f"fields {columns}"
+        fields = ", ".join(map(str, list(rows[0])[:20]))
+        fault = (
+            f"rows that fit several forms: {', '.join(formats)} (fields: {fields})" if formats else f"fields {fields}"
         )
-        raise UserError(Problem(fits, f"rows of one form that is known: {known_forms()}", where=SHOWN))
+        raise user_error(fault, f"rows of one form that is known: {known_forms()}", where=SHOWN)

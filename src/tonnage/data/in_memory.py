@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.errors import UserError, refusals, user_error
 from tonnage.host.cachedir import default_directory, room_for, trusted
 
 FILE = "rows-in-memory.jsonl"
@@ -81,7 +81,7 @@ def _lines(rows: Any) -> Iterator[bytes]:
             raise _refused(number, f"holds{_field_of(row)} what JSON cannot: {error}", needed) from None
         yield line
     if number < 0:
-        raise UserError(Problem("no row", "at least one row", where=SHOWN))
+        raise user_error("no row", "at least one row", where=SHOWN)
 
 
 def _json(row: Mapping[Any, Any]) -> bytes:
@@ -94,8 +94,8 @@ def _each(rows: Any) -> Iterable[Any]:
     if hasattr(rows, "columns") and callable(getattr(rows, "to_dict", None)):  # pandas
         return ({key: _unless_missing(value) for key, value in row.items()} for row in rows.to_dict("records"))
     if not isinstance(rows, Iterable):
-        raise UserError(
-            Problem(f"a {type(rows).__name__}", "a path, or rows: dictionaries, a frame or a data set", where="data")
+        raise user_error(
+            f"a {type(rows).__name__}", "a path, or rows: dictionaries, a frame or a data set", where="data"
         )
     return rows
 
@@ -120,7 +120,6 @@ def _as_json(value: Any) -> Any:
 
 
 def _field_of(row: Mapping[Any, Any]) -> str:
-    """In which field it is."""
     for name, value in row.items():
         try:
             _json({name: value})
@@ -130,4 +129,4 @@ def _field_of(row: Mapping[Any, Any]) -> str:
 
 
 def _refused(number: int, found: str, needed: str) -> UserError:
-    return UserError(Problem(f"row {number} {found}", needed, where=SHOWN))
+    return user_error(f"row {number} {found}", needed, where=SHOWN)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tonnage.data.opening import DAMAGED, open_file
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import LISTS, candidates
 
@@ -137,25 +137,20 @@ class Window:
         past its end. Raises ``Damaged``."""
         self.take()
         number = 0
-        while True:
-            character = self.peek()
-            if character == "]":
-                self.take()
-                return
-            if number and character != ",":
-                if not character:
-                    raise Damaged(RowError("truncated", "the file ends before the array does"))
-                raise Damaged(RowError("invalid_json", f"found {character!r} instead of a comma"))
-            if number:
+        while (character := self.peek()) != "]":
+            if number and character:
+                if character != ",":
+                    raise Damaged(RowError("invalid_json", f"found {character!r} instead of a comma"))
                 self.take()
                 character = self.peek()
-            number += 1
             if not character:
                 raise Damaged(RowError("truncated", "the file ends before the array does"))
+            number += 1
             try:
                 yield number, self.value()
             except RowError as error:
                 yield number, error
+        self.take()
 
     def field(self) -> str:
         """The name of the next field of an object, past its colon; nothing at the object's end. Raises ``Damaged``."""
@@ -163,10 +158,11 @@ class Window:
             self.take()
         if self.peek() in ("}", ""):
             return ""
-        name = self.value() if self.peek() == '"' else None
-        if name is None or self.take() != ":":
-            raise Damaged(RowError("invalid_json", "not JSON (a field without a name)"))
-        return str(name)
+        if self.peek() == '"':
+            name = str(self.value())
+            if self.take() == ":":
+                return name
+        raise Damaged(RowError("invalid_json", "not JSON (a field without a name)"))
 
     def skip(self) -> None:
         """Go past the next value, of a list one element at a time. Raises ``Damaged``."""
@@ -318,14 +314,8 @@ def _holder(file: Path, split: str) -> str | None:
     if split in lists:
         return split
     if len(lists) > 1 or lists[0] in SPLITS:
-        raise UserError(
-            Problem(
-                found=f"one object with the lists {', '.join(lists)}",
-                needed="to know which of them is meant",
-                change=f"set split: {lists[0]} for this source",
-                where=str(file),
-            )
-        )
+        fault = f"one object with the lists {', '.join(lists)}"
+        raise user_error(fault, "to know which of them is meant", f"set split: {lists[0]} for this source", str(file))
     return lists[0]
 
 

@@ -25,7 +25,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tonnage.data.rendering import ChatTemplate, Request
 from tonnage.data.shape import TurnShape, agreement, agreement_at_end, closing
@@ -34,6 +34,14 @@ from tonnage.forms.conversation import Conversation, Message, RowError
 
 Span = tuple[int, int, float]
 """First character, one past the last, weight."""
+
+
+class Marked(NamedTuple):
+    """A text, and what of it is trained."""
+
+    text: str
+    spans: Sequence[Span]
+
 
 _THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
@@ -71,13 +79,12 @@ class Borders:
         turns = supervised_turns(conversation, self._train_on)
         if self._train_on == "all":
             for at, turn in enumerate(conversation.turns):
-                if not turn.is_unsaid or turn.role == "assistant":
-                    continue
-                raise RowError(
-                    "unsupported",
-                    f"message {at} ({turn.role}) is marked as not to be trained, and train_on: all trains everything "
-                    "that the assistant does not say",
-                )
+                if turn.is_unsaid and turn.role != "assistant":
+                    raise RowError(
+                        "unsupported",
+                        f"message {at} ({turn.role}) is marked as not to be trained, and train_on: all trains "
+                        "everything that the assistant does not say",
+                    )
         elif not turns:
             raise RowError("nothing_supervised", "no assistant message is trained on")
         settled = self._as_rendered(conversation, whole)
@@ -99,7 +106,6 @@ class Borders:
         return _everything_but(spans, len(whole)) if self._train_on == "all" else spans
 
     def _start(self, conversation: Conversation, turn: int, whole: str, opening: str) -> int:
-        """Where a turn begins."""
         if whole.startswith(opening):
             return len(opening)
         # The whole parts from the opening at some place. Behind the messages before and a header, or the beginning of
@@ -140,15 +146,12 @@ class Borders:
             with suppress(RowError):
                 later = self._otherwise(conversation, turn + 1)
                 stop = max(at, agreement(whole, later)) if later != whole else stop
-        candidates = [(place, token) for token in self._shape.ends if (place := whole.find(token, at, stop)) >= 0]
-        if not candidates:
-            candidates = [
-                (place, token) for token in self._shape.specials if (place := whole.find(token, at, stop)) >= 0
-            ]
-        if not candidates:
-            raise RowError("never_closed", f"message {turn}: the template puts no special token after it")
-        place, token = min(candidates, key=lambda candidate: (candidate[0], -len(candidate[1])))
-        return place + len(token)
+        for tokens in (self._shape.ends, self._shape.specials):
+            places = [(place, -len(token)) for token in tokens if (place := whole.find(token, at, stop)) >= 0]
+            if places:
+                place, minus_length = min(places)
+                return place - minus_length
+        raise RowError("never_closed", f"message {turn}: the template puts no special token after it")
 
     def _end_of_words(self, conversation: Conversation, turn: int, whole: str) -> int:
         """Where the words of a message end; 0 before the first one."""
@@ -191,8 +194,8 @@ class Borders:
         messages = conversation.messages
         if not any(map(has_thought, messages)):
             return conversation
-        last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
-        without = [_without_thought(message) if at < last_user else message for at, message in enumerate(messages)]
+        last = _last_question(messages)
+        without = [_without_thought(message) if at < last else message for at, message in enumerate(messages)]
         if without != messages and self._template.render(without, conversation.tools) == whole:
             turns = [replace(turn, message=message) for turn, message in zip(conversation.turns, without, strict=True)]
             return replace(conversation, turns=turns)
@@ -201,31 +204,23 @@ class Borders:
     def _all_rendered(self, conversation: Conversation, whole: str) -> None:
         """Refuse a row of which the template has left out words, apart from thoughts before the last question."""
         messages, at = conversation.messages, 0
-        lacks = self._shape.lacks
-        last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        lacks, last = self._shape.lacks, _last_question(messages)
         for number, message in enumerate(messages):
+            name = f"message {number} ({message['role']})"
             kind = "results" if message["role"] == "tool" else "calls" if "tool_calls" in message else ""
             if kind in lacks:
-                role = message["role"]
-                reason = f"the template leaves out message {number} ({role}): it has no place for {_PLACES[kind]}"
-                raise RowError("left_out", reason)
-            for part in _words(message, number > last_user):
+                raise RowError("left_out", f"the template leaves out {name}: it has no place for {_PLACES[kind]}")
+            for part in _words(message, number > last):
                 position = whole.find(part, at)
-                if position < 0:
-                    # Parts of one message may change places, but none may be missing.
-                    position = whole.find(part)
-                    if position < 0:
-                        role = message["role"]
-                        reason = f"message {number} ({role}) is not in the text the template made of it: {part[:60]!r}"
-                        raise RowError("left_out", reason)
-                else:
+                if position >= 0:
                     at = position
+                elif part not in whole:  # parts of one message may change places, but none may be missing
+                    raise RowError("left_out", f"{name} is not in the text the template made of it: {part[:60]!r}")
         if not conversation.tools:
             return
         names = [tool["function"]["name"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
         missing = next((name for name in names if name not in whole), None)
-        elsewhere = missing is None and any(name in _all_words(messages) for name in names)
-        if missing is None and elsewhere:
+        if missing is None and any(name in _all_words(messages) for name in names):
             with suppress(RowError):  # it cannot do without
                 missing = names[0] if self._template.render(messages, None) == whole else None
         if missing is not None or (names and "tools" in lacks):
@@ -237,6 +232,11 @@ class Borders:
 
 
 _PLACES = {"calls": "calls of tools", "results": "results of tools"}
+
+
+def _last_question(messages: Sequence[Message]) -> int:
+    """Which is the last message of the user; -1 for none."""
+    return max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
 
 def has_thought(message: Message) -> bool:

@@ -39,13 +39,15 @@ def open_file(path: Path) -> IO[bytes]:
     """The bytes of a file. Reading may raise any of ``DAMAGED``."""
     match packing_of(path):
         case ".gz":
-            return _unpacked(cast(IO[bytes], gzip.open(path, "rb")))
+            return _buffered(_Unpacking(cast(IO[bytes], gzip.open(path, "rb"))))
         case ".bz2":
             return bz2.open(path, "rb")
         case ".xz":
-            return _unpacked(lzma.open(path, "rb"))
+            return _buffered(_Unpacking(lzma.open(path, "rb")))
         case ".zst":
-            return _zstandard(path)
+            import pyarrow as pa
+
+            return _buffered(pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"))
         case _:
             return path.open("rb")
 
@@ -72,11 +74,5 @@ class _Unpacking(io.RawIOBase):
         super().close()
 
 
-def _unpacked(opened: IO[bytes]) -> IO[bytes]:
-    return cast(IO[bytes], io.BufferedReader(_Unpacking(opened), 1 << 20))
-
-
-def _zstandard(path: Path) -> IO[bytes]:
-    import pyarrow as pa
-
-    return cast(IO[bytes], io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"), 1 << 20))
+def _buffered(unpacked: Any) -> IO[bytes]:
+    return cast(IO[bytes], io.BufferedReader(unpacked, 1 << 20))

@@ -12,31 +12,43 @@ are expected. The round function is the finaliser of SplitMix64 (Steele, Lea, Fl
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
+Bits = TypeVar("Bits", int, np.ndarray)
 _MASK = (1 << 64) - 1
 _ROUNDS = 6
 
 
-def mix(value: int) -> int:
-    """SplitMix64's finaliser: a bijection on 64 bits in which every output bit depends on every input bit."""
+def mix(value: Bits) -> Bits:
+    """SplitMix64's finaliser: a bijection on 64 bits in which every output bit depends on every input bit. Takes an
+    integer, or uint64 of any shape."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
+def _permuted(index: Bits, half: int, key: Bits) -> Bits:
+    """Places of indices in a permutation of all numbers of ``2 * half`` bits."""
+    low = (1 << half) - 1
+    left, right = index >> half, index & low
+    for number in range(_ROUNDS):
+        left, right = right, left ^ (mix(key ^ mix((number << 32) ^ right)) & low)
+    return (left << half) | right
+
+
+def _half(size: int) -> int:
+    return max(1, ((size - 1).bit_length() + 1) // 2)
+
+
 def permute(index: int, size: int, key: int) -> int:
     """Place of ``index`` in the permutation of ``range(size)`` that belongs to ``key``."""
     if not 0 <= index < size:
         raise IndexError(f"index {index} is outside of range({size})")
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    low = (1 << half) - 1
     while True:
-        left, right = index >> half, index & low
-        for number in range(_ROUNDS):
-            left, right = right, left ^ (mix(key ^ mix((number << 32) ^ right)) & low)
-        index = (left << half) | right
+        index = _permuted(index, _half(size), key)
         if index < size:
             return index
 
@@ -54,28 +66,12 @@ def pack_at(position: int, num_packs: int, seed: int) -> int:
     return permute(index, num_packs, mix(mix(seed & _MASK) ^ epoch))
 
 
-def mix_all(values: np.ndarray) -> np.ndarray:
-    """``mix`` of every value, uint64."""
-    with np.errstate(over="ignore"):
-        bits = values + np.uint64(0x9E3779B97F4A7C15)
-        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: np.ndarray = bits ^ (bits >> np.uint64(31))
-        return mixed
-
-
 def first_packs(count: int, num_packs: int, seed: int) -> np.ndarray:
     """``pack_at`` of the first ``count`` positions: int64 (count,)."""
     epochs, indices = np.divmod(np.arange(count, dtype=np.uint64), np.uint64(num_packs))
-    keys = mix_all(np.uint64(mix(seed & _MASK)) ^ epochs)
-    half = max(1, ((num_packs - 1).bit_length() + 1) // 2)
-    shift, low = np.uint64(half), np.uint64((1 << half) - 1)
+    keys = mix(mix(seed & _MASK) ^ epochs)
     walking = np.arange(count)
     while len(walking):
-        left, right = indices[walking] >> shift, indices[walking] & low
-        for number in range(_ROUNDS):
-            turned = mix_all(keys[walking] ^ mix_all(np.uint64(number << 32) ^ right)) & low
-            left, right = right, left ^ turned
-        indices[walking] = (left << shift) | right
+        indices[walking] = _permuted(indices[walking], _half(num_packs), keys[walking])
         walking = walking[indices[walking] >= num_packs]
     return indices.astype(np.int64)

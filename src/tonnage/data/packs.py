@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.documents import Documents
+from tonnage.data.masks import Span
 from tonnage.data.order import first_packs, pack_at
 from tonnage.data.prefixes import Prefix, chain
 
@@ -110,13 +111,7 @@ class PackedDataset:
         return float((lengths**2).sum() / lengths.sum())
 
     def row_sizes(
-        self,
-        order: np.ndarray,
-        *,
-        packs_per_step: int,
-        workers: int,
-        micro_batch: int,
-        share_prefixes: bool,
+        self, order: np.ndarray, *, packs_per_step: int, workers: int, micro_batch: int, share_prefixes: bool
     ) -> tuple[int, int, float, float]:
         """Sizes of the rows of a run that trains packs in an ``order``: most tokens of a row, most supervised tokens of
         a row, mean tokens of a row, and mean tokens of the documents in a row.
@@ -164,40 +159,48 @@ class PackedDataset:
         """One pack. Raises ``IndexError``."""
         if not 0 <= index < self.num_packs:
             raise IndexError(f"pack {index} of {self.num_packs}")
-        arrays = self._arrays
-        first, last = int(arrays["offsets"][index]), int(arrays["offsets"][index + 1])
-        documents = np.array(arrays["documents"][first:last])
-        starts = np.array(arrays["starts"][first:last])
-        lengths = np.array(arrays["lengths"][first:last])
-        input_ids = np.empty(int(lengths.sum()), dtype=np.int32)
-        weights = np.zeros(len(input_ids), dtype=np.float32)
-        at = 0
-        for document, start, length in zip(documents.tolist(), starts.tolist(), lengths.tolist(), strict=True):
-            input_ids[at : at + length] = self.source.tokens(document)[start : start + length]
-            for begin, stop, weight in self.source.spans(document):
-                begin, stop = max(begin - start, 1), min(stop - start, length)
-                if stop > begin:
-                    weights[at + begin : at + stop] = weight
-            at += length
-        prefixes, carry = np.array(arrays["prefixes"][first:last]), self.source.carry
+        names = ("documents", "starts", "lengths", "prefixes")
+        documents, starts, lengths, prefixes = (self._of_pack(index, name) for name in names)
+        pieces = list(zip(documents.tolist(), starts.tolist(), lengths.tolist(), strict=True))
+        input_ids = [self.source.tokens(document)[start : start + length] for document, start, length in pieces]
+        weights = [piece_weights(self.source.spans(document), start, length) for document, start, length in pieces]
+        carry = self.source.carry
         carried = np.array([self.source.carried(document) for document in documents.tolist()]).T if carry else ()
-        return Pack(input_ids, weights, lengths, documents, prefixes, starts, dict(zip(carry, carried, strict=True)))
+        return Pack(
+            np.concatenate(input_ids),
+            np.concatenate(weights),
+            lengths,
+            documents,
+            prefixes,
+            starts,
+            dict(zip(carry, carried, strict=True)),
+        )
 
     def lengths(self, index: int) -> np.ndarray:
         """Tokens of every document of a pack, int32 (num_documents,)."""
-        arrays = self._arrays
-        return np.array(arrays["lengths"][int(arrays["offsets"][index]) : int(arrays["offsets"][index + 1])])
+        return self._of_pack(index, "lengths")
 
     def supervised(self, index: int) -> np.ndarray:
         """Supervised tokens of every document of a pack, int64 (num_documents,); at most, of one that was split."""
-        arrays = self._arrays
-        documents = arrays["documents"][int(arrays["offsets"][index]) : int(arrays["offsets"][index + 1])]
-        counts: np.ndarray = np.minimum(self.source.column("supervised")[documents], self.lengths(index))
+        supervised = self.source.column("supervised")[self._of_pack(index, "documents")]
+        counts: np.ndarray = np.minimum(supervised, self.lengths(index))
         return counts
+
+    def _of_pack(self, index: int, name: str) -> np.ndarray:
+        offsets = self._arrays["offsets"]
+        return np.array(self._arrays[name][int(offsets[index]) : int(offsets[index + 1])])
 
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document of ``Pack.documents`` came from."""
         return self.source.where(document)
+
+
+def piece_weights(spans: Sequence[Span], start: int, length: int) -> np.ndarray:
+    """``Pack.weights`` of ``length`` tokens of a document from ``start`` on, float32, given the spans of all of it."""
+    weights = np.zeros(length, dtype=np.float32)
+    for first, stop, weight in spans:
+        weights[max(first - start, 1) : max(stop - start, 0)] = weight
+    return weights
 
 
 def write_packs(path: Path, documents: str, arrays: dict[str, np.ndarray], totals: dict[str, Any]) -> None:

@@ -11,10 +11,6 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tonnage.data.account import SourceAccount
-
 if TYPE_CHECKING:
     from tonnage.data.prepare import Prepared
 
@@ -93,22 +89,17 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
         if dataset is None:
             continue
         role_sources = {at for at, source in enumerate(sources) if source.role == role}
-        firsts = np.array([dataset.source.first_of_part(part) for part in range(len(dataset.source.parts))])
         for position in range(min(dataset.num_packs, MOST_PACKS)):
             if all(len(rows[at]) == most for at in role_sources):
                 break
             pack, at = dataset.pack(dataset.pack_at(position, seed)), 0
             for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):
                 tokens, at = slice(at, at + length), at + length
-                part = int(np.searchsorted(firsts, document, side="right")) - 1
-                source = dataset.source.parts[part].source
+                source = dataset.source.part_of(document).source
                 if source in role_sources and len(rows[source]) < most:
                     ids, weights = pack.input_ids[tokens].tolist(), pack.weights[tokens].tolist()
                     shown = pieces(ids[:MOST_TOKENS], weights[:MOST_TOKENS], prepared.tokenizer, special)
                     supervised = sum(weight > 0 for weight in weights)
                     rows[source].append(Picture(*dataset.where(document), len(ids), supervised, shown))
-    return asdict(Pictures([_of(*pair) for pair in zip(sources, rows, strict=True)]))
-
-
-def _of(source: SourceAccount, rows: list[Picture]) -> SourcePictures:
-    return SourcePictures(source.name, source.role, rows)
+    shown_sources = [SourcePictures(source.name, source.role, rows[at]) for at, source in enumerate(sources)]
+    return asdict(Pictures(shown_sources))

@@ -17,6 +17,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from tonnage.data.documents import Lists
+
 LEAST = 16
 """Tokens that a prefix has beyond the one that it goes on from: what is shorter is not worth computing apart."""
 MOST = 64
@@ -56,18 +58,10 @@ def within(prefixes: Sequence[Prefix], numbers: np.ndarray, lengths: np.ndarray)
     return result
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Some documents as they lie in a file: ``values[offsets[i] : offsets[i + 1]]`` are the tokens of document i."""
-
-    offsets: np.ndarray
-    values: np.ndarray
-
-
 class _Corpus:
     """All documents, a batch at a time."""
 
-    def __init__(self, batches: Iterable[Tokens]) -> None:
+    def __init__(self, batches: Iterable[Lists]) -> None:
         self._batches = list(batches)
         self._ends = np.cumsum([len(batch.offsets) - 1 for batch in self._batches])
         self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(batch.offsets) for batch in self._batches)])
@@ -84,7 +78,7 @@ class _Corpus:
             first += len(batch.offsets) - 1
 
 
-def find_prefixes(batches: Iterable[Tokens]) -> tuple[tuple[Prefix, ...], np.ndarray]:
+def find_prefixes(batches: Iterable[Lists]) -> tuple[tuple[Prefix, ...], np.ndarray]:
     """The prefixes that documents have in common, and of every document the longest of them: int16, -1 for none.
 
     Documents belong together if they have the same ``LEAST`` tokens next, and share what all of these go on with.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Data, RayLaunch
 from tonnage.data import cache as store
 from tonnage.data.account import Account
-from tonnage.data.choice import TOOL_USE, Choice, choose, extended, of_tokenizer
+from tonnage.data.choice import TOOL_USE, choose, extended, of_tokenizer
 from tonnage.data.control import KEPT, control_tokens
-from tonnage.data.documents import Documents, PartTotals
+from tonnage.data.documents import Documents
 from tonnage.data.given import Sources, read_sources
 from tonnage.data.packs import PackedDataset
 from tonnage.data.processes import build_parts, num_processes
@@ -34,9 +34,8 @@ from tonnage.data.prompt import stop_tokens, turn_shape
 from tonnage.data.recipe import Recipe, Script
 from tonnage.data.refusals import refuse
 from tonnage.data.selection import Selection
-from tonnage.data.sources import digest
 from tonnage.data.tokens import plain_json
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.forms.formats import Form
 
 if TYPE_CHECKING:
@@ -89,19 +88,21 @@ def prepare(
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
     recipe = _recipe(own, options, sources.formats)
     own.init_kwargs = _with_kept(own, recipe)
-
-    def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
-        count = num_processes(sources.total_bytes, len(sources.parts)) if processes is None else processes
-        return build_parts(sources.parts, sources.forms, recipe, building, count, advance, cluster)
-
-    documents = _documents(sources, recipe, directory, progress, build)
+    if processes is None:
+        processes = num_processes(sources.total_bytes, len(sources.parts))
+    documents = _documents(sources, recipe, directory, progress, processes, cluster)
     date = next((date for script in recipe.scripts if (date := script.template.date)), "")
     shown = _shown(options, seed, date)
+    weights = [(source.weight, source.first) for source in sources.given]
+    name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])
+    packs = directory / "packs" / name
 
     def write(building: Path) -> None:
+        progress("pack", 0, 1)
         Selection(documents, sources, options, seed).write(building, choice, own, shown)
+        progress("pack", 1, 1)
 
-    packs = _packs(documents, sources, shown, choice, directory, progress, write)
+    store.entry(packs, write)
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
         account = replace(account, bad_rows_file=str(packs / account.bad_rows_file))
@@ -124,22 +125,18 @@ def prepare(
 def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence[str]) -> Recipe:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError(
-            Problem(
-                found=f"a tokenizer without a Rust backend ({type(tokenizer).__name__})",
-                needed="a fast tokenizer (tokenizer.json)",
-                change="load it with AutoTokenizer (use_fast=True) once and save it",
-                where="model",
-            )
+        raise user_error(
+            found=f"a tokenizer without a Rust backend ({type(tokenizer).__name__})",
+            needed="a fast tokenizer (tokenizer.json)",
+            change="load it with AutoTokenizer (use_fast=True) once and save it",
+            where="model",
         )
     if not {"text", "segments"}.isdisjoint(formats) and tokenizer.eos_token is None:
-        raise UserError(
-            Problem(
-                found="rows of plain text, and a tokenizer without an end-of-text token",
-                needed="eos_token: a model trained without one never stops",
-                change="set eos_token in tokenizer_config.json",
-                where="data.train",
-            )
+        raise user_error(
+            found="rows of plain text, and a tokenizer without an end-of-text token",
+            needed="eos_token: a model trained without one never stops",
+            change="set eos_token in tokenizer_config.json",
+            where="data.train",
         )
     today = datetime.date.today().isoformat() if options.date == "auto" else options.date
     own = tokenizer.chat_template
@@ -169,19 +166,15 @@ def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, 
 
 
 def _documents(
-    sources: Sources,
-    recipe: Recipe,
-    cache: Path,
-    progress: Progress,
-    build_all: Callable[[Path, Callable[[int], None]], list[PartTotals]],
+    sources: Sources, recipe: Recipe, cache: Path, progress: Progress, processes: int, cluster: RayLaunch | None
 ) -> Documents:
     name = store.key(
         {
             "recipe": recipe.key(),
             "parts": [asdict(part) for part in sources.parts],
             "forms": [asdict(form) for form in sources.forms],
-            "commits": sources.commits,
-            "files": [store.remembered_digest(cache, file, digest) for file in sources.files],
+            "commits": [resolved.commit for resolved in sources.resolved],
+            "files": [store.remembered_digest(cache, file) for file in sources.files],
         }
     )
     directory = cache / "documents" / name
@@ -194,18 +187,15 @@ def _documents(
         progress("tokenise", min(done, expected), expected)
 
     def build(building: Path) -> None:
-        totals = build_all(building, advance)
-        stored = []
-        base = 0
-        for part, part_totals in zip(sources.parts, totals, strict=True):
+        parts, base = [], 0
+        all_totals = build_parts(sources.parts, sources.forms, recipe, building, processes, advance, cluster)
+        for part, totals in zip(sources.parts, all_totals, strict=True):
             base = base if part.start else 0
-            stored.append(
-                {"source": part.source, "files": part.files, "row_base": base, "totals": part_totals.to_json()}
-            )
-            base += part_totals.lines
-        described: dict[str, Any] = {"parts": stored} | (
-            {"carry": recipe.options.carry} if recipe.options.carry else {}
-        )
+            parts.append({"source": part.source, "files": part.files, "row_base": base, "totals": totals.to_json()})
+            base += totals.lines
+        described: dict[str, Any] = {"parts": parts}
+        if recipe.options.carry:
+            described["carry"] = recipe.options.carry
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):
@@ -225,25 +215,3 @@ def _shown(options: Data, seed: int, date: str) -> dict[str, Any]:
     validation = options.validation if isinstance(options.validation, float | int) else "sources of their own"
     values = options.model_dump(include={*SHOWN}) | {"validation": validation, "seed": seed, "date": date}
     return {name: values[name] for name in SHOWN}
-
-
-def _packs(
-    documents: Documents,
-    sources: Sources,
-    shown: Mapping[str, Any],
-    choice: Choice,
-    cache: Path,
-    progress: Progress,
-    write: Callable[[Path], None],
-) -> Path:
-    weights = [(source.weight, source.first) for source in sources.given]
-    name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])
-    directory = cache / "packs" / name
-
-    def build(building: Path) -> None:
-        progress("pack", 0, 1)
-        write(building)
-        progress("pack", 1, 1)
-
-    store.entry(directory, build)
-    return directory

@@ -122,11 +122,11 @@ class _Shared:
             while (batch := self._take()) is not None:
                 worker.stdin.write(json.dumps(batch) + "\n")
                 worker.stdin.flush()
-                self._hear(worker, len(batch))
+                if (refusal := self._hear(worker, len(batch))) is not None:
+                    self._errors.append(refusal)
+                    return
             worker.stdin.close()
             worker.wait()
-        except _Refused as refusal:
-            self._errors.append(refusal.error)
         except (OSError, ValueError):
             worker.kill()
             status = worker.wait()
@@ -134,28 +134,22 @@ class _Shared:
             reason = f"exit status {status}\n{complaints.read()[-4000:]}".rstrip()
             self._errors.append(TonnageError(f"{who} died: {reason}"))
 
-    def _hear(self, worker: subprocess.Popen[str], tasks: int) -> None:
-        """Read a process's answers until it has done ``tasks``. Raises ``ValueError`` if it ends before that."""
+    def _hear(self, worker: subprocess.Popen[str], tasks: int) -> Exception | None:
+        """Read a process's answers until it has done ``tasks``, or says why it has stopped, which is returned. Raises
+        ``ValueError`` if it ends before that."""
         assert worker.stdout is not None
         while tasks:
             answer = json.loads(worker.stdout.readline())
             if "problem" in answer:
-                raise _Refused(UserError(Problem(**answer["problem"])))
+                return UserError(Problem(**answer["problem"]))
             if "refused" in answer:
-                raise _Refused(OSError(*answer["refused"]))
+                return OSError(*answer["refused"])
             if "rows" in answer:
                 self._advance(answer["rows"])
             else:
                 self._totals[answer["number"]] = PartTotals.from_json(answer["totals"])
                 tasks -= 1
-
-
-class _Refused(Exception):
-    """A process has stopped building and said why."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        super().__init__(str(error))
+        return None
 
 
 def _start(complaints: IO[str]) -> subprocess.Popen[str]:

@@ -12,7 +12,7 @@ from tonnage.data.control import KEPT, ControlTokens, control_tokens, special_to
 from tonnage.data.rendering import ChatTemplate
 from tonnage.data.shape import TurnShape
 from tonnage.data.tokens import plain_json
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.forms.conversation import Conversation, Message, RowError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def encode_prompt(
     else:
         ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
         return ids
-    raise UserError(Problem(found=f"the conversation cannot be rendered ({reason})", needed=needed))
+    raise user_error(found=f"the conversation cannot be rendered ({reason})", needed=needed)
 
 
 _controls = lru_cache(maxsize=4)(ControlTokens)

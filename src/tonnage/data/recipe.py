@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from tonnage.config import Data
 from tonnage.data.rendering import ChatTemplate
 from tonnage.data.shape import TurnShape
@@ -59,17 +61,5 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """The recipe back from ``to_json``."""
         value = json.loads(text)
-        scripts = [
-            Script(
-                ChatTemplate(**script["template"]),
-                TurnShape(**{name: _frozen(entry) for name, entry in script["shape"].items()}),
-            )
-            for script in value["scripts"]
-        ]
-        options = Data.model_validate_json(value["options"])
-        plain = {name: _frozen(entry) for name, entry in value.items()}
-        return Recipe(**plain | {"scripts": tuple(scripts), "options": options})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        value["options"] = Data.model_validate_json(value["options"])
+        return TypeAdapter(Recipe).validate_python(value)

@@ -10,6 +10,7 @@ from tonnage.config import Data
 from tonnage.data.account import Account
 from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
+from tonnage.data.hub import problem_of
 from tonnage.data.selection import most_first
 from tonnage.errors import Problem, UserError
 from tonnage.forms.advice import written
@@ -39,45 +40,43 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
         problems += _bad_rows(account, documents, sources, can_skip=not half_read)
     problems += half_read
     if options.over_length == "error" and whole.rows_dropped:
-        share = whole.supervised.cut / max(whole.supervised.read, 1)
-        longest = max(source.lengths.longest for source in account.sources)
-        room = most_positions
-        longer = f"data.max_length: {longest}, or " if room is None or longest <= room else ""
-        problems.append(
-            Problem(
-                found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} "
-                f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
-                needed="rows that fit" if longer else f"rows that fit; the model has positions for {room:,} tokens",
-                change=f"{longer}data.over_length: drop (or truncate, split)",
-                where="data.max_length",
-            )
-        )
+        problems.append(_too_long(account, options, most_positions))
     elif account.supervised_loss > options.max_loss:
+        is_longest = (most_positions or math.inf) <= options.max_length
         problems.append(
             Problem(
                 found=f"over_length: {options.over_length} would lose {whole.supervised.cut:,} of "
                 f"{whole.supervised.read:,} supervised tokens ({account.supervised_loss:.2%})",
                 needed=f"at most {options.max_loss:.2%}",
                 change=f"data.max_loss: {math.ceil(account.supervised_loss * 1000) / 1000:g}"
-                + ("" if (most_positions or math.inf) <= options.max_length else ", or a larger data.max_length"),
+                + ("" if is_longest else ", or a larger data.max_length"),
                 where="data.max_loss",
             )
         )
-    if account.train.packs == 0 and not problems:
-        problems.append(Problem(found="no row is left to train on", needed="at least one", where="data.train"))
-    if isinstance(options.validation, tuple) and account.validation is None and not problems:
-        problems.append(Problem(found="no row is left to validate on", needed="at least one", where="data.validation"))
-    if (
-        not isinstance(options.validation, tuple)
-        and options.validation > 0
-        and account.validation is None
-        and not problems
-    ):
-        problems.append(
-            Problem(found="too few different rows to set some aside", needed="at least two", where="data.validation")
-        )
     if problems:
         raise DataError(account, *problems)
+    if account.train.packs == 0:
+        raise DataError(account, Problem("no row is left to train on", "at least one", where="data.train"))
+    if account.validation is None and isinstance(options.validation, tuple):
+        raise DataError(account, Problem("no row is left to validate on", "at least one", where="data.validation"))
+    if account.validation is None and options.validation:
+        fault = "too few different rows to set some aside"
+        raise DataError(account, Problem(fault, "at least two", where="data.validation"))
+
+
+def _too_long(account: Account, options: Data, most_positions: int | None) -> Problem:
+    """Rows that are longer than ``max_length``, where none may be."""
+    whole = account.total
+    share = whole.supervised.cut / max(whole.supervised.read, 1)
+    longest = max(source.lengths.longest for source in account.sources)
+    can_grow = most_positions is None or longest <= most_positions
+    return Problem(
+        found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} "
+        f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
+        needed="rows that fit" if can_grow else f"rows that fit; the model has positions for {most_positions:,} tokens",
+        change=(f"data.max_length: {longest}, or " if can_grow else "") + "data.over_length: drop (or truncate, split)",
+        where="data.max_length",
+    )
 
 
 def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Problem]:
@@ -86,12 +85,8 @@ def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Prob
         columns = most_first(part.totals.columns for part in documents.parts if part.source == at)
         for ours, theirs in form.columns.items():
             if theirs not in columns and ours not in form.optional:
-                yield Problem(
-                    found=f"columns says that {ours!r} stands in {theirs!r}, and no row has such a column",
-                    needed="a column of the rows",
-                    change="correct it, or leave it out",
-                    where=f"data: {source.path}",
-                )
+                fault = f"columns says that {ours!r} stands in {theirs!r}, and no row has such a column"
+                yield problem_of(source, fault, "a column of the rows", "correct it, or leave it out")
 
 
 def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
@@ -102,7 +97,7 @@ def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
             for column, values in part.totals.values.items() if part.source == at else ():
                 values_by_column.setdefault(column, Counter()).update(values)
         for verdict in verdicts_in(values_by_column, plain_text=not FORMATS[form.format].is_chat):
-            yield Problem(verdict.found, "answers that are all to be learned", verdict.change, f"data: {source.path}")
+            yield problem_of(source, verdict.found, "answers that are all to be learned", verdict.change)
 
 
 def _half_read(documents: Documents, options: Data) -> Iterator[Problem]:

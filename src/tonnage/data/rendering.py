@@ -13,16 +13,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tonnage.errors import Problem, UserError
-from tonnage.forms.conversation import Message, RowError
+from tonnage.errors import user_error
+from tonnage.forms.conversation import Message, RowError, first_line
 
 REASONING = ("thinking", "reasoning")
 """Names under which templates look for what we call ``reasoning_content``."""
@@ -84,12 +84,6 @@ class ChatTemplate:
     """In ISO form, for a template that asks for it; empty is the time at which it is rendered."""
 
     @cached_property
-    def _render(self) -> Any:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        return render_jinja_template
-
-    @cached_property
     def _direct(self) -> Callable[[list[Message], list[dict[str, Any]] | None, bool], str] | None:
         """Renders with the template that transformers has compiled.
 
@@ -105,7 +99,7 @@ class ChatTemplate:
         except Exception:
             return None
         if dated := "strftime_now" in self.text:
-            variables["strftime_now"] = _clock(self.date)
+            variables["strftime_now"] = partial(_strftime, self.date)
         concat, run = template.environment.concat, template.root_render_func
 
         def direct(messages: list[Message], tools: list[dict[str, Any]] | None, opened: bool) -> str:
@@ -149,14 +143,9 @@ class ChatTemplate:
         """Texts of many conversations; a refusal takes the place of its text."""
         render = self._direct or self._call
         if self.date and self._direct is None:
-            raise UserError(
-                Problem(
-                    found="a template that asks for the date, and a transformers that keeps templates elsewhere",
-                    needed="a transformers in which the date can be set",
-                    change="install another version of transformers",
-                    where="data.date",
-                )
-            )
+            fault = "a template that asks for the date, and a transformers that keeps templates elsewhere"
+            change = "install another version of transformers"
+            raise user_error(fault, "a transformers in which the date can be set", change, "data.date")
         results: list[str | RowError] = []
         with bounded() as again:
             for messages, tools, opened in requests:
@@ -168,11 +157,16 @@ class ChatTemplate:
                     results.append(_in_words(error))
                 except Exception as error:
                     again(messages)
-                    results.append(self._with_ids(render, messages, tools, opened) or _in_words(error))
+                    results.append(_in_words(error))
+                    if any("tool_calls" in message for message in messages):
+                        with suppress(Exception):
+                            results[-1] = render(with_ids(messages), tools, opened) or results[-1]
         return results
 
     def _call(self, messages: list[Message], tools: list[dict[str, Any]] | None, opened: bool) -> str:
-        rendered: str = self._render(
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered: str = render_jinja_template(
             [messages],
             tools=tools,
             chat_template=self.text,
@@ -182,24 +176,10 @@ class ChatTemplate:
         )[0][0]
         return rendered
 
-    def _with_ids(
-        self,
-        render: Callable[[list[Message], list[dict[str, Any]] | None, bool], str],
-        messages: list[Message],
-        tools: list[dict[str, Any]] | None,
-        opened: bool,
-    ) -> str | None:
-        """The text with ids of nine characters for calls of tools, for a template that cannot do without."""
-        if not any("tool_calls" in message for message in messages):
-            return None
-        try:
-            return render(with_ids(messages), tools, opened)
-        except Exception:
-            return None
-
 
 def with_ids(messages: Sequence[Message]) -> list[Message]:
-    """Messages whose calls are numbered, ``call00001`` and on, and whose results say which call they answer."""
+    """Messages whose calls are numbered, ``call00001`` and on, and whose results say which call they answer: some
+    templates cannot do without."""
     numbered: list[Message] = []
     renamed: dict[str, str] = {}
     waiting: list[str] = []
@@ -237,14 +217,11 @@ def _aliased(messages: list[Message]) -> list[Message]:
     ]
 
 
-def _clock(date: str) -> Callable[[str], str]:
-    def strftime_now(format: str) -> str:
-        day = datetime.datetime.fromisoformat(date) if date else datetime.datetime.now()
-        if len(format) > LONGEST_FORMAT:  # the system's function takes seconds over megabytes, and no signal ends it
-            raise ValueError(f"a format of {len(format):,} characters for a date")
-        return day.strftime(format)
-
-    return strftime_now
+def _strftime(date: str, format: str) -> str:
+    day = datetime.datetime.fromisoformat(date) if date else datetime.datetime.now()
+    if len(format) > LONGEST_FORMAT:  # the system's function takes seconds over megabytes, and no signal ends it
+        raise ValueError(f"a format of {len(format):,} characters for a date")
+    return day.strftime(format)
 
 
 def _in_words(error: Exception) -> RowError:
@@ -252,8 +229,7 @@ def _in_words(error: Exception) -> RowError:
         return RowError("template", f"the template was ended: {str(error) or 'it takes too much memory'}")
     if isinstance(error, RecursionError):
         return RowError("template", "the template raised: nested too deeply")
-    reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-    return RowError("template", f"the template raised: {reason}")
+    return RowError("template", f"the template raised: {first_line(error)[:300]}")
 
 
 @contextmanager
@@ -283,8 +259,8 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], No
             ended = True
             raise TooMuch(f"it went on for more than {most:g} s")
         if last_began != began:  # the first look at this conversation
-            last_began, held = began, _resident_bytes()
-        elif _resident_bytes() - held > MORE_BYTES:
+            last_began, held = began, _memory_bytes(1)
+        elif _memory_bytes(1) - held > MORE_BYTES:
             ended = True
             raise TooMuch(f"it took more than {MORE_BYTES >> 20} MiB of memory")
 
@@ -292,7 +268,7 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], No
     timer = signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        if alone and (size := _pages(0)):
+        if alone and (size := _memory_bytes(0)):
             resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES, limits[1]))
         try:
             yield again
@@ -304,13 +280,9 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], No
         signal.signal(signal.SIGALRM, before)
 
 
-def _resident_bytes() -> int:
-    return _pages(1)
-
-
-def _pages(number: int) -> int:
+def _memory_bytes(field: int) -> int:
     """Bytes of this process: its address space (0), or what of it is in memory (1); 0 where nobody tells."""
     try:
-        return int(Path("/proc/self/statm").read_bytes().split()[number]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_bytes().split()[field]) * resource.getpagesize()
     except (OSError, ValueError):
         return 0

@@ -8,15 +8,16 @@ counted from 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tonnage.data.csv_text import SEPARATORS, read_records
 from tonnage.data.json_text import MAX_ROW_BYTES, as_row, read_values, too_large, unique
 from tonnage.data.opening import DAMAGED, not_unpacked, open_file, packing_of
-from tonnage.forms.conversation import RowError
+from tonnage.forms.conversation import RowError, first_line
 
 PART_BYTES = 16 << 20
 """Of lines in a part, about."""
@@ -68,7 +69,7 @@ def read_rows(part: Part) -> Iterator[Row]:
     """Rows of a part with their numbers; of lines, numbers count from the first line of the part."""
     match part.kind:
         case "lines":
-            return _read_lines(part)
+            return _read_lines(part, _parse)
         case "array" | "values" | "holder":
             return _read_json(part)
         case "csv" | "tsv" | "semicolons":
@@ -82,7 +83,7 @@ def read_rows(part: Part) -> Iterator[Row]:
         case "paragraph":
             return _read_paragraphs(part)
         case "line":
-            return _read_text_lines(part)
+            return _read_lines(part, lambda line: _text_row(line.rstrip(b"\r\n")))
     raise ValueError(f"unknown kind {part.kind!r}")
 
 
@@ -133,9 +134,9 @@ def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
         yield number + 1, not_unpacked(Path(part.file), error)
 
 
-def _read_lines(part: Part) -> Iterator[Row]:
+def _read_lines(part: Part, parse: Callable[[bytes], dict[str, Any] | RowError]) -> Iterator[Row]:
     for number, line in _lines(part):
-        yield number, line if isinstance(line, RowError) else _parse(line)
+        yield number, line if isinstance(line, RowError) else parse(line)
 
 
 def _parse(line: bytes) -> dict[str, Any] | RowError:
@@ -186,11 +187,6 @@ def _read_files(files: Sequence[str]) -> Iterator[Row]:
         yield number, _text_row(content.removeprefix(b"\xef\xbb\xbf")) if whole else too_large(len(content), " or more")
 
 
-def _read_text_lines(part: Part) -> Iterator[Row]:
-    for number, line in _lines(part):
-        yield number, line if isinstance(line, RowError) else _text_row(line.rstrip(b"\r\n"))
-
-
 def _read_paragraphs(part: Part) -> Iterator[Row]:
     """Lines between blank ones, each paragraph under the number of its first line."""
     first, last, size = 0, 0, 0
@@ -233,9 +229,8 @@ def _read_parquet(part: Part) -> Iterator[Row]:
                     number += 1
                     yield number, row
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         left = group_bytes * (group_rows + before - number) // max(group_rows, 1)
-        damage = RowError("unreadable", f"the row group cannot be read from here on ({reason})")
+        damage = RowError("unreadable", f"the row group cannot be read from here on ({first_line(error)})")
         yield number + 1, damage.leaving(min(left, Path(part.file).stat().st_size))
 
 
@@ -247,7 +242,7 @@ def _stored_bytes(group: Any) -> int:
 def _read_arrow(part: Part) -> Iterator[Row]:
     number, at = 0, -1
     try:
-        for at, batch in enumerate(arrow_batches(part.file, 0, part.stop)):
+        for at, batch in enumerate(islice(arrow_batches(part.file), part.stop)):
             if at < part.start:
                 number += batch.num_rows
                 continue
@@ -255,36 +250,32 @@ def _read_arrow(part: Part) -> Iterator[Row]:
                 number += 1
                 yield number, row
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        damage = RowError("unreadable", f"the record batch cannot be read from here on ({reason})")
-        share = (part.stop - max(at, part.start)) / _num_batches(part)
+        damage = RowError("unreadable", f"the record batch cannot be read from here on ({first_line(error)})")
+        try:
+            whole = num_batches(part.file)
+        except Exception:  # nobody can count them
+            whole = part.stop
+        share = (part.stop - max(at, part.start)) / whole
         yield number + 1, damage.leaving(round(Path(part.file).stat().st_size * share))
 
 
-def _num_batches(part: Part) -> int:
-    """Record batches of the file of a part; those up to its end where nobody can count them."""
-    try:
-        return sum(1 for _ in arrow_batches(part.file, 0, -1))
-    except Exception:
-        return part.stop
+def num_batches(file: str) -> int:
+    """Record batches of an Arrow file."""
+    return sum(1 for _ in arrow_batches(file))
 
 
-def arrow_batches(file: str, start: int, stop: int) -> Iterator[Any]:
+def arrow_batches(file: str) -> Iterator[Any]:
     """Record batches of an Arrow file in either form (the random-access one, or the stream ``datasets`` writes)."""
     import pyarrow as pa
 
     with pa.memory_map(file) as mapped:
         try:
             opened = pa.ipc.open_file(mapped)
-            for at in range(start, opened.num_record_batches if stop < 0 else stop):
+            for at in range(opened.num_record_batches):
                 yield opened.get_batch(at)
         except pa.ArrowInvalid:
             mapped.seek(0)
-            for at, batch in enumerate(pa.ipc.open_stream(mapped)):
-                if stop >= 0 and at >= stop:
-                    break
-                if at >= start:
-                    yield batch
+            yield from pa.ipc.open_stream(mapped)
 
 
 def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:

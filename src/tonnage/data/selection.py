@@ -18,7 +18,7 @@ from tonnage.data.choice import Choice
 from tonnage.data.documents import Documents, StoredPart, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
-from tonnage.data.order import mix, mix_all
+from tonnage.data.order import mix
 from tonnage.data.packing import best_fit, next_fit
 from tonnage.data.packs import write_packs
 from tonnage.data.prefixes import find_prefixes, within
@@ -80,7 +80,7 @@ class Selection:
         long = np.flatnonzero(self.lengths > room)
         kept_tokens, kept_supervised = self.lengths.copy(), self.supervised.copy()
         kept_tokens[long] = kept_supervised[long] = 0
-        document, start, length, supervised = [], [], [], []
+        pieces: list[tuple[int, int, int, int]] = []
         for at in long.tolist() if policy in ("truncate", "split") else []:
             spans = self.documents.spans(at)
             whole = int(self.lengths[at])
@@ -94,10 +94,7 @@ class Selection:
                 ]
                 if sum(inside) == 0:
                     continue
-                document.append(at)
-                start.append(begin)
-                length.append(size)
-                supervised.append(sum(inside))
+                pieces.append((at, begin, size, sum(inside)))
                 kept_tokens[at] += size
                 kept_supervised[at] += sum(inside)
             cuts = [begin + room for begin in borders if begin + room < whole]
@@ -107,10 +104,11 @@ class Selection:
             )
             (self.split if policy == "split" else self.truncated)[at] = kept_supervised[at] > 0
         short = np.flatnonzero(self.lengths <= room)
-        self.piece_document = np.concatenate([short, np.array(document, dtype=np.int64)]).astype(np.int64)
-        self.piece_start = np.concatenate([np.zeros(len(short), np.int32), np.array(start, dtype=np.int32)])
-        self.piece_length = np.concatenate([self.lengths[short], np.array(length, dtype=np.int32)])
-        self.piece_supervised = np.concatenate([self.supervised[short], np.array(supervised, dtype=np.int32)])
+        documents, starts, lengths, supervised = np.array(pieces, dtype=np.int64).reshape(-1, 4).T
+        self.piece_document = np.concatenate([short, documents])
+        self.piece_start = np.concatenate([np.zeros_like(short), starts]).astype(np.int32)
+        self.piece_length = np.concatenate([self.lengths[short], lengths]).astype(np.int32)
+        self.piece_supervised = np.concatenate([self.supervised[short], supervised]).astype(np.int32)
         self.kept_tokens, self.kept_supervised = kept_tokens, kept_supervised
 
     def _pick_validation(self, usable: np.ndarray) -> np.ndarray:
@@ -152,14 +150,14 @@ class Selection:
         train = self._write_packs(building / "train", self.train)
         validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None
         bad_rows = building / "bad_rows.jsonl"
-        kinds: list[dict[str, int]] = [{} for _ in self.sources.given]
+        kinds: list[Counter[str]] = [Counter() for _ in self.sources.given]
         with bad_rows.open("w", encoding="utf-8") as out:
             for part, row in self.documents.bad_rows():
                 file, number = part.where(row.row)
                 record = {"file": file, "row": number, "kind": row.kind, "reason": row.reason, "change": row.change}
                 record |= {"unread_bytes": row.unread} if row.unread else {}
                 out.write(json.dumps(record) + "\n")
-                kinds[part.source][row.kind] = kinds[part.source].get(row.kind, 0) + 1
+                kinds[part.source][row.kind] += 1
         if not any(kinds):
             bad_rows.unlink()
         ends = tokenizer.convert_ids_to_tokens(
@@ -230,7 +228,7 @@ class Selection:
         )
         return account
 
-    def _account(self, at: int, kinds: dict[str, int]) -> SourceAccount:
+    def _account(self, at: int, kinds: Mapping[str, int]) -> SourceAccount:
         in_source = self.source == at
         parts = [part for part in self.documents.parts if part.source == at]
         source = self.sources.given[at]
@@ -244,8 +242,8 @@ class Selection:
             role="train" if at < self.sources.num_train else "validation",
             format=self.sources.forms[at].format,
             files=len(files),
-            commit=self.sources.commits[at],
-            left=self.sources.left[at],
+            commit=self.sources.resolved[at].commit,
+            left=self.sources.resolved[at].left,
             bytes=sum(Path(file).stat().st_size for file in files),
             bytes_unread=sum(one.unread_bytes for one in half_read_files(self.documents) if one.source == at),
             rows_read=sum(part.totals.rows for part in parts),
@@ -305,4 +303,4 @@ def most_first(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
     """``order.mix`` of every value under a seed: uint64, the same on every machine and version."""
-    return mix_all(values ^ np.uint64(mix(seed & ((1 << 64) - 1))))
+    return mix(values ^ mix(seed & ((1 << 64) - 1)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.forms.conversation import Message, RowError
 
 Tools = list[dict[str, Any]] | None
@@ -182,23 +182,19 @@ def _say(text: str) -> Message:
 
 
 def _cannot(reason: str) -> UserError:
-    return UserError(
-        Problem(
-            found=f"the chat template cannot render a question and its answer ({reason})",
-            needed="a template that renders user and assistant messages in turn",
-            where="data.template",
-        )
+    return user_error(
+        found=f"the chat template cannot render a question and its answer ({reason})",
+        needed="a template that renders user and assistant messages in turn",
+        where="data.template",
     )
 
 
 def _unclosed(fault: str) -> UserError:
-    return UserError(
-        Problem(
-            found=f"the chat template {fault}",
-            needed="a special token after every answer: a model trained without one never stops",
-            change="put {{ eos_token }} after the assistant's content, or name another template",
-            where="data.template",
-        )
+    return user_error(
+        found=f"the chat template {fault}",
+        needed="a special token after every answer: a model trained without one never stops",
+        change="put {{ eos_token }} after the assistant's content, or name another template",
+        where="data.template",
     )
 
 

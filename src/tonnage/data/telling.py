@@ -43,6 +43,15 @@ LOSSES = (
 """Lines that stand out when they are not 0."""
 
 
+def table_lines(sources: Sequence[SourceAccount]) -> Iterator[tuple[str, list[str], bool]]:
+    """Lines of the account table: name, a cell for each source, and whether the line stands out."""
+    for name, cell_of in LINES.items():
+        cells = [cell_of(source) for source in sources]
+        is_counted = any(cell not in ("", "0") for cell in cells)
+        if name in ALWAYS or is_counted:
+            yield name, cells, name in LOSSES and is_counted
+
+
 def _percentile(source: SourceAccount, name: str) -> str:
     return f"{source.lengths.percentiles[name]:,}" if name in source.lengths.percentiles else ""
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonnage.data.masks import Span
+from tonnage.data.masks import Marked, Span
 from tonnage.data.words import WINDOW_WORDS, Scanner, split_pattern
 from tonnage.forms.conversation import RowError, as_row_error
 
@@ -123,8 +123,7 @@ class _Vocabulary(dict[str, bytes]):
 class Batch:
     """Texts on their way to documents."""
 
-    texts: Sequence[str]
-    spans: Sequence[Sequence[Span]]
+    texts: Sequence[Marked]
     borders: list[list[int]]
     """Of every text, in characters: its beginning, where spans begin and end inside of it, its end."""
     by_word: list[bool]
@@ -169,19 +168,19 @@ class Encoder:
             *(f"{token} a{token}{token[:-1]}" for token in added),
         ]
         probe = "".join(pieces)
-        batch = self.begin([probe], [[(0, len(probe), 1.0)]])
+        batch = self.begin([Marked(probe, [(0, len(probe), 1.0)])])
         self.run(batch)
         document = next(self.documents(batch))
         return batch.by_word[0] and isinstance(document, Document) and document.tokens.tolist() == self.ids(probe)
 
-    def begin(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Batch:
+    def begin(self, texts: Sequence[Marked]) -> Batch:
         """Cut into words what can be."""
         if self._vocabulary.size > VOCABULARY_CHARACTERS:
             self._vocabulary = _Vocabulary()
         number = self._vocabulary.__getitem__
-        batch = Batch(texts, spans, [], [], self._vocabulary, [], [])
-        for text, marked in zip(texts, spans, strict=True):
-            inside = {border for start, stop, _ in marked for border in (start, stop) if 0 < border < len(text)}
+        batch = Batch(texts, [], [], self._vocabulary, [], [])
+        for text, spans in texts:
+            inside = {border for start, stop, _ in spans for border in (start, stop) if 0 < border < len(text)}
             borders = sorted(inside)
             stretches = self._scanner.cut(text, borders) if self._scanner is not None else None
             batch.borders.append([0, *borders, len(text)])
@@ -193,7 +192,7 @@ class Encoder:
     def run(self, batch: Batch) -> None:
         """What the tokenizer has to do for a batch: it does it on all cores and lets other threads go on."""
         batch.known = self._tokenizer.encode_batch(batch.new, add_special_tokens=False)
-        batch.whole = self._encode([text for text, cut in zip(batch.texts, batch.by_word, strict=True) if not cut])
+        batch.whole = self._encode([text for (text, _), cut in zip(batch.texts, batch.by_word, strict=True) if not cut])
 
     def documents(self, batch: Batch) -> Iterator[Document | RowError]:
         """The documents of a batch that was run, or why there is none, in the order of its texts."""
@@ -202,7 +201,7 @@ class Encoder:
         ends = before[list(itertools.accumulate(len(words) // 4 for words in batch.words))].tolist()
         whole = iter(batch.whole)
         first = at = 0
-        for text, spans, borders, cut in zip(batch.texts, batch.spans, batch.borders, batch.by_word, strict=True):
+        for (text, spans), borders, cut in zip(batch.texts, batch.borders, batch.by_word, strict=True):
             if cut:
                 stop = at + len(borders) - 1
                 places = dict(zip(borders, [0, *(end - first for end in ends[at:stop])], strict=True))
@@ -237,9 +236,9 @@ class Encoder:
         except Exception as error:  # such as of a vocabulary that lacks a character, and has no token for what it lacks
             return RowError("tokenizer", f"the tokenizer does not take the text ({error})")
 
-    def document(self, text: str, spans: Sequence[Span]) -> Document | RowError:
+    def document(self, text: Marked) -> Document | RowError:
         """The document of one text, or why there is none."""
-        batch = self.begin([text], [spans])
+        batch = self.begin([text])
         self.run(batch)
         return next(self.documents(batch))
 

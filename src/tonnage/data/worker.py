@@ -50,7 +50,6 @@ def main() -> None:
             except OSError as error:  # a full disk, for instance: not a defect of this process
                 answer(refused=[error.errno, error.strerror or str(error), error.filename and str(error.filename)])
                 return
-    builder.close()
 
 
 def _end_with_parent(standard_input: int) -> None:

@@ -55,18 +55,15 @@ def decide(
     overrides: Sequence[str] = (),
     progress: Progress = silent,
     *,
-    fresh_output: bool = False,
     force: bool = False,
 ) -> Decision:
-    """Read the config, find the model, prepare the data, make the plan.
-
-    ``fresh_output`` also requires that the output directory holds no run yet. ``force`` accepts a plan that does not
-    fit into memory.
+    """Read the config, find the model, prepare the data, make the plan. ``force`` accepts a plan that does not fit into
+    memory.
 
     Raises:
         UserError: the user can mend it; lists every problem found.
     """
-    return decide_on(read_config(path, overrides), progress, fresh_output=fresh_output, force=force)
+    return decide_on(read_config(path, overrides), progress, force=force)
 
 
 def decide_on(
@@ -77,15 +74,17 @@ def decide_on(
     force: bool = False,
     before: Layout | None = None,
 ) -> Decision:
-    """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had, which
-    counts where it goes on with as many workers."""
+    """As ``decide``, for a config that is read already. ``fresh_output`` also requires that the output directory holds
+    no run yet. Of a run that goes on, ``before`` is the layout it had, which counts if it has as many workers again."""
     check_trackers(config)
     launch = config.launch
     config = counted(config)
     if before is not None and before.workers != config.launch.num_workers:
         before = None
     model = find(config, fresh_output=fresh_output)
-    config = with_adapter(_at_commit(config, model), model)
+    if model.files.commit is not None:  # of a hub model, so that whoever goes on with the run finds the same
+        config = config.model_copy(update={"revision": model.files.commit})
+    config = with_adapter(config, model)
     prepared = prepare_data(config, model, progress)
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
@@ -117,16 +116,9 @@ def decide_on(
     return Decision(settled, model, prepared, plan, others, prompts, questions)
 
 
-def decide_for(
-    path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent
-) -> Plan:
-    """The plan of a config (without a file, of ``overrides`` alone): for this machine or, if given, for another one.
-    Raises as ``decide``."""
-    return asked(path, overrides, machine, progress).plan()
-
-
 def asked(path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Question:
-    """What ``decide_for`` plans. Raises as it does, but for what does not fit."""
+    """What ``plan`` is asked of a config (without a file, of ``overrides`` alone): for this machine or, if given, for
+    another one. Raises as ``decide``, but for what does not fit."""
     config = counted(read_config(path, overrides), machine)
     model = find(config)
     config = with_adapter(config, model)
@@ -135,7 +127,7 @@ def asked(path: str | None, overrides: Sequence[str], machine: Machine | None, p
 
 
 def _written_out(config: Config, *plans: Plan) -> Config:
-    """The config with what it left open as it was decided, for a run to have when it goes on."""
+    """The config with the decided values of what it left open, for a run to have when it goes on."""
     from tonnage.planning.batch import resolved
 
     config, _ = resolved(config, plans[0].data.num_packs)
@@ -143,9 +135,3 @@ def _written_out(config: Config, *plans: Plan) -> Config:
         return config
     every = min((plan.choice.saving.every for plan in plans if plan.choice.saving.every), default=0)
     return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": every})})
-
-
-def _at_commit(config: Config, model: ModelFound) -> Config:
-    """The config with the commit that a hub model was found at, so that a run that goes on finds the same."""
-    commit = model.files.commit
-    return config if commit is None else config.model_copy(update={"revision": commit})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.data.progress import silent
-from tonnage.decide.handing import PLAIN, Handing, Wishes, finisher, prepared
-from tonnage.errors import Problem, UserError
+from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
+from tonnage.errors import user_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -83,10 +84,10 @@ def export_checkpoint(
     from tonnage.checkpoint.verify import verify
 
     if not run.is_run():
-        raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
+        raise user_error(found="no run", needed="a run directory", where=str(run.path))
     checkpoint = choose(run.checkpoints, step_of_export(run) if step is None else step)
     if check_content:
-        problems = verify(checkpoint, lambda done, total: progress("verify", done, total))
+        problems = verify(checkpoint, partial(progress, "verify"))
         if problems:
             raise damaged(checkpoint, *problems)
     trained = _Trained.of(run)
@@ -112,13 +113,11 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
     assert trained.trains.adapter is not None
     assert not isinstance(config.adapter, str)
     if dtype not in ("auto", "fp32"):
-        raise UserError(
-            Problem(
-                where="--dtype",
-                found=f"{dtype}, and an adapter is written in fp32, as it was trained",
-                needed="--dtype with --merge, which writes the whole model",
-                change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
-            )
+        raise user_error(
+            where="--dtype",
+            found=f"{dtype}, and an adapter is written in fp32, as it was trained",
+            needed="--dtype with --merge, which writes the whole model",
+            change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
         )
     return export_adapter(
         checkpoint,
@@ -133,7 +132,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
         ),
         tokenizer=run.tokenizer,
         card=model_card(run, checkpoint, dtype="fp32", is_adapter=True),
-        progress=lambda done, total: progress("export", done, total),
+        progress=partial(progress, "export"),
     )
 
 
@@ -143,18 +142,17 @@ def _export_model(
     import torch
 
     from tonnage.checkpoint.card import DataForm, model_card
-    from tonnage.checkpoint.export import Form, Start, export
+    from tonnage.checkpoint.description import Form
+    from tonnage.checkpoint.export import Start, export
     from tonnage.files.reading import read_record
 
     run, config, trains, wishes = trained.run, trained.config, trained.trains, handing.wishes
     if wishes.merge and trains.adapter is None:
-        raise UserError(
-            Problem(
-                where="--merge",
-                found="a run that trained the model's own weights",
-                needed="a run with an adapter",
-                change="leave --merge out: the export is the whole model",
-            )
+        raise user_error(
+            where="--merge",
+            found="a run that trained the model's own weights",
+            needed="a run with an adapter",
+            change="leave --merge out: the export is the whole model",
         )
     dtype = config.precision if wishes.dtype == "auto" else wishes.dtype
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -173,8 +171,8 @@ def _export_model(
         ),
         shard_bytes=wishes.shard_bytes,
         card=lambda merged: model_card(run, checkpoint, dtype=dtype, is_part=trained.is_part, notes=merged),
-        finish=finisher(handing, directory=str(directory), dtype=dtype),
-        progress=lambda done, total: progress("export", done, total),
+        finish=partial(finish, handing, str(directory), dtype),
+        progress=partial(progress, "export"),
     )
 
 

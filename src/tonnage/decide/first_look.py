@@ -110,7 +110,7 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
 
 
 def _account(wishes: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:
-    """What is in the rows, whatever would be refused of them."""
+    """The account of all rows, those that training would refuse included."""
     from tonnage.data import DataError
 
     free: dict[str, Any] = {"max_length": length, "over_length": "truncate", "max_loss": 1.0, "validation": 0.0}

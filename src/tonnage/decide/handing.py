@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.targets.commands import PROGRAMS, Exported, commands
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
 """Beside GGUF files, which hold the rest."""
 ROUNDED = {"fp32": 2e-3, "fp16": 3e-2, "bf16": 6e-2}
 """How far llama.cpp's logits may be off, by the type of the weights: it computes with activations of that type."""
-
-
 SHARD_BYTES = 4 * 10**9
 
 
@@ -71,49 +68,43 @@ def prepared(
 
     target = wishes.target
     if is_adapter and target not in ("transformers", "vllm"):
-        raise UserError(
-            Problem(
-                where=f"--for {target}",
-                found=f"an adapter, and {PROGRAMS[target]} reads whole models",
-                needed="--merge, which adds the adapter to its model",
-                change=f"tonnage export {run} {directory} --merge --for {target}",
-            )
+        raise user_error(
+            where=f"--for {target}",
+            found=f"an adapter, and {PROGRAMS[target]} reads whole models",
+            needed="--merge, which adds the adapter to its model",
+            change=f"tonnage export {run} {directory} --merge --for {target}",
         )
     command: list[str] = []
     if target == "gguf" or (target == "ollama" and architecture not in READS):
         command = find_converter(wishes.converter, run=str(run), directory=directory, target=target)
     elif wishes.converter is not None:
-        raise UserError(
-            Problem(
-                where="--converter",
-                found=f"a converter to GGUF, and {PROGRAMS[target]} reads this model as it is",
-                needed="--for gguf, or a model that Ollama does not read",
-                change="leave --converter out",
-            )
+        raise user_error(
+            where="--converter",
+            found=f"a converter to GGUF, and {PROGRAMS[target]} reads this model as it is",
+            needed="--for gguf, or a model that Ollama does not read",
+            change="leave --converter out",
         )
     return Handing(wishes, tuple(command), context)
 
 
-def finisher(handing: Handing, *, directory: str, dtype: str) -> Callable[[Path, Trained], list[str]]:
-    """What is done with a directory before it is there under its name; it returns what is to be said."""
+def finish(handing: Handing, directory: str, dtype: str, temporary: Path, trained: Trained) -> list[str]:
+    """Complete an export in its temporary directory; returns lines for the user."""
+    from tonnage.checkpoint.compare import compare
 
-    def finish(temporary: Path, trained: Trained) -> list[str]:
-        from tonnage.checkpoint.compare import compare
-
-        notes = [compare(trained, temporary)] if handing.wishes.compares else []
-        name = ""
-        if handing.converter:
-            name, lines = _converted(handing, temporary, trained, directory, dtype)
-            notes += lines
-        if handing.wishes.target == "ollama":
-            notes += _write_modelfile(handing, temporary, name, directory)
-        if handing.converter:
-            _leave_only_gguf(temporary)
-        if (temporary / "README.md").is_file():
-            _complete_card(temporary / "README.md", handing.wishes.target, Exported(".", dtype, gguf=name))
-        return notes
-
-    return finish
+    notes = [compare(trained, temporary)] if handing.wishes.compares else []
+    name = ""
+    if handing.converter:
+        name, lines = _converted(handing, temporary, trained, directory, dtype)
+        notes += lines
+    if handing.wishes.target == "ollama":
+        notes += _write_modelfile(handing, temporary, name, directory)
+    if handing.converter:
+        for path in temporary.iterdir():
+            if path.is_file() and path.suffix != ".gguf" and path.name not in KEPT:
+                path.unlink()
+    if (temporary / "README.md").is_file():
+        _complete_card(temporary / "README.md", handing.wishes.target, Exported(".", dtype, gguf=name))
+    return notes
 
 
 def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge: bool) -> list[str]:
@@ -129,7 +120,6 @@ def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge
 
 
 def _complete_card(card: Path, target: str, exported: Exported) -> None:
-    """Say in the model card how it is served."""
     lines = "\n".join(commands(target, exported))
     program = PROGRAMS[target] if target != "transformers" else "tonnage, for trying it"
     text = f"## Serve it\n\nWith {program}, in this directory:\n\n```\n{lines}\n```\n\n"
@@ -165,7 +155,7 @@ def _write_modelfile(handing: Handing, directory: Path, gguf: str, where: str) -
 
 
 def _converted(handing: Handing, directory: Path, trained: Trained, where: str, dtype: str) -> tuple[str, list[str]]:
-    """Convert to GGUF and read it again; the name of the first file, and what is to be said."""
+    """Convert to GGUF and read that back; the name of the first file, and lines for the user."""
     from tonnage.targets.gguf import TYPES, convert
 
     stem = f"{Exported(where, dtype).name}-{TYPES[dtype]}"
@@ -178,7 +168,7 @@ def _converted(handing: Handing, directory: Path, trained: Trained, where: str, 
 
 
 def _read_back(directory: Path, name: str, trained: Trained, dtype: str) -> str:
-    """Compare a GGUF file with the model it was made from, in whatever reads it here."""
+    """Compare a GGUF file with the model it was made from, with a library that is installed; a line for the user."""
     from tonnage.checkpoint.compare import load_plainly, logits_of, prompts, told
 
     if missing := trained.enough_memory():
@@ -214,9 +204,3 @@ def _in_llama_cpp(path: Path, token_rows: list[list[int]]) -> list[Any]:
         logits.append(torch.from_numpy(model.scores[: len(tokens)].copy()).float())
     model.close()
     return logits
-
-
-def _leave_only_gguf(directory: Path) -> None:
-    for path in directory.iterdir():
-        if path.is_file() and path.suffix != ".gguf" and path.name not in KEPT:
-            path.unlink()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch
 from tonnage.decide.models import check_family
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -66,23 +66,22 @@ def where(config: Config, machine: Machine | None, progress: Progress) -> Where:
 
 
 def _check_asked(config: Config, machine: Machine) -> None:
-    """Refuse a job of Slurm that would have GPUs on its nodes, and asks for none. Raises ``UserError``."""
+    """Refuse a Slurm job that asks for no GPUs on nodes that have some. Raises ``UserError``."""
     launch = config.launch
     if not isinstance(launch, SlurmLaunch) or launch.hardware is None or launch.workers != "auto":
         return
     if machine.kind == "cuda" and not launch.gpus_per_node:
-        raise UserError(
-            Problem(
-                found=f"launch.hardware has {machine.devices_per_node} GPUs a node, of which the job asks for none",
-                needed="as many GPUs as it should have on a node",
-                change=f"launch.gpus_per_node={machine.devices_per_node}",
-                where="launch.gpus_per_node",
-            )
+        raise user_error(
+            found=f"launch.hardware has {machine.devices_per_node} GPUs a node, of which the job asks for none",
+            needed="as many GPUs as it should have on a node",
+            change=f"launch.gpus_per_node={machine.devices_per_node}",
+            where="launch.gpus_per_node",
         )
 
 
 def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
-    """Refuse more workers than devices, and a plan for CPUs of workers that ask for GPUs. Raises ``UserError``."""
+    """Refuse more workers than devices, and workers that reserve GPUs on nodes without, or none on nodes with GPUs.
+    Raises ``UserError``."""
     launch = config.launch
     nodes = launch.nodes if isinstance(launch, SlurmLaunch | RayLaunch) else 1
     nodes = max(nodes, machine.nodes)
@@ -95,42 +94,36 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
             change = f"launch.gpus_per_node={present}"
         elif nodes > 1:
             change += ", or more in launch.nodes"
-        raise UserError(
-            Problem(
-                found=f"{per_node} workers on a machine with {present} GPU{'s' * (present > 1)}",
-                needed="a GPU for each worker",
-                change=change,
-                where="launch.workers",
-            )
+        raise user_error(
+            found=f"{per_node} workers on a machine with {present} GPU{'s' * (present > 1)}",
+            needed="a GPU for each worker",
+            change=change,
+            where="launch.workers",
         )
     reserved = launch.gpus_per_node if isinstance(launch, SlurmLaunch) else 0
     if isinstance(launch, RayLaunch):
         reserved = launch.num_gpus
     if machine.kind == "cuda" and isinstance(launch, RayLaunch) and not reserved:
-        raise UserError(
-            Problem(
-                found=f"launch.gpus_per_worker is 0, and a plan for {machine.name}: Ray hides GPUs from workers that "
-                "reserve none",
-                needed="a GPU for each worker, or a plan for nodes without",
-                change=f"launch.gpus_per_worker=1, or {'--hardware ' if named else 'launch.hardware='}"
-                f"cpu:{machine.cores}c:{machine.host_bytes / 1e9:.0f}GB to train on processors",
-                where="launch.gpus_per_worker",
-            )
+        raise user_error(
+            found=f"launch.gpus_per_worker is 0, and a plan for {machine.name}: Ray hides GPUs from workers that "
+            "reserve none",
+            needed="a GPU for each worker, or a plan for nodes without",
+            change=f"launch.gpus_per_worker=1, or {'--hardware ' if named else 'launch.hardware='}"
+            f"cpu:{machine.cores}c:{machine.host_bytes / 1e9:.0f}GB to train on processors",
+            where="launch.gpus_per_worker",
         )
     if machine.kind == "cpu" and reserved:
         key = "gpus_per_node" if isinstance(launch, SlurmLaunch) else "gpus_per_worker"
-        raise UserError(
-            Problem(
-                found=f"launch.{key} is {reserved}, and a plan for {machine.name}, which has no GPU",
-                needed="a plan for the hardware of a node",
-                change=f"say what a node has, as launch.hardware={per_node}xH100",
-                where="launch.hardware",
-            )
+        raise user_error(
+            found=f"launch.{key} is {reserved}, and a plan for {machine.name}, which has no GPU",
+            needed="a plan for the hardware of a node",
+            change=f"say what a node has, as launch.hardware={per_node}xH100",
+            where="launch.hardware",
         )
 
 
 def _node_of(config: Config) -> Machine | None:
-    """A node of the cluster, if the config describes it. Raises ``UserError`` where it is no hardware that is known."""
+    """A node of the cluster, if the config describes one. Raises ``UserError`` for hardware that is not known."""
     from tonnage.planning.machine import parse_hardware
 
     launch = config.launch

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ import torch
 
 from tonnage.data import Progress, silent
 from tonnage.decide.evaluation import AS_IT_IS, MOST_TOGETHER, Loading, assembled, checked_model, kept_tokens, ranks
-from tonnage.errors import Problem, UserError
-from tonnage.host.cachedir import default_directory
+from tonnage.errors import user_error
 from tonnage.inference.generate import place_of
 from tonnage.model.attention import Shared
 from tonnage.model.files import positions_of, read_tokenizer
@@ -30,17 +30,17 @@ from tonnage.parallel.world import World
 from tonnage.rundir.samples import Prompt
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import Deal, MicroBatch, round_to
-from tonnage.training.isolation import Isolation, isolation_of, outgrows
+from tonnage.training.isolation import Isolation
 from tonnage.training.pipeline import Pipeline
 
 ROW_TOKENS = 4096
 """Of a forward pass, unless a request alone has more."""
 MOST_ANSWER = 256
-"""Tokens of an answer where a task does not say, as of its ``hf`` back end."""
+"""Tokens of an answer where a task sets no limit, as in its ``hf`` back end."""
 DEFAULT_LENGTH = 2048
 """Tokens of a text where the model does not say."""
 TAIL = 48
-"""Tokens of an answer, the last, in which a stop word is looked for."""
+"""The last tokens of an answer, in which a stop word is looked for."""
 INSTALL = "pip install 'tonnage[eval]'"
 
 
@@ -88,18 +88,15 @@ def evaluate_tasks(
         from lm_eval import simple_evaluate
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise UserError(Problem(f"lm_eval cannot be imported ({error})", "lm-eval", INSTALL, "--tasks")) from error
+        raise user_error(f"lm_eval cannot be imported ({error})", "lm-eval", INSTALL, "--tasks") from error
     manager = TaskManager(include_path=task_folder)
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         change = "lm_eval ls tasks lists them; --tasks-from names a folder with YAML of your own"
-        raise UserError(Problem(f"no task {', '.join(unknown)}", "tasks of lm-evaluation-harness", change, "--tasks"))
+        raise user_error(f"no task {', '.join(unknown)}", "tasks of lm-evaluation-harness", change, "--tasks")
     checked = checked_model(model, loading)
     config, length = checked.config, positions_of(checked.config) or DEFAULT_LENGTH
     with ranks() as world:
-        isolation = isolation_of(
-            config, device=world.device, long_documents=outgrows(config, length), cache=default_directory()
-        )
-        pipeline, dtypes = assembled(checked, world, isolation)
+        pipeline, dtypes, isolation = assembled(checked, world, length)
         engine = Engine(
             pipeline,
             world,
@@ -121,11 +118,11 @@ def evaluate_tasks(
     return dict(results or {})
 
 
-def as_table(found: dict[str, Any]) -> str:
+def as_table(results: dict[str, Any]) -> str:
     """Results as its own command prints them."""
     from lm_eval.utils import make_table
 
-    tables = [make_table(found), *([make_table(found, "groups")] if found.get("groups") else [])]
+    tables = [make_table(results), *([make_table(results, "groups")] if results.get("groups") else [])]
     return "\n".join(tables)
 
 
@@ -138,7 +135,7 @@ class Engine:
     isolation: Isolation
     round_to: int
     kept: Callable[[Sequence[int]], int]
-    """Of how many tokens keys and values are kept, for documents of such lengths."""
+    """How many tokens the cache of keys and values has room for, given the lengths of documents."""
     progress: Progress = silent
 
     @property
@@ -152,9 +149,7 @@ class Engine:
         sums, misses = [0.0] * len(requests), [0.0] * len(requests)
         rows = list(self._rows(sorted(requests, key=lambda request: (-len(request.context), request.context))))
         num_ranks, done = self.world.data_size, 0
-        for start in range(
-            0, len(rows), num_ranks
-        ):  # of which every rank has a pass, for they gather each other's weights
+        for start in range(0, len(rows), num_ranks):  # every rank has a pass, for they gather each other's weights
             at, done = start + self.world.data_rank, done + sum(map(_count, rows[start : start + num_ranks]))
             if at < len(rows):
                 self._ask(rows[at], sums, misses)
@@ -165,7 +160,8 @@ class Engine:
         return [(value, not missed) for value, missed in zip(totals, totals[len(sums) :], strict=False)]
 
     def _ask(self, row: Sequence[Sequence[Likelihood]], sums: list[float], misses: list[float]) -> None:
-        """Write down what a row's requests have, and how many of their tokens are not the likeliest."""
+        """Put the log-probability of each request of a row into ``sums``, and into ``misses`` how many of its tokens
+        are not the likeliest."""
         losses, right = self._run(self._padded(row) if self.is_padded else _packed(row).rounded(self.round_to))
         at = 0
         for one in (one for group in row for one in group):
@@ -187,13 +183,10 @@ class Engine:
         asking = Asking(tuple(prompts), stops, row_tokens, decode=str, most_together=MOST_TOGETHER, ends=ends)
         ranks, rank = self.world.data_size, self.world.data_rank
         deal = Deal(ranks, 1, rank, ranks, round_to=self.round_to, padded_tokens=row_tokens if self.is_padded else 0)
-        shown = self.progress
-        return answer(
-            self.pipeline, asking, deal, self.world, progress=lambda done, total: shown("generate", done, total)
-        )
+        return answer(self.pipeline, asking, deal, self.world, progress=partial(self.progress, "generate"))
 
     def _rows(self, ordered: Sequence[Likelihood]) -> Iterator[list[list[Likelihood]]]:
-        """Groups of requests of one context, in rows."""
+        """Rows of groups, each of the requests that share a context."""
         shares = self.isolation.shares_prefixes and not self.is_padded
         groups = [list(some) for _, some in groupby(ordered, key=lambda one: one.context if shares else one.number)]
         row: list[list[Likelihood]] = []
@@ -232,7 +225,7 @@ def _tokens(group: Sequence[Likelihood]) -> int:
 
 
 def _packed(rows: Sequence[Sequence[Likelihood]]) -> MicroBatch:
-    """Groups side by side in one row: of each the context, and then what the continuations add to it."""
+    """Groups side by side in one row, each as its context followed by all continuations."""
     tokens: list[int] = []
     lengths: list[int] = []
     positions: list[int] = []
@@ -266,11 +259,11 @@ def _ends_of(directory: Path, tokenizer: Any) -> frozenset[int]:
     from transformers import GenerationConfig
 
     try:
-        told = GenerationConfig.from_pretrained(directory).eos_token_id
+        ids = GenerationConfig.from_pretrained(directory).eos_token_id
     except OSError:
-        told = None
-    said = told if isinstance(told, list) else [told]
-    return frozenset(one for one in (*said, tokenizer.eos_token_id) if isinstance(one, int))
+        ids = None
+    ids = ids if isinstance(ids, list) else [ids]
+    return frozenset(token for token in (*ids, tokenizer.eos_token_id) if isinstance(token, int))
 
 
 class Interface:
@@ -350,8 +343,8 @@ class Interface:
             stops = [*words, self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False)]
             most = self.length - room
             if most < 1:
-                found = f"answers of {room:,} tokens of a model of {self.length:,}"
-                raise UserError(Problem(found, "room for a question", where="max_gen_toks"))
+                lengths = f"answers of {room:,} tokens of a model of {self.length:,}"
+                raise user_error(lengths, "room for a question", where="max_gen_toks")
             prompts = [Prompt("", self.tok_encode(requests[row].args[0])[-most:], room) for row in numbers]
 
             def is_over(tokens: Sequence[int], stops: Sequence[str] = stops) -> bool:
@@ -380,14 +373,14 @@ def behind_its_interface(engine: Engine, tokenizer: Any, length: int, ends: froz
 
 
 def _until(options: dict[str, Any]) -> tuple[tuple[str, ...], int]:
-    """Stop words and tokens at most, of what a task says of its answers. Raises ``UserError`` if they are drawn."""
+    """Stop words and the most tokens of an answer, as a task has them. Raises ``UserError`` if answers are drawn."""
     names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
     more = {name: value for name, value in options.items() if name not in (*names, "until")}
     is_greedy = not more.pop("do_sample", False) and float(more.pop("temperature", 0.0) or 0.0) == 0.0
     more = {name: value for name, value in more.items() if is_greedy and name not in ("top_p", "top_k")}
     if more or not is_greedy:
         listed = ", ".join(f"{name}: {value}" for name, value in options.items())
-        raise UserError(Problem(f"a task whose answers are drawn ({listed})"[:200], "greedy answers", where="--tasks"))
+        raise user_error(f"a task whose answers are drawn ({listed})"[:200], "greedy answers", where="--tasks")
     room = next((int(options[name]) for name in names if options.get(name) is not None), MOST_ANSWER)
     until = options.get("until") or []
     return tuple([until] if isinstance(until, str) else until), room

@@ -1,9 +1,9 @@
 """The largest rank, length or micro-batch with which a run still fits (``tonnage plan --largest``).
 
-Each is asked of the planner on the terms of the config: nothing more is given up for memory than it says. A rank or
-length is another model to weigh, which takes a second or more; so lengths are searched with the model as it was weighed
-for the config's own length, bytes being a line over the tokens of a row, and what is found is weighed. Ranks begin from
-a line through the smallest and the largest.
+The planner is asked on the config's own terms: nothing more is given up for memory than it says. Another rank or length
+is another model to weigh, which takes a second or more. So lengths are first searched with the model as weighed for the
+config's length, as bytes grow in a line with the tokens of a row, and then around the result with models weighed anew.
+The search for a rank begins on a line through the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tonnage.config import Adapter, Config
 from tonnage.data.progress import silent
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.planning.batch import resolved
 from tonnage.planning.largest import Largest, last_that_fits
 from tonnage.planning.ways import LORA, LORA_NF4, Way, smallest_change, without_sacrifices
@@ -34,32 +35,34 @@ KEYS = {"rank": "adapter.rank", "max_length": "data.max_length", "micro_batch": 
 LENGTHS = 64
 """Lengths are multiples of it."""
 RANKS = 8
-"""Ranks are, where the smallest matrix that is adapted has room for several of them."""
+"""Ranks are multiples of it, where the smallest matrix that is adapted has room for several such ranks."""
 MOST_POSITIONS = 1 << 20
 """Of a model that does not say how many it has."""
 PATIENCE_SECONDS = 2.0
-"""After which a search is told of."""
+"""After which ``progress`` hears of a search."""
 
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of a key that may be: a step, twice that, and so on."""
+    """The values that a key may have: a step, twice that, and so on."""
 
+    key: str
     step: int
     number: int
     whose_limit: str
-    put: Callable[[Config, int], Config]
-    """The config with another value."""
     falls: tuple[int, ...] = ()
     """Where less is needed than for the value before it, counted in steps."""
 
     def at(self, config: Config, index: int) -> Config:
-        return self.put(config, index * self.step)
+        """The config with another value."""
+        section, name = self.key.split(".")
+        changed = getattr(config, section).model_copy(update={name: index * self.step})
+        return config.model_copy(update={section: changed})
 
 
 @dataclass
 class _Search:
-    """Plans of values, counted in steps, each made once; told of where that takes long."""
+    """Plans of values, counted in steps, each made once; ``progress`` hears of it where that takes long."""
 
     what: str
     made: Callable[[int], Plan]
@@ -87,8 +90,8 @@ def largest(question: Question, word: str, progress: Progress = silent) -> Large
     """
     key = KEYS.get(word, word)
     if key not in KEYS.values():
-        found = f"--largest {word}"
-        raise UserError(Problem(found, f"a key that is solved for: {', '.join(KEYS)}", "tonnage plan --help"))
+        needed = f"a key that is solved for: {', '.join(KEYS)}"
+        raise user_error(f"--largest {word}", needed, "tonnage plan --help")
     settled, _ = question.settled(force=True)
     config, planned = without_sacrifices(settled, question.device), question.planned
     match key:
@@ -96,7 +99,7 @@ def largest(question: Question, word: str, progress: Progress = silent) -> Large
             values = _ranks(question.model_config, config)
         case "data.max_length":
             values = _lengths(question.model_config, config)
-            planned = _weighed_anew(question)
+            planned = partial(_weighed_anew, question)
         case _:
             values = _micro_batches(planned(config, True).packs_per_step, config)
     search = _Search(key, lambda index: planned(values.at(config, index), True), progress)
@@ -111,7 +114,7 @@ def largest(question: Question, word: str, progress: Progress = silent) -> Large
         case _:
             index = last_that_fits(values.number, search.fits, falls=values.falls)
     if not index:
-        raise UserError(_nothing_fits(key, values, settled, search, planned, question.device))
+        raise _nothing_fits(values, settled, search, planned, question.device)
     following = index + 1 if index < values.number else None
     solution = Largest(
         key=key,
@@ -135,31 +138,24 @@ def _ranks(model_config: PreTrainedConfig, config: Config) -> _Values:
     from tonnage.model.build import build_on_meta
 
     if not isinstance(config.adapter, Adapter):
-        raise UserError(
-            Problem(
-                where="adapter.rank",
-                found="--largest rank, and all of the model's weights are trained",
-                needed="an adapter, whose rank may grow",
-                change=f"{LORA.override}, or {LORA_NF4.override} for one on weights in 4 bits",
-            )
+        raise user_error(
+            where="adapter.rank",
+            found="--largest rank, and all of the model's weights are trained",
+            needed="an adapter, whose rank may grow",
+            change=f"{LORA.override}, or {LORA_NF4.override} for one on weights in 4 bits",
         )
     model = build_on_meta(copy.deepcopy(model_config), torch.float32)
     largest = max(find_targets(model, dissect(model), config.adapter.targets), key=lambda target: min(target.shape))
     limit = min(largest.shape)  # more than that adds to no layer
     step = RANKS if limit >= 4 * RANKS else 1
-
-    def put(config: Config, value: int) -> Config:
-        assert isinstance(config.adapter, Adapter)
-        return config.model_copy(update={"adapter": config.adapter.model_copy(update={"rank": value})})
-
     rows, columns = largest.shape
     owner = f"{largest.path.rpartition('.')[2]} is a matrix of {rows:,} x {columns:,}"
-    return _Values(step, limit // step, owner, put)
+    return _Values("adapter.rank", step, limit // step, owner)
 
 
 def _on_a_line(values: _Values, config: Config, planned: Callable[[Config, bool], Plan], search: _Search) -> int | None:
-    """Where the least that a plan takes meets the budget, if it grows evenly from the smallest value to the largest;
-    None if that fits."""
+    """The value at which the smallest plan fills the budget, if memory grows in a line from the smallest value to the
+    largest; None if it does not grow."""
     if values.number == 1 or search.fits(values.number):
         return values.number
     budget = config.memory.budget.model_copy(update={"device": 1})  # then no plan fits, and the smallest is told
@@ -178,51 +174,39 @@ def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
     limit, owner = positions or MOST_POSITIONS, "the model's positions" if positions else "the model does not say more"
     if batch != "auto" and batch.tokens is not None and batch.tokens < limit:
         limit, owner = batch.tokens, "batch.tokens, in which a step has one pack at least"
-
-    def put(config: Config, value: int) -> Config:
-        return config.model_copy(update={"data": config.data.model_copy(update={"max_length": value})})
-
     number = limit // LENGTHS
     if not number:
-        raise UserError(
-            Problem(
-                where="data.max_length",
-                found=f"--largest max_length, and a limit of {limit} tokens: {owner}",
-                needed=f"room for {LENGTHS}, of which lengths are multiples",
-                change=f"data.max_length={limit}, without --largest",
-            )
+        raise user_error(
+            where="data.max_length",
+            found=f"--largest max_length, and a limit of {limit} tokens: {owner}",
+            needed=f"room for {LENGTHS}, of which lengths are multiples",
+            change=f"data.max_length={limit}, without --largest",
         )
+    values = _Values("data.max_length", LENGTHS, number, owner)
 
     def passes(index: int) -> int:
-        at, _ = resolved(put(config, index * LENGTHS), None)
+        at, _ = resolved(values.at(config, index), None)
         return math.ceil(at.packs_per_step / config.data_workers)
 
     single = next((index for index in range(1, number + 1) if passes(index) == 1), number)
-    return _Values(LENGTHS, number, owner, put, falls=(single, number))
+    return replace(values, falls=(single, number))
 
 
-def _weighed_anew(question: Question) -> Callable[[Config, bool], Plan]:
-    return lambda config, anyway: question.at_length(config, anyway, config.data.max_length)
+def _weighed_anew(question: Question, config: Config, anyway: bool) -> Plan:
+    return question.at_length(config, anyway, config.data.max_length)
 
 
 def _micro_batches(packs_per_step: int, config: Config) -> _Values:
-    def put(config: Config, value: int) -> Config:
-        return config.model_copy(update={"memory": config.memory.model_copy(update={"micro_batch": value})})
-
     number = math.ceil(packs_per_step / config.data_workers)
     whose = "the packs of a step" + (" that a worker takes" if config.data_workers > 1 else "")
-    return _Values(1, number, whose, put, falls=(number,))  # whose gradients no sum of several passes waits for
+    # Of the last value, gradients wait for no sum of several passes.
+    return _Values("memory.micro_batch", 1, number, whose, falls=(number,))
 
 
 def _nothing_fits(
-    key: str,
-    values: _Values,
-    settled: Config,
-    search: _Search,
-    planned: Callable[[Config, bool], Plan],
-    device: str,
-) -> Problem:
-    """Not even the smallest value fits: what it takes, and what would help."""
+    values: _Values, settled: Config, search: _Search, planned: Callable[[Config, bool], Plan], device: str
+) -> UserError:
+    """What the smallest value takes, which does not fit either, and what would help."""
     smallest, least = values.at(settled, 1), search.plan(1)
 
     def all_planned(config: Config, anyway: bool) -> list[Plan]:
@@ -233,9 +217,9 @@ def _nothing_fits(
         fitting = (way for way in (LORA, LORA_NF4) if _fits(way.taken(smallest), planned, device))
         change = next((way.override for way in fitting), "")
     as_it_is = Way("", settled.adapter if isinstance(settled.adapter, Adapter) else None)
-    return Problem(
-        where=key,
-        found=f"{least.shortfall} with {key}={values.step}, the smallest value",
+    return user_error(
+        where=values.key,
+        found=f"{least.shortfall} with {values.key}={values.step}, the smallest value",
         needed="a value for which a plan fits without giving up more for memory than the config asks for",
         change=change or smallest_change(smallest, [as_it_is], all_planned, device),
     )

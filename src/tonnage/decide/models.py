@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, read_config
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.switches import switch_off
 from tonnage.planning.plan import CarriedFacts, WeightFacts
 from tonnage.rundir.directory import RunDirectory
@@ -95,7 +95,7 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
 
 
 def with_adapter(config: Config, model: ModelFound) -> Config:
-    """The config with what is adapted written out, where the model was given as the directory of an adapter.
+    """The config with the adapter written out, where the model is the directory of one.
 
     Raises:
         UserError: the config says something else, or the adapter is another model's.
@@ -123,21 +123,18 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         return config.model_copy(update={"adapter": adapter, "optimizer": optimizer})
     described = trains_of(config).adapter
     if described is None or not _is_same(described, own, model.config):
-        raise UserError(
-            Problem(
-                where="adapter",
-                found=f"another adapter than the one in {files.directory}",
-                needed=f"rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
-                f"scaling {adapter.scaling}, also {list(adapter.also)}, as it has them",
-                change="leave adapter out of the config: the directory says it",
-            )
+        raise user_error(
+            where="adapter",
+            found=f"another adapter than the one in {files.directory}",
+            needed=f"rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
+            f"scaling {adapter.scaling}, also {list(adapter.also)}, as it has them",
+            change="leave adapter out of the config: the directory says it",
         )
     return config
 
 
 def _is_same(described: AdapterAdded, own: AdapterAdded, model_config: PreTrainedConfig) -> bool:
-    """Whether two adapters add the same to the same layers, however those are named; with other dropout one may go on
-    as the other."""
+    """Whether two adapters add the same to the same layers, however these are named; dropout may differ."""
     import torch
 
     from tonnage.model.adapters import find_targets
@@ -154,35 +151,40 @@ def _is_same(described: AdapterAdded, own: AdapterAdded, model_config: PreTraine
     return paths[0] == paths[1]
 
 
-def code_allowed(model: str, given: bool) -> bool:
-    """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
-    run = RunDirectory(model)
-    return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
+@dataclass(frozen=True)
+class ModelInUse:
+    """A model that answers or is evaluated: where it lies, and what the user and the run that made it allow."""
+
+    directory: Path
+    trust_remote_code: bool
+    allow_unexpected: tuple[str, ...]
+    """Patterns of tensors that it may have no place for."""
+    quantize: Format | None
+    """How the weights under the adapter of the run were quantised; None where they were not, or there is none."""
 
 
-def unexpected_allowed(model: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of tensors that a model may have no place for: those ``given``, and those of the run that made it."""
-    run = RunDirectory(model)
-    of_run = read_config(run.config, [], check_files=False).allow_unexpected if run.config.exists() else ()
-    return (*given, *of_run)
+def use_model(model: str, *, trust_remote_code: bool = False, allow_unexpected: Sequence[str] = ()) -> ModelInUse:
+    """Find a run's export, a model directory or a hub id. From here on this process computes with the kernels that the
+    run has, or with all where ``model`` is no run. Raises ``UserError``."""
+    from tonnage.inference.generate import resolve_model
 
-
-def form_of_base(model: str) -> Format | None:
-    """In which form the weights rest under the adapter of a run; None where ``model`` is no run, or they are not
-    quantised."""
-    run = RunDirectory(model)
-    adapter = read_config(run.config, [], check_files=False).adapter if run.config.exists() else "none"
-    return None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
-
-
-def use_kernels_of(model: str) -> None:
-    """Compute with the kernels that a run has, in this process; with all where ``model`` is no run."""
-    run = RunDirectory(model)
-    switch_off(read_config(run.config, [], check_files=False).kernels_off if run.config.exists() else ())
+    run, patterns = RunDirectory(model), tuple(allow_unexpected)
+    config = read_config(run.config, [], check_files=False) if run.config.exists() else None
+    if config is None:
+        directory = resolve_model(model, trust_remote_code=trust_remote_code)
+        switch_off(())
+        return ModelInUse(directory, trust_remote_code, patterns, None)
+    trusted = trust_remote_code or config.trust_remote_code
+    directory = resolve_model(model, trust_remote_code=trusted)
+    switch_off(config.kernels_off)
+    adapter = config.adapter
+    quantize = None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
+    return ModelInUse(directory, trusted, (*patterns, *config.allow_unexpected), quantize)
 
 
 def type_of(model: str) -> str:
-    """The type that a model's config names, if that is here; else nothing, as whoever reads the model says why."""
+    """The ``model_type`` of a model's config; empty where the config is not on this machine or cannot be read, which
+    whoever reads the model will explain."""
     from huggingface_hub import try_to_load_from_cache
 
     from tonnage.model.stored import read_json_object
@@ -208,7 +210,7 @@ def check_division(config: Config, model_config: PreTrainedConfig) -> None:
 
 
 def check_family(model_config: PreTrainedConfig) -> None:
-    """Refuse a model of whose matrices nobody knows how to divide them."""
+    """Refuse a model whose matrices we do not know how to divide."""
     import torch
 
     from tonnage.model.anatomy import dissect

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tonnage.rundir.directory import RunDirectory
 
 LEARNT_FROM = 5
-"""Steps, at least, from which a run's speed is learnt, the first one not counted."""
+"""Steps at least, the first not counted, from which a run's speed is learnt."""
 
 
 def measure(run: RunDirectory, plan: Plan, since: int = 0) -> dict[str, dict[str, float]] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.rundir.samples import Prompt, Prompts
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ def prompts_of(config: Config, prepared: Prepared) -> Prompts | None:
         _of_file(wishes, config, prepared) if isinstance(wishes, str) else _of_rows(wishes, config, prepared)
     )
     if not prompts:
-        raise UserError(
-            Problem(
-                "no validation row has anything before its answer",
-                "rows with questions, or a file of them",
-                "evaluate.prompts=FILE",
-                "evaluate.prompts",
-            )
+        raise user_error(
+            "no validation row has anything before its answer",
+            "rows with questions, or a file of them",
+            "evaluate.prompts=FILE",
+            "evaluate.prompts",
         )
     return Prompts(list(prepared.stop_tokens), prompts)
 
@@ -54,7 +52,7 @@ def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
     prompts = list(_of_rows(evaluate.answers, config, prepared))
     if not prompts:
         change = "evaluate.scorer=none"
-        raise UserError(Problem("no validation row has anything before its answer", "rows with questions", change))
+        raise user_error("no validation row has anything before its answer", "rows with questions", change)
     rows = [(f"question {number}", prompt.expected or "") for number, prompt in enumerate(prompts, start=1)]
     check_expected(evaluate.scorer, evaluate.pattern, rows)
     return Prompts(list(prepared.stop_tokens), prompts)
@@ -67,12 +65,10 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
 
     questions = read_questions([Source(path=path)], MOST_PROMPTS + 1)
     if len(questions) > MOST_PROMPTS:
-        raise UserError(
-            Problem(
-                f"more than {MOST_PROMPTS} rows",
-                f"at most {MOST_PROMPTS}: all are asked at every evaluation",
-                where=path,
-            )
+        raise user_error(
+            f"more than {MOST_PROMPTS} rows",
+            f"at most {MOST_PROMPTS}: all are asked at every evaluation",
+            where=path,
         )
     most, tokenizer, problems = config.data.max_length, prepared.tokenizer, []
     for number, question in enumerate(questions, start=1):
@@ -94,7 +90,7 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
 
 
 def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt]:
-    """The first validation rows: what stands before the last thing that counts, and that."""
+    """The first validation rows: what stands before the last supervised part, and that part."""
     dataset, tokenizer = prepared.validation, prepared.tokenizer
     assert dataset is not None, "config.check sees to it"
     for index in range(dataset.num_packs):

@@ -24,7 +24,7 @@ from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import with_adapter
 from tonnage.decide.plans import plan_run
 from tonnage.decide.rows import prepare_data
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
 from tonnage.planning.ways import choose
 from tonnage.planning.words import describe, memory_in_words, run_time, step_time
@@ -50,6 +50,11 @@ USES: Mapping[Purpose, str] = {
     "chat": "answers in conversations",
     "task": "one task",
     "text": "text that goes on like the rows",
+}
+MASKS: Mapping[Purpose, tuple[str, str]] = {
+    "chat": ("assistant", "every answer is trained on, and nothing of the questions"),
+    "task": ("last", "the last answer of a conversation is trained on, and nothing before it"),
+    "text": ("all", "every token is trained on"),
 }
 
 
@@ -85,8 +90,8 @@ class _Draft:
     def says(self, key: str) -> bool:
         return self.found.wanted.says(key)
 
-    def put(self, key: str, value: Any, why: str, facts: str = "") -> None:
-        """Decide a key, unless it is said, and note why, and what follows from it."""
+    def put(self, key: str, value: Any, why: str = "") -> None:
+        """Decide a key, unless the user says it, and note why."""
         if self.says(key):
             why = "as given"
         else:
@@ -95,7 +100,7 @@ class _Draft:
             for section in sections:
                 tree = tree.setdefault(section, {})
             tree[name] = value
-        self.comments[key] = f"{why}; {facts}" if facts else why
+        self.comments[key] = why
 
     def drop(self, key: str) -> None:
         self.tree.pop(key, None)
@@ -120,7 +125,7 @@ def propose(
     """
     if purpose in ("chat", "task") and not looked.is_chat:
         needed = "rows with questions and answers, or conversations"
-        raise UserError(Problem("rows of text alone", needed, "--for text", f"--for {purpose}"))
+        raise user_error("rows of text alone", needed, "--for text", f"--for {purpose}")
     draft = _Draft(looked)
     prepared = _rows(draft, purpose or looked.purpose, progress)
     place = _workers(draft, hardware, progress)
@@ -135,15 +140,12 @@ def propose(
 
 
 def _rows(draft: _Draft, purpose: Purpose, progress: Progress) -> Prepared:
-    """Everything about data; returns them prepared."""
+    """Keys of ``data``; returns the prepared rows."""
     looked, account = draft.found, draft.found.account
     total = account.total
     if total.rows_bad:
-        draft.put(
-            "data.on_bad_row",
-            "skip",
-            f"{total.rows_bad:,} of {total.rows_read:,} rows cannot be trained on; with error they are named",
-        )
+        why = f"{total.rows_bad:,} of {total.rows_read:,} rows cannot be trained on; with error they are named"
+        draft.put("data.on_bad_row", "skip", why)
     if total.rows_duplicate:
         why = f"{total.rows_duplicate:,} of {total.rows_read:,} rows equal an earlier one; keep would train on all"
         draft.put("data.duplicates", "drop", why)
@@ -166,7 +168,7 @@ def _rows(draft: _Draft, purpose: Purpose, progress: Progress) -> Prepared:
 
 
 def _form(draft: _Draft, purpose: Purpose) -> None:
-    """Template and mask, from what the model is for."""
+    """Template and mask, by what the model is for."""
     looked = draft.found
     has_own = bool(looked.model.tokenizer.chat_template)
     name = "auto"
@@ -174,20 +176,12 @@ def _form(draft: _Draft, purpose: Purpose) -> None:
         name = "plain"
     elif looked.is_chat and purpose == "chat" and looked.single_turn and not has_own:
         name = "chatml"
-    draft.put("data.template", name, "")
-    masks = {
-        "chat": ("assistant", "every answer is trained on, and nothing of the questions"),
-        "task": ("last", "the last answer of a conversation is trained on, and nothing before it"),
-        "text": ("all", "every token is trained on"),
-    }
-    value, why = masks[purpose]
-    if purpose == "task" and looked.single_turn:
-        value, why = masks["chat"]
+    draft.put("data.template", name)
+    value, why = MASKS["chat" if purpose == "task" and looked.single_turn else purpose]
     draft.put("data.train_on", value, f"for {USES[purpose]}: {why}")
 
 
 def _length(draft: _Draft, purpose: Purpose) -> None:
-    """Tokens of a pack, and what becomes of documents that are longer."""
     looked = draft.found
     most, usual = longest(looked.account), typical(looked.account)
     if looked.is_chat:
@@ -195,14 +189,13 @@ def _length(draft: _Draft, purpose: Purpose) -> None:
     else:
         tokens = min(most, USUAL_LENGTH)  # longer texts are split, and lose nothing
     length = min(max(SHORT_LENGTH, 1 << max(0, tokens - 1).bit_length()), looked.positions or math.inf)
-    draft.put("data.max_length", int(length), "")
+    draft.put("data.max_length", int(length))
     if most > draft.config.data.max_length:
         split = not looked.is_chat or purpose == "text"
-        draft.put("data.over_length", "split" if split else "drop", "")
+        draft.put("data.over_length", "split" if split else "drop")
 
 
 def _validation(draft: _Draft) -> None:
-    """How many rows are set aside."""
     rows = draft.found.different_rows
     if rows < FEW_ROWS:
         draft.put("data.validation", 0.0, f"{rows:,} different rows are too few to set some aside")
@@ -210,12 +203,12 @@ def _validation(draft: _Draft) -> None:
     share = 0.1 if rows < SOME_ROWS else 0.05 if rows < MANY_ROWS else 0.02
     if share * rows > MOST_SET_ASIDE:
         share = float(f"{MOST_SET_ASIDE / rows:.1g}")
-    draft.put("data.validation", share, "")
+    draft.put("data.validation", share)
     draft.put("evaluate.every", EVALUATIONS, f"of all steps: {round(1 / EVALUATIONS)} evaluations in the run")
 
 
 def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
-    """Where it runs and with how many workers; in which precision."""
+    """Where the run will be, its workers and its precision."""
     from tonnage.planning.machine import parse_hardware
 
     machine: Machine | None = None if hardware is None else parse_hardware(hardware)
@@ -259,10 +252,10 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
     config, why = choose(decided(draft.config, place.machine), planned, place.machine.kind, force=True)
     adapter = config.adapter
     if not isinstance(adapter, str):
-        draft.put("adapter", {"rank": adapter.rank} | adapter.model_dump(exclude_unset=True), "")
+        draft.put("adapter", {"rank": adapter.rank} | adapter.model_dump(exclude_unset=True))
         prepared = _with_known_tokens(draft, prepared, of_known_tokens)
     else:
-        draft.put("adapter", adapter, "")
+        draft.put("adapter", adapter)
     draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(adapter == "none"))
     plan = _batched(draft, prepared, place)
     draft.comments["adapter"] = why.removeprefix("auto: ")
@@ -278,8 +271,8 @@ def _why_so_fast(whole: bool) -> str:
 
 
 def _of_known_tokens(draft: _Draft, prepared: Prepared, progress: Progress) -> Prepared:
-    """The rows under a template all of whose tokens the model has, for where its embedding is not trained as a whole;
-    those that are given, if they are under such a one or the template is said."""
+    """The rows under a template all of whose tokens the model has, for runs that do not train the whole embedding:
+    ``prepared`` itself if it needs no other tokens, or if the user chose the template."""
     highest = max(prepared.tokenizer.get_vocab().values())
     if highest < draft.found.model.config.vocab_size or draft.says("data.template"):
         return prepared
@@ -288,7 +281,7 @@ def _of_known_tokens(draft: _Draft, prepared: Prepared, progress: Progress) -> P
 
 
 def _with_known_tokens(draft: _Draft, prepared: Prepared, known: Prepared) -> Prepared:
-    """Take the rows that ``_of_known_tokens`` found in the place of others."""
+    """Take the rows that ``_of_known_tokens`` returned, and note why."""
     if known is not prepared:
         why = "others need tokens that the model lacks, whose embedding is not trained"
         draft.put("data.template", "plain", why)
@@ -296,7 +289,7 @@ def _with_known_tokens(draft: _Draft, prepared: Prepared, known: Prepared) -> Pr
 
 
 def _batched(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
-    """The plan, and the batch that is found for it."""
+    """Decide the batch; returns the plan with it."""
     if draft.says("batch"):
         draft.comments["batch"] = "as given"
     else:
@@ -313,7 +306,6 @@ def _planned(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
 
 
 def _duration(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
-    """How many epochs."""
     if draft.says("epochs") or draft.says("steps"):
         draft.comments["steps" if draft.says("steps") else "epochs"] = "as given"
         return
@@ -325,13 +317,13 @@ def _duration(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
 
 
 def _within(draft: _Draft, hours: float, prepared: Prepared, place: Where, plan: Plan) -> Plan:
-    """The plan of a run that takes no longer, which has fewer steps if it must."""
+    """The plan of a run that takes no longer than ``hours``, with fewer steps if need be."""
     seconds, epochs, changed = 3600 * hours, draft.tree["epochs"], False
     while plan.num_steps * plan.choice.seconds_with_saves > seconds and plan.num_steps > 1:
         draft.drop("epochs")
         allowed = int(seconds / plan.choice.seconds_with_saves)
         steps, changed = max(1, min(allowed, plan.num_steps - 1)), True
-        draft.put("steps", steps, "")
+        draft.put("steps", steps)
         plan = _planned(draft, prepared, place)
     if changed:
         draft.comments["steps"] = f"as many as {hours:g} hours allow, {epochs:g} epochs take longer"
@@ -341,7 +333,7 @@ def _within(draft: _Draft, hours: float, prepared: Prepared, place: Where, plan:
 
 
 def _tell(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
-    """The facts beside the reasons: what the account and the plan say."""
+    """Add to the reasons the figures of the account and of the plan."""
     account, config, total = prepared.account, draft.config, prepared.account.total
     source = account.sources[0]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data.progress import silent
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.save import Cursor
@@ -102,32 +102,28 @@ def decide_resumption(
         config = config.model_copy(update={"adapter": read_config(run.config, check_files=False).adapter})
     config = config.model_copy(update={"output": str(run.path)})
     changes = compare(state["config"] | {"output": config.output}, config)
-    if not allow_changes:
-        _refuse([change for change in changes if not change.is_free])
+    if not allow_changes and (refused := [change for change in changes if not change.is_free]):
+        raise UserError(*map(_another_run, refused))
     layout = Plan.read(run.plan).layout
     sizes = config.parallel.model_dump(include={"tensor", "pipeline"})
     same_axes = all(size in ("auto", getattr(layout, axis)) for axis, size in sizes.items())
     decision = decide_on(config, progress, force=force, before=layout if same_axes else None)
     base = state.get("base", "")
     if base and base != decision.plan.weights.base_digest:
-        raise UserError(
-            Problem(
-                where=str(decision.model.files.directory),
-                found="other weights than those that the run was started from, of which it trains a part",
-                needed="the same weights: a checkpoint holds only what is trained",
-                change="put the model back as it was (or set revision to the commit that it had)",
-            )
+        raise user_error(
+            where=str(decision.model.files.directory),
+            found="other weights than those that the run was started from, of which it trains a part",
+            needed="the same weights: a checkpoint holds only what is trained",
+            change="put the model back as it was (or set revision to the commit that it had)",
         )
     other_data = _data_changes(state["data"], decision.plan)
     if other_data and not allow_changes:
-        raise UserError(
-            Problem(
-                found=f"other data than the run was trained on: {'; '.join(other_data)}",
-                needed="the same rows, prepared in the same way, so that the next pack is the next pack",
-                change="restore the files of data.train and data.validation, the tokenizer and the template; "
-                "or say --allow-changes (from Python: allow_changes=True)",
-                where="data",
-            )
+        raise user_error(
+            found=f"other data than the run was trained on: {'; '.join(other_data)}",
+            needed="the same rows, prepared in the same way, so that the next pack is the next pack",
+            change="restore the files of data.train and data.validation, the tokenizer and the template; "
+            "or say --allow-changes (from Python: allow_changes=True)",
+            where="data",
         )
     cursor = Cursor.of(state)
     plan, *others = (
@@ -145,10 +141,10 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
     from tonnage.rundir.directory import complete_checkpoints
 
     if not run.config.exists() or not run.plan.exists():
-        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+        raise user_error("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path))
     if "output" in map(overridden_key, overrides):
-        raise UserError(
-            Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
+        raise user_error(
+            "another output", "the run's own directory", "copy the directory, and resume the copy", "output"
         )
     if not complete_checkpoints(run.checkpoints) and run.is_locked() and not run.is_locked_here():
         raise run.is_taken()
@@ -158,13 +154,11 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
 def check_loss(run: RunDirectory, now_given: LossNote | None) -> None:
     """Refuse to go on with another loss than the run's, or where a program took the steps. Raises ``UserError``."""
     if run.by_hand.exists():
-        raise UserError(
-            Problem(
-                "a run whose steps a program takes, with a tonnage.Session",
-                "a run whose steps tonnage takes",
-                f"for another run from its weights, name them as the model: {run.export}",
-                str(run.path),
-            )
+        raise user_error(
+            "a run whose steps a program takes, with a tonnage.Session",
+            "a run whose steps tonnage takes",
+            f"for another run from its weights, name them as the model: {run.export}",
+            str(run.path),
         )
     at_start = run.own_loss()
     if at_start is None and now_given is None:
@@ -173,17 +167,17 @@ def check_loss(run: RunDirectory, now_given: LossNote | None) -> None:
         now = f"{now_given.module}.{now_given.name}" if now_given else "none is given (here it would be cross-entropy)"
         was = f"{at_start.module}.{at_start.name}" if at_start else "cross-entropy"
         change = f"tonnage.open_run({str(run.path)!r}).resume(loss=...), from Python" if at_start else "leave loss out"
-        raise UserError(Problem(f"the loss of the run is {was}, and {now}", "the same loss", change, str(run.loss)))
+        raise user_error(f"the loss of the run is {was}, and {now}", "the same loss", change, str(run.loss))
     if (now_given.module, now_given.name) != (at_start.module, at_start.name):
-        found = f"{now_given.module}.{now_given.name}, and the run began with {at_start.module}.{at_start.name}"
-        raise UserError(Problem(found, "the same loss", f"give {at_start.name}", str(run.loss)))
+        observed = f"{now_given.module}.{now_given.name}, and the run began with {at_start.module}.{at_start.name}"
+        raise user_error(observed, "the same loss", f"give {at_start.name}", str(run.loss))
     if now_given.source != at_start.source:
-        found = f"another source of {now_given.module}.{now_given.name} than when the run began"
-        raise UserError(Problem(found, "the same function", "put its source back as it was", str(run.loss)))
+        observed = f"another source of {now_given.module}.{now_given.name} than when the run began"
+        raise user_error(observed, "the same function", "put its source back as it was", str(run.loss))
 
 
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
-    """Learning rates of the last step and the next, unless the schedule is that with which the run was saved."""
+    """Learning rates of the last step and the next; None where the schedule is the one that the run was saved with."""
     from tonnage.optim.schedule import Schedule
     from tonnage.planning.planner import warmup_of
 
@@ -241,23 +235,17 @@ def begin_again(run: RunDirectory, resumption: Resumption) -> Cleared:
     return Cleared(interrupted, aside, lost)
 
 
-def _refuse(changes: Sequence[Change]) -> None:
-    if changes:
-        raise UserError(
-            *(
-                Problem(
-                    found=f"{change.before} when the run was saved, now {change.after}",
-                    needed="the same, or it is another run",
-                    change=f"{change.key}={change.before}, or say --allow-changes (from Python: allow_changes=True)",
-                    where=change.key,
-                )
-                for change in changes
-            )
-        )
+def _another_run(change: Change) -> Problem:
+    return Problem(
+        found=f"{change.before} when the run was saved, now {change.after}",
+        needed="the same, or it is another run",
+        change=f"{change.key}={change.before}, or say --allow-changes (from Python: allow_changes=True)",
+        where=change.key,
+    )
 
 
 def _data_changes(saved: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
-    """What of the data is not as it was when the checkpoint was saved."""
+    """What has changed of the data since the checkpoint was saved."""
     now = plan.facts()["data"]
     assert isinstance(now, dict)
     different = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]

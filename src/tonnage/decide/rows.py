@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tonnage.planning.plan import Rows, RowSizes, Steps
 
 MOST_LOOKED_AT = 1 << 20
-"""Packs of a run whose rows a plan looks at: what is the fullest of so many hardly grows with more."""
+"""Packs of a run whose rows a plan looks at: the fullest row of so many hardly grows with more."""
 
 MOST_STEPS = 200
 """Steps of a run whose documents a plan cuts into padded rows."""
@@ -77,7 +77,7 @@ def _padded_rows(
     workers: int,
     micro_batch: int,
 ) -> RowSizes:
-    """Sizes of forwards whose documents have rows of their own; of long runs, the first steps are looked at."""
+    """Sizes of forward passes in which each document has a row; of a long run, those of the first steps."""
     import numpy as np
 
     from tonnage.data.padding import forwards, in_chunks

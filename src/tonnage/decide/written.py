@@ -25,14 +25,11 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
     write_json(run.rows, pictures(decision.prepared, decision.config.seed))
-    if decision.prompts is None:
-        run.prompts.unlink(missing_ok=True)
-    else:
-        write_json(run.prompts, asdict(decision.prompts))
-    if decision.questions is None:
-        run.questions.unlink(missing_ok=True)
-    else:
-        write_json(run.questions, asdict(decision.questions))
+    for path, prompts in ((run.prompts, decision.prompts), (run.questions, decision.questions)):
+        if prompts is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_json(path, asdict(prompts))
     commit = decision.model.files.commit
     environment = describe_environment(with_devices=decision.plan.layout.device != "cpu")
     environment |= {"workers": decision.plan.workers} | ({"model_commit": commit} if commit is not None else {})
@@ -79,9 +76,7 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
         yield
     except (UserError, OSError):
         if not run.metrics.exists():
-            with suppress(OSError):
-                run.config.unlink()
-            for path in run.beginnings():
+            for path in (run.config, *run.beginnings()):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,39 +18,21 @@ from tonnage.demo.model import write_model
 from tonnage.demo.tasks import Example, held_out_examples, training_examples
 
 NUM_HELD_OUT_EACH = 25
+SEED = 0
 _FOLDER_IN_CONFIG = "runs/demo/"
 
 
-@dataclass(frozen=True)
 class Folder:
     """Paths within a demo's folder."""
 
-    path: Path
-
-    @property
-    def train(self) -> Path:
-        """Rows to train on."""
-        return self.path / "train.jsonl"
-
-    @property
-    def held_out(self) -> Path:
-        """Rows to ask afterwards."""
-        return self.path / "held-out.jsonl"
-
-    @property
-    def model(self) -> Path:
-        """The model directory that training starts from."""
-        return self.path / "model"
-
-    @property
-    def config(self) -> Path:
-        """The config."""
-        return self.path / "config.yaml"
-
-    @property
-    def run(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.train = path / "train.jsonl"
+        self.held_out = path / "held-out.jsonl"
+        self.model = path / "model"
+        self.config = path / "config.yaml"
+        self.run = path / "run"
         """Where the config puts the run."""
-        return self.path / "run"
 
 
 def free_folder(parent: Path) -> Path:
@@ -62,13 +43,13 @@ def free_folder(parent: Path) -> Path:
     return parent / f"demo-{number}"
 
 
-def write_folder(path: Path, seed: int = 0) -> Folder:
+def write_folder(path: Path) -> Folder:
     """Write the demo into a new folder. Raises ``FileExistsError`` if there is anything at ``path``."""
     path.mkdir(parents=True)
     folder = Folder(path)
-    held_out = held_out_examples(NUM_HELD_OUT_EACH, seed)
-    random.Random(seed).shuffle(held_out)
-    _write_rows(folder.train, training_examples(seed))
+    held_out = held_out_examples(NUM_HELD_OUT_EACH, SEED)
+    random.Random(SEED).shuffle(held_out)
+    _write_rows(folder.train, training_examples(SEED))
     _write_rows(folder.held_out, held_out)
     write_model(folder.model)
     config = files("tonnage.demo").joinpath("config.yaml").read_text(encoding="utf-8")

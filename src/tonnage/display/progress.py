@@ -15,12 +15,12 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
@@ -32,7 +32,7 @@ from tonnage.errors import UserError
 from tonnage.files.visible import visible
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import Position
-from tonnage.rundir.records import has_traffic, metrics_record, peak_memory
+from tonnage.rundir.records import has_traffic, is_step, metrics_record, peak_memory
 from tonnage.rundir.stalls import WITHIN_STEP, progress
 
 PHASES = {
@@ -102,15 +102,23 @@ class State:
     blocked_seconds: float = 0.0
     """Spent waiting for checkpoints."""
 
+    @classmethod
+    def of(cls, num_steps: int, records: Iterable[dict[str, Any]]) -> State:
+        """What records tell of a run of so many steps."""
+        state = cls(num_steps)
+        for record in records:
+            state.take(record)
+        return state
+
     def take(self, record: dict[str, Any]) -> Literal["step", "evaluation", "neither"]:
         """Add one record of ``metrics.jsonl``; says what it was."""
-        if "step" in record and "eval_loss" in record:
+        if "eval_loss" in record:
             self.evaluations.append((int(record["step"]), _finite(record["eval_loss"])))
             return "evaluation"
         if "blocked_seconds" in record:
             self.num_saves += 1
             self.blocked_seconds += _finite(record["blocked_seconds"]) or 0.0
-        if "step" not in record or "loss" not in record:
+        if not is_step(record):
             return "neither"
         self.step, self.last = int(record["step"]), record
         self.losses.append(_finite(record["loss"]))
@@ -171,9 +179,7 @@ class RunDisplay:
         self._num_workers = num_workers
         self._console = console or terminal()
         self._metrics, self._log = Tail(run.metrics), Tail(run.log)
-        self._state = State(num_steps)
-        for record in _records(self._metrics.lines()):
-            self._state.take(record)
+        self._state = State.of(num_steps, _records(self._metrics.lines()))
         self._log.lines()
         self._began = time.monotonic()
         self._last_shown = -math.inf
@@ -280,12 +286,20 @@ class RunDisplay:
         if (seconds := state.remaining_seconds()) is not None:
             yield f"eta {_clock(seconds)}"
 
-    def _region(self) -> _Region:
-        return _Region(self._activity(), self._spinner, self._state, list(self._pieces()))
-
-    def _pieces(self) -> Iterator[str]:
-        if self._state.losses:
-            yield from self._figures(sparkline=True)
+    def _region(self) -> Group:
+        """The live region: what is going on, how far, and the figures, in as many lines as the width asks for, which is
+        40 columns or more."""
+        state, width = self._state, self._console.width
+        activity = Table.grid(padding=(0, 1))
+        activity.add_row(self._spinner, Text(self._activity(), overflow="ellipsis", no_wrap=True))
+        if not state.losses:
+            return Group(activity)
+        count = f" {state.step}/{state.num_steps}"
+        bar = ProgressBar(total=state.num_steps, completed=state.step, width=min(60, width - len(count)))
+        counted = Table.grid()
+        counted.add_row(bar, Text(count, style="bold"))
+        lines = fill(list(self._figures(sparkline=True)), width)
+        return Group(activity, counted, *(Text(line, no_wrap=True, overflow="crop") for line in lines))
 
     def _activity(self) -> str:
         """What the slowest worker is doing, or why there is none."""
@@ -318,31 +332,6 @@ class RunDisplay:
         else:
             self._console.file.write(visible(line) + "\n")
             self._console.file.flush()
-
-
-@dataclass
-class _Region:
-    """The live region: what is going on, how far, and the figures, in as many lines as the width asks for."""
-
-    activity: str
-    spinner: Spinner
-    state: State
-    figures: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lines for a width of 40 columns and more."""
-        width = options.max_width
-        done, total = self.state.step, self.state.num_steps
-        lines = Table.grid(padding=(0, 1))
-        lines.add_row(self.spinner, Text(self.activity, overflow="ellipsis", no_wrap=True))
-        parts: list[Any] = [lines]
-        if self.figures:
-            count = f" {done}/{total}"
-            bar = Table.grid()
-            bar_width = min(60, width - len(count))
-            bar.add_row(ProgressBar(total=total, completed=done, width=bar_width), Text(count, style="bold"))
-            parts += [bar, *(Text(line, no_wrap=True, overflow="crop") for line in fill(self.figures, width))]
-        yield Group(*parts)
 
 
 def show_memory(run: RunDirectory, console: Console) -> None:

@@ -2,6 +2,7 @@
 
     terminal()    for people: a console that reads no markup in what it is given and shows what would command it
     say           a line of it in pieces, some of them bold
+    table         a table without lines, whose columns of numbers are ``number``
     put           for programs and people: text as it is, but on a terminal
     put_json      the same for JSON
 
@@ -22,16 +23,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
 
-from tonnage.errors import OutputLost, Problem, UserError, refused
+from tonnage.errors import OutputLost, Problem, refused, user_error
 from tonnage.files.visible import as_json_text, visible
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 class Terminal(Console):
@@ -60,12 +60,20 @@ def terminal(*, stderr: bool = False) -> Console:
     return Terminal(stderr=stderr)
 
 
-def say(console: Console, *pieces: str | tuple[str, str], soft_wrap: bool = True) -> None:
+def say(console: Console, *pieces: str | tuple[str, str]) -> None:
     """Print a line of pieces, each a text or a text with its style."""
-    from rich.text import Text
-
     shown = [visible(piece) if isinstance(piece, str) else (visible(piece[0]), piece[1]) for piece in pieces]
-    console.print(Text.assemble(*shown), soft_wrap=soft_wrap)
+    console.print(Text.assemble(*shown), soft_wrap=True)
+
+
+def table(*columns: Column | str, title: str | None = None, **options: Any) -> Table:
+    """A table without lines, its title at the left."""
+    return Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), **options)
+
+
+def number(heading: str = "") -> Column:
+    """A column of numbers."""
+    return Column(heading, justify="right")
 
 
 def put(text: str, *, end: str = "\n", flush: bool = False) -> None:
@@ -160,9 +168,7 @@ class _NoInput(io.TextIOBase):
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         """Raises ``UserError``."""
-        raise UserError(
-            Problem("closed", "lines to answer", "type them, or pipe a file in: ... < FILE", "standard input")
-        )
+        raise user_error("closed", "lines to answer", "type them, or pipe a file in: ... < FILE", "standard input")
 
     read = readline
 

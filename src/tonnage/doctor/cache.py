@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.doctor.hardware import Disk, Hardware, look, look_at_disk
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import default_directory, room_for, trusted
@@ -66,14 +66,21 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Storage:
+class DiskRates:
     """Rates of one disk in bytes a second, as ``Machine`` has them."""
 
     read: float
     write: float
     mixed: float
+    """Read plus written, at once."""
     direct: bool
     """Whether it takes transfers past the page cache."""
+
+
+@dataclass(frozen=True)
+class Storage(DiskRates):
+    """The same, as they are remembered."""
+
     quick: bool
     date: str
 
@@ -122,12 +129,10 @@ def remember(record: Record, cache: Path | None = None) -> Path:
         room_for(path)
         write_json(path, {"version": VERSION, **asdict(record)})
     except OSError as error:
-        raise UserError(
-            Problem(
-                found=f"what was measured cannot be kept ({error.strerror}: {path.parent})",
-                needed="a directory with write access",
-                change="set TONNAGE_CACHE to one",
-            )
+        raise user_error(
+            found=f"what was measured cannot be kept ({error.strerror}: {path.parent})",
+            needed="a directory with write access",
+            change="set TONNAGE_CACHE to one",
         ) from error
     return path
 
@@ -194,7 +199,7 @@ def machine_of(record: Record, disk: Disk) -> Machine:
 
 
 def _assumed(hardware: Hardware, disk: Disk) -> Machine:
-    """With a device of the catalogue what it says; with another one the slowest of everything that is in it."""
+    """Rates from the catalogue for a device that it lists, and for any other the slowest of all that it lists."""
     if not hardware.devices:
         machine = of_cpu(hardware.cores, hardware.memory_bytes)
         name = hardware.processor

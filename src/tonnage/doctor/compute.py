@@ -96,20 +96,16 @@ def product_flops(
     """
     hidden, rates = HIDDEN[device.type], dict[str, float]()
     sizes, least = (IN_HASTE, LEAST_IN_HASTE) if in_haste else (TOKENS, LEAST_RUNS)
-    weights = {name: _weight(dtype, device, hidden) for name, dtype in DTYPES.items()}
+    shape = (4 * hidden, hidden)
+    weights = {name: torch.randn(shape, device=device).to(dtype).requires_grad_() for name, dtype in DTYPES.items()}
     for tokens in sizes[device.type]:
         flops = 24.0 * tokens * hidden**2
         chosen = [name for name in DTYPES if (least + 1) * flops < limit_seconds * rates.get(name, math.inf)]
         layers = {name: _layer(weights[name], tokens) for name in chosen}
         budget = budget_seconds if tokens == sizes[device.type][-1] else 0.0
-        rates |= {
-            name: flops / seconds for name, seconds in seconds_of(layers, device, budget, in_haste=in_haste).items()
-        }
+        seconds = seconds_of(layers, device, budget, in_haste=in_haste)
+        rates |= {name: flops / seconds[name] for name in chosen}
     return rates
-
-
-def _weight(dtype: torch.dtype, device: torch.device, hidden: int) -> Tensor:
-    return torch.randn(4 * hidden, hidden, device=device).to(dtype).requires_grad_()
 
 
 def _layer(weight: Tensor, tokens: int) -> Callable[[], object]:
@@ -173,9 +169,9 @@ def made_rate(cores: int, budget_seconds: float, *, in_haste: bool = False) -> f
 
     def into_new() -> None:
         with mmap.mmap(-1, result.nbytes, **OWN) as pages:
-            made = torch.frombuffer(pages, dtype=result.dtype).view(result.shape)
-            torch.mm(inputs, weight, out=made)
-            del made  # or the pages cannot be given back
+            product = torch.frombuffer(pages, dtype=result.dtype).view(result.shape)
+            torch.mm(inputs, weight, out=product)
+            del product  # or the pages cannot be given back
 
     ways = {"new": into_new, "there": lambda: torch.mm(inputs, weight, out=result)}
     seconds = seconds_of(ways, torch.device("cpu"), budget_seconds, in_haste=in_haste)

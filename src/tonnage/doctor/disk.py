@@ -14,11 +14,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError
+from tonnage.doctor.cache import DiskRates
+from tonnage.errors import user_error
 from tonnage.offload.files import TileFile
 
 REQUEST_BYTES = 8 << 20
@@ -31,18 +31,6 @@ FILLING_SECONDS = 8.0
 
 Move = Callable[[memoryview, int], None]
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class DiskRates:
-    """Bytes a second."""
-
-    read: float
-    write: float
-    mixed: float
-    """Read plus written, at once."""
-    direct: bool
-    """Whether transfers went past the page cache."""
 
 
 def disk_rates(directory: Path, num_bytes: int, seconds: float, tell: Progress = lambda _: None) -> DiskRates:
@@ -78,24 +66,21 @@ def _files(directory: Path, num_bytes: int) -> Iterator[tuple[TileFile, TileFile
         free = os.statvfs(directory)
         num_bytes = min(num_bytes, free.f_bavail * free.f_frsize // 4)
         if num_bytes < 2 * LEAST_BYTES:
-            raise UserError(
-                Problem(
-                    where=str(directory),
-                    found=f"{free.f_bavail * free.f_frsize / 1e6:.0f} MB free",
-                    needed=f"{8 * LEAST_BYTES / 1e6:.0f} MB, to measure the disk with",
-                    change="make room, or measure another with --directory",
-                )
+            raise user_error(
+                where=str(directory),
+                found=f"{free.f_bavail * free.f_frsize / 1e6:.0f} MB free",
+                needed=f"{8 * LEAST_BYTES / 1e6:.0f} MB, to measure the disk with",
+                change="make room, or measure another with --directory",
             )
         requests = num_bytes // 2 // REQUEST_BYTES
         files = tuple(_unnamed(directory, requests * REQUEST_BYTES) for _ in range(2))
     except OSError as error:
-        problem = Problem(
+        raise user_error(
             where=str(directory),
             found=f"no file can be made there ({error.strerror})",
             needed="a directory that can be written",
             change="choose another with --directory",
-        )
-        raise UserError(problem) from error
+        ) from error
     try:
         yield files[0], files[1], requests
     finally:
@@ -167,7 +152,7 @@ def _noise() -> bytes:
 
 
 def _buffer() -> memoryview:
-    """A page-aligned buffer of noise."""
+    """A page-aligned buffer of random bytes."""
     pages = mmap.mmap(-1, REQUEST_BYTES)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)

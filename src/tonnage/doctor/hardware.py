@@ -82,10 +82,10 @@ def device_files(root: Path = Path("/dev")) -> list[str]:
     return [str(root / name) for name in ("nvidiactl", "kfd", "dxg") if (root / name).exists()]
 
 
-def available_memory(info: Path = Path("/proc/meminfo")) -> int | None:
+def available_memory() -> int | None:
     """Bytes of the machine's memory that nobody needs now; None where the system does not say."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", read(info), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    line = re.search(r"^MemAvailable:\s*(\d+) kB", read(Path("/proc/meminfo")), re.MULTILINE)
+    return int(line[1]) * 1024 if line else None
 
 
 def free_device_memory() -> list[int]:
@@ -104,9 +104,9 @@ def devices_and_drivers() -> list[str]:
     return [line.strip() for line in _asked_of_driver("name,driver_version")]
 
 
-def _asked_of_driver(what: str) -> list[str]:
-    """What the driver's own tool says of each device, a line for each."""
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+def _asked_of_driver(fields: str) -> list[str]:
+    """Fields of each device, a line for each, as ``nvidia-smi`` prints them."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         command += ["--id", visible]
     with suppress(OSError, subprocess.SubprocessError):

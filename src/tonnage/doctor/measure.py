@@ -10,8 +10,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,7 @@ def examine(
     *,
     quick: bool = False,
     again: bool = False,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
     cache: Path | None = None,
 ) -> Examination:
     """Find what is known of this machine and of the disk under ``directory``; measure and remember the rest.
@@ -133,7 +133,7 @@ class Glance:
 def glance(
     directory: Path,
     *,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
     cache: Path | None = None,
 ) -> Glance | None:
     """This machine, measured in a moment; None if it was measured before, or cannot be.
@@ -160,38 +160,30 @@ def glance(
 
 def _glanced(hardware: Hardware, tell: Callable[[str], None]) -> tuple[Compute, float]:
     tell("measuring this machine")
+    import torch
+
     import tonnage.doctor.compute
     import tonnage.kernels.products  # noqa: F401  (imports are not what is measured)
 
-    with _torch_threads(hardware.cores):
+    before = torch.get_num_threads()
+    torch.set_num_threads(hardware.cores)
+    try:
         began = time.perf_counter()
-        found = _probed(hardware, tell, GLANCE, quick=True)
-        return found, time.perf_counter() - began
+        return _probed(hardware, tell, GLANCE, quick=True), time.perf_counter() - began
+    finally:
+        torch.set_num_threads(before)
 
 
 def _glanced_elsewhere(tell: Callable[[str], None]) -> tuple[Compute, float] | None:
-    """By a process of its own: what this one once took of an accelerator's memory, it would keep from the run. None
-    where that fails, on an accelerator that others have filled for instance."""
+    """The same by a process of its own, as this one would keep from the run whatever it once took of an accelerator's
+    memory. None where that fails, for instance because others have filled the accelerator."""
     tell("measuring this machine")
     command = [sys.executable, "-m", "tonnage.doctor.measure"]
     with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GLANCE_LIMIT_SECONDS).stdout
-        fields, seconds = json.loads(said.splitlines()[-1])
+        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GLANCE_LIMIT_SECONDS)
+        fields, seconds = json.loads(ended.stdout.splitlines()[-1])
         return Compute(**fields), float(seconds)
     return None
-
-
-@contextmanager
-def _torch_threads(number: int) -> Iterator[None]:
-    """As many threads for torch as a run would have, and afterwards what there were."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Steps:
@@ -210,7 +202,7 @@ def _storage(directory: Path, tell: Callable[[str], None], *, quick: bool) -> St
 
     effort = QUICK if quick else FULL
     rates = disk_rates(directory, effort.disk_bytes, effort.disk_seconds, tell)
-    return Storage(rates.read, rates.write, rates.mixed, rates.direct, quick=quick, date=today())
+    return Storage(**asdict(rates), quick=quick, date=today())
 
 
 def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) -> Compute:
@@ -276,7 +268,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
 
 
 def _updates_at(memory_bytes_per_second: float, hardware: Hardware) -> dict[str, float]:
-    """Parameters that are updated a second where memory is so fast: on a CPU, no more than its cores compute."""
+    """Updates of parameters a second that memory of this speed allows; on a CPU, no more than its cores compute."""
     kind = "cuda" if hardware.devices else "cpu"
     rates = {codec: memory_bytes_per_second / moved for codec, moved in UPDATE_BYTES[kind].items()}
     if hardware.devices:
@@ -285,7 +277,7 @@ def _updates_at(memory_bytes_per_second: float, hardware: Hardware) -> dict[str,
 
 
 def _link(hardware: Hardware) -> tuple[float | None, str]:
-    """What workers send each other; None where there is but one, or they failed, and why."""
+    """Bytes a second between workers; None where there is only one, or where they failed, with the reason."""
     from tonnage.doctor.link import CPU_WORKERS, link_rate
 
     workers = len(hardware.devices) or CPU_WORKERS

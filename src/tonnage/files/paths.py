@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
+from tonnage.files.visible import shortened
 
 LONGEST_PATH, LONGEST_NAME = 4096, 255
 """Bytes of a path and of one name in it, beyond which no file system has one (Linux's PATH_MAX and NAME_MAX)."""
@@ -58,8 +59,7 @@ def word(text: str) -> str:
     try:
         return expanded(text)
     except NotAPathError as error:
-        shown = text if len(text) <= 60 else f"{text[:57]}..."
-        raise UserError(Problem(f"{shown!r} where a path belongs", str(error))) from error
+        raise user_error(f"{shortened(text)!r} where a path belongs", str(error)) from error
 
 
 def path_word(text: str) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.files.writing import is_unfinished
 
 SHOWN_NAMES = 4
@@ -27,12 +27,8 @@ KINDS = (
 )
 
 
-def _none_is(path: Path) -> bool:
-    return False
-
-
 def check_vacant(
-    directory: Path, needed: str, change: str, *, is_own: Callable[[Path], bool] = _none_is, where: str = ""
+    directory: Path, needed: str, change: str, *, is_own: Callable[[Path], bool] = lambda _: False, where: str = ""
 ) -> None:
     """Refuse to write into a directory that holds anything but what ``is_own`` says of, path by path.
 
@@ -44,13 +40,13 @@ def check_vacant(
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
-        raise UserError(Problem(f"{directory} is {kind_of(directory.lstat().st_mode)}", needed, change, where))
+        raise user_error(f"{directory} is {kind_of(directory.lstat().st_mode)}", needed, change, where)
     others = sorted(path.name for path in directory.iterdir() if not (is_own(path) or is_unfinished(path)))
     if others:
         shown = ", ".join(others[:SHOWN_NAMES])
         more = f" and {len(others) - SHOWN_NAMES:,} more" if len(others) > SHOWN_NAMES else ""
         observed = f"{directory} is a directory that is not empty: it holds {shown}{more}"
-        raise UserError(Problem(observed, needed, change, where))
+        raise user_error(observed, needed, change, where)
 
 
 def check_file(
@@ -73,11 +69,11 @@ def check_file(
         change = "name a new file"
         if stat.S_ISLNK(mode) and path.is_file():
             change = f"name what it leads to, {os.path.realpath(path)}, or a new file"
-        raise UserError(Problem(f"{path} is {kind_of(mode)}", needed, change, where))
+        raise user_error(f"{path} is {kind_of(mode)}", needed, change, where)
     if any(Path(source).exists() and path.samefile(source) for source in inputs):
-        raise UserError(Problem(f"{path} is what is read", needed, "name a new file", where))
+        raise user_error(f"{path} is what is read", needed, "name a new file", where)
     if path.stat().st_size and not is_own(path):
-        raise UserError(Problem(f"{path} is there, with other content", needed, "name a new file", where))
+        raise user_error(f"{path} is there, with other content", needed, "name a new file", where)
 
 
 def begins_with(start: str) -> Callable[[Path], bool]:
@@ -95,15 +91,19 @@ def check_writable(path: Path) -> None:
 
     Raises ``OSError``.
     """
-    directory = path.absolute()
-    while not directory.exists():
-        directory = directory.parent
+    directory = existing(path)
     try:
         with TemporaryFile(dir=directory) as file:
             file.write(b" " * BLOCK)
     except OSError as error:
         error.filename = str(path)  # not a name that nobody knows
         raise
+
+
+def existing(path: Path) -> Path:
+    """A path, absolute, or the nearest directory above it that is there. Raises ``OSError``."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def kind_of(mode: int) -> str:

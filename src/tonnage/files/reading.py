@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
+from tonnage.files.visible import shortened
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -37,7 +38,7 @@ LARGEST_INTEGER = 2**63
 LARGEST_NUMBER = 1e100
 """Beyond these nothing is counted or measured."""
 WRITTEN = "the file as it was written"
-SHOWN_PROBLEMS, SHOWN_LETTERS = 3, 60
+SHOWN_PROBLEMS = 3
 
 
 class NotJson(UserError):
@@ -56,7 +57,7 @@ def read_text(path: Path, most_bytes: int, needed: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         observed = f"byte {error.start:,} (0x{error.object[error.start]:02x}) is not UTF-8"
-        raise UserError(Problem(observed, f"{needed}, which is UTF-8 text", where=str(path))) from None
+        raise user_error(observed, f"{needed}, which is UTF-8 text", where=str(path)) from None
 
 
 def read_bytes(path: Path, most_bytes: int, needed: str) -> bytes:
@@ -67,7 +68,7 @@ def read_bytes(path: Path, most_bytes: int, needed: str) -> bytes:
         raise
     except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(Problem(f"cannot be read: {why}", f"a readable file: {needed}", where=str(path))) from None
+        raise user_error(f"cannot be read: {why}", f"a readable file: {needed}", where=str(path)) from None
     try:
         kind = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(kind):
@@ -75,18 +76,18 @@ def read_bytes(path: Path, most_bytes: int, needed: str) -> bytes:
         if stat.S_ISFIFO(kind):
             return _read_pipe(descriptor, path, most_bytes, needed)
         if not stat.S_ISREG(kind):
-            raise UserError(Problem("a device or a socket", f"a regular file: {needed}", where=str(path)))
+            raise user_error("a device or a socket", f"a regular file: {needed}", where=str(path))
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             size = max(os.fstat(descriptor).st_size, len(content))
-            raise UserError(Problem(f"{size:,} bytes", f"{needed}, of at most {most_bytes:,} bytes", where=str(path)))
+            raise user_error(f"{size:,} bytes", f"{needed}, of at most {most_bytes:,} bytes", where=str(path))
         return content
     except IsADirectoryError:
         raise
     except OSError as error:
         observed = f"cannot be read: {error.strerror}"
-        raise UserError(Problem(observed, f"a readable file: {needed}", where=str(path))) from None
+        raise user_error(observed, f"a readable file: {needed}", where=str(path)) from None
     finally:
         os.close(descriptor)
 
@@ -103,16 +104,16 @@ def _read_pipe(descriptor: int, path: Path, most_bytes: int, needed: str) -> byt
         content += piece
         if len(content) > most_bytes:
             observed = f"a pipe of more than {most_bytes:,} bytes"
-            raise UserError(Problem(observed, f"{needed}, of at most {most_bytes:,} bytes", where=str(path)))
+            raise user_error(observed, f"{needed}, of at most {most_bytes:,} bytes", where=str(path))
         if not piece:
             if content or time.monotonic() - began > WRITER_SECONDS:
                 break  # its writers are gone, or there is none
             time.sleep(LOOK_SECONDS)
     else:
         observed = f"a pipe whose writer has not closed it after {PIPE_SECONDS:g} s"
-        raise UserError(Problem(observed, f"a regular file: {needed}", where=str(path)))
+        raise user_error(observed, f"a regular file: {needed}", where=str(path))
     if not content:
-        raise UserError(Problem("a pipe into which nobody writes", f"a regular file: {needed}", where=str(path)))
+        raise user_error("a pipe into which nobody writes", f"a regular file: {needed}", where=str(path))
     return content
 
 
@@ -167,7 +168,7 @@ def _parse(content: bytes | str, kind: type[T], where: str) -> tuple[Any, T]:
     except RecursionError:
         raise UserError(_unreadable(where, f"JSON of more than {DEEPEST} levels")) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise NotJson(_unreadable(where, f"no JSON: {_short(str(error))}")) from None
+        raise NotJson(_unreadable(where, f"no JSON: {shortened(str(error))}")) from None
     except ValueError as error:
         observed = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
         raise UserError(_unreadable(where, observed)) from None
@@ -195,7 +196,7 @@ def _check_numbers(value: Any, level: int = 0) -> None:
         case bool() | str() | None:
             pass
         case int() if abs(value) >= LARGEST_INTEGER:
-            raise ValueError(f"the number {_short(str(value))} is too large")
+            raise ValueError(f"the number {shortened(str(value))} is too large")
         case float() if not math.isfinite(value) or abs(value) > LARGEST_NUMBER:
             raise ValueError(f"the number {value:g} is too large")
 
@@ -210,9 +211,10 @@ def _mistyped(error: ValidationError, where: str) -> list[Problem]:
     for wrong in errors[:SHOWN_PROBLEMS]:
         key = ".".join(map(str, wrong["loc"]))
         if wrong["type"] == "missing":
-            problems.append(_unreadable(where, f"{_short(key)} is missing"))
+            problems.append(_unreadable(where, f"{shortened(key)} is missing"))
         else:
-            shown = f"{_short(key)} is {_short(json.dumps(wrong['input'], default=str))}" if key else "no such record"
+            value = shortened(json.dumps(wrong["input"], default=str))
+            shown = f"{shortened(key)} is {value}" if key else "no such record"
             problems.append(_unreadable(where, shown, needed=str(wrong["msg"]).removeprefix("Input should be ")))
     if len(errors) > SHOWN_PROBLEMS:
         problems.append(_unreadable(where, f"{len(errors) - SHOWN_PROBLEMS} more values like that"))
@@ -221,7 +223,3 @@ def _mistyped(error: ValidationError, where: str) -> list[Problem]:
 
 def _unreadable(where: str | Path, observed: str, needed: str = WRITTEN) -> Problem:
     return Problem(observed, needed, "restore it from a copy, or use another run or checkpoint", str(where))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_LETTERS else text[: SHOWN_LETTERS - 3] + "..."

@@ -13,6 +13,9 @@ _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u
 """Control characters but the line break and the tab, marks that turn the direction of writing, and halves of pairs of
 UTF-16, which stand for bytes of file names that are not UTF-8."""
 
+LONGEST_SHOWN = 60
+"""Characters of a value or a name that a message repeats."""
+
 
 def visible(text: str) -> str:
     """A text that is safe to print: what is no line break, no tab and not to be seen is written out."""
@@ -25,6 +28,11 @@ def as_json_text(text: str) -> str:
     In JSON such characters stand inside of strings only.
     """
     return _COMMANDS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def shortened(text: str, longest: int = LONGEST_SHOWN) -> str:
+    """What was written, for a message: no more than its beginning."""
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def _written_out(match: re.Match[str]) -> str:

@@ -100,11 +100,9 @@ def _opened(beside: Path) -> int:
 
 def _sweep(path: Path) -> None:
     """Remove what is beside ``path``, to be moved there, and nobody writes any more."""
-    prefix = f".{path.name[:100]}."
+    pattern = re.compile(rf"\.{re.escape(path.name[:100])}\.[0-9]+{re.escape(UNFINISHED)}")
     with suppress(OSError), os.scandir(path.parent) as entries:
-        names = [one.path for one in entries if one.name.startswith(prefix) and one.name.endswith(UNFINISHED)]
-        left = [name for name in names if Path(name).name[len(prefix) : -len(UNFINISHED)].isdigit()]
-        for name in left:
+        for name in [entry.path for entry in entries if pattern.fullmatch(entry.name)]:
             with suppress(OSError):
                 descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:

@@ -61,6 +61,11 @@ def as_row_error(error: Exception) -> RowError:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error, or its type where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 @dataclass(slots=True)
 class Turn:
     """A message, and what of it is trained."""

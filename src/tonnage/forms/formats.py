@@ -61,12 +61,12 @@ class Format:
 
     must: tuple[str, ...]
     """Fields that a row must have."""
-    may: tuple[str, ...]
-    """Further fields that are read."""
     fits: Callable[[Row], bool]
     """Whether a row seems to have this form."""
     read: Callable[[Row, Form, TurnReader], list[Conversation]]
     """The conversations of a row. Raises ``RowError``."""
+    may: tuple[str, ...] = ()
+    """Further fields that are read."""
     about: str = ""
     """What the documentation says of the fields that a row must have, behind their names."""
     is_chat: bool = True
@@ -109,7 +109,7 @@ def _instances(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     for number, instance in enumerate(instances):
         if not isinstance(instance, dict):
             raise RowError("wrong_type", f"instances[{number}] is {kind_of(instance)}, not an object")
-        reader.count_others(instance, ("input", "output"), "instances")
+        reader.count_others(instance, ("input", "output"), "instances[]")
         beside = {name: row[name] for name in ("instruction", "system") if name in row}
         own = {name: instance[name] for name in ("input", "output") if name in instance}
         conversations += _alpaca({**beside, **own}, form, reader)
@@ -130,7 +130,6 @@ def _history(value: object) -> list[list[str]]:
 
 
 def _pair(question: str, reply: str, weight: float = 1.0) -> tuple[Turn, Turn]:
-    """A question and its answer."""
     answer: Message = {"role": "assistant", "content": reply}
     return Turn({"role": "user", "content": question}), Turn(answer, weight, is_unsaid=weight == 0)
 
@@ -156,7 +155,7 @@ def _pairs(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         where = f"{name}[{number}]"
         if not isinstance(item, dict):
             raise RowError("wrong_type", f"{where} is {kind_of(item)}, not a question and its answer")
-        reader.count_others(item, (*names, "system", *flags), name)
+        reader.count_others(item, (*names, "system", *flags), f"{name}[]")
         system, question = optional_string(item, "system"), optional_string(item, names[0])
         if system.strip():
             turns.append(Turn({"role": "system", "content": system}))
@@ -211,12 +210,9 @@ def _gemini(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     system = row.get("systemInstruction", row.get("system_instruction"))
     if is_empty(system):
         return [conversation]
-    words = ""
-    if isinstance(system, str):
-        words = system
-    elif isinstance(system, dict):
-        words = str(_gemini_turn({"role": "system", **system}, "systemInstruction", reader)[0]["content"])
-    return [_after_system(conversation, words)]
+    if isinstance(system, dict):
+        system = str(_gemini_turn({"role": "system", **system}, "systemInstruction", reader)[0]["content"])
+    return [_after_system(conversation, system if isinstance(system, str) else "")]
 
 
 _GEMINI_PART = (
@@ -230,7 +226,8 @@ def _gemini_turn(content: object, where: str, reader: TurnReader) -> list[dict[s
     if not isinstance(content, dict) or not isinstance(parts, list):
         raise RowError("wrong_type", f"{where} is {kind_of(content)}, not a message with parts")
     own_fields = ("parts", "content", "reasoning_content", "tool_calls")
-    reader.count_others(content, tuple(name for name in content if name not in own_fields[1:]), where.split("[")[0])
+    list_name = where.split("[")[0]
+    reader.count_others(content, [field for field in content if field not in own_fields[1:]], f"{list_name}[]")
     beside = {name: value for name, value in content.items() if name not in own_fields and value is not None}
     turn: dict[str, Any] = {"role": "user", **beside, "content": ""}
     results = []
@@ -250,7 +247,7 @@ def _gemini_turn(content: object, where: str, reader: TurnReader) -> list[dict[s
                 raise media_error(f"{where}.parts[{number}] is a file")
             case _:
                 raise RowError("wrong_type", f"{where}.parts[{number}] holds neither text nor a call of a function")
-        reader.count_others(part, _GEMINI_PART, f"{where.split('[')[0]}[].parts")
+        reader.count_others(part, _GEMINI_PART, f"{list_name}[].parts[]")
     return [*results, turn] if turn["content"] or "tool_calls" in turn or not results else results
 
 
@@ -285,7 +282,7 @@ def _tree(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
             if not isinstance(words, str):
                 raise RowError("wrong_type", f"a message of the tree has no text (it has {names_of(node)})")
             if id(node) not in counted:
-                reader.count_others(node, ("role", "text", "replies"), "replies")
+                reader.count_others(node, ("role", "text", "replies"), "replies[]")
             counted.add(id(node))
             messages.append({"role": reader.role(node.get("role"), f"reply {number}"), "content": words})
         while messages and messages[-1]["role"] != "assistant":
@@ -336,7 +333,7 @@ def _segments(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         weights = weights_of(segment, flags, where)
         if not weights:
             raise RowError("missing_field", f"{where} has no label (it has {names_of(segment)})")
-        reader.count_others(segment, ("text", *flags), "segments")
+        reader.count_others(segment, ("text", *flags), "segments[]")
         pieces.append((len(segment["text"]), weights[0]))
         text += segment["text"]
     if not any(weight for _, weight in pieces):
@@ -486,7 +483,6 @@ FORMATS: dict[str, Format] = {
     ),
     "text": Format(
         must=("text",),
-        may=(),
         fits=lambda row: isinstance(row.get("text"), str) and "message_id" not in row,
         read=_text,
         is_chat=False,
@@ -523,14 +519,12 @@ FORMATS: dict[str, Format] = {
     ),
     "tree": Format(
         must=("prompt",),
-        may=(),
         fits=lambda row: isinstance(row.get("prompt"), dict) and "replies" in row["prompt"],
         read=_tree,
         about=": `{role, text, replies}`, a tree, of which every path to a leaf is a conversation (OpenAssistant)",
     ),
     "segments": Format(
         must=("segments",),
-        may=(),
         fits=lambda row: is_turns(row.get("segments"), "text"),
         read=_segments,
         about=": a list of `{text, label}`, of which those with `label: true` are trained; no template",

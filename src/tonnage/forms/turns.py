@@ -21,7 +21,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tonnage.forms.conversation import Message, Pieces, RowError, Turn
@@ -76,12 +76,7 @@ class TurnReader:
     """Reads lists of messages of one source."""
 
     def __init__(
-        self,
-        roles: Mapping[str, str],
-        unread: Counter[str],
-        values: Values | None = None,
-        *,
-        fills_nulls: bool = False,
+        self, roles: Mapping[str, str], unread: Counter[str], values: Values, *, fills_nulls: bool = False
     ) -> None:
         """``roles``: names of roles besides the known ones -> ours. ``unread`` counts fields that nobody reads, and
         ``values`` what they hold. ``fills_nulls``: whether the file's kind gives objects the fields of all others,
@@ -91,8 +86,7 @@ class TurnReader:
         self._roles = {**ROLE_NAMES, **own}
         self._calls = frozenset(CALL_ROLES) - own.keys()
         self._quick = {name: role for name, role in self._roles.items() if name not in self._calls}
-        self.unread = unread
-        self._values = Values() if values is None else values
+        self.unread, self._values = unread, values
 
     def read(self, value: object, name: str, *, or_text: bool = False) -> list[Turn]:
         """The turns of a list (or of its JSON text) that stands in field ``name``; ``or_text`` where words may, too.
@@ -124,11 +118,11 @@ class TurnReader:
             turns += self._turns(item, where)
         return turns
 
-    def count_others(self, item: Mapping[str, Any], known: Sequence[str], name: str) -> None:
-        """Count the fields of an item of list ``name`` that are not among the ``known``, which are read."""
-        for field in item:
-            if field not in known and not is_empty(item[field]):
-                count_unread(self.unread, f"{name}[].{field}")
+    def count_others(self, mapping: Mapping[str, Any], read_fields: Collection[str], where: str) -> None:
+        """Count the fields of an object that hold something and are not among those that are read."""
+        for field in mapping:
+            if field not in read_fields and not is_empty(mapping[field]):
+                self._never_read(where, field)
 
     def _plain(self, turn: dict[str, Any]) -> Turn | None:
         """A turn that is a role and words and nothing else: most are, and this is quick."""
@@ -158,8 +152,7 @@ class TurnReader:
         role_key = "role" if "role" in turn else "from"
         if role_key not in turn:
             raise RowError("missing_field", f"{where} has no 'role' (it has {names_of(turn)})")
-        role_name = turn[role_key]
-        role = self.role(role_name, where)
+        role = self.role(turn[role_key], where)
         if not is_empty(turn.get("train_detail")):
             raise RowError(
                 "unsupported",
@@ -170,22 +163,21 @@ class TurnReader:
         called = not is_empty(turn.get("tool_calls")) or not is_empty(turn.get("function_call"))
         if content_key not in turn and not called:
             raise RowError("missing_field", f"{where} has no 'content' (it has {names_of(turn)})")
-        only_calls = isinstance(role_name, str) and _folded(role_name) in self._calls
+        only_calls = _folded(turn[role_key]) in self._calls
         content = turn.get(content_key)
         raw_calls = content if only_calls and _are_calls(content) else None
         parts = self._parts(content if raw_calls is None else None, role, f"{where}.{content_key}")
         message: Message = {"role": role, "content": parts.text}
         reasoning = turn.get(self._one_of(turn, REASONING, where))
         if is_empty(reasoning):
-            reasoning = parts.reasoning or None
+            reasoning = parts.reasoning
         elif parts.reasoning:
             self._never_read(where, "reasoning")
-        if reasoning is not None:
-            if not isinstance(reasoning, str):
-                raise RowError("wrong_type", f"{where}: the reasoning is {kind_of(reasoning)}, not a string")
-            if reasoning.strip():
-                message["reasoning_content"] = reasoning
-        calls = list(parts.calls)
+        if not isinstance(reasoning, str):
+            raise RowError("wrong_type", f"{where}: the reasoning is {kind_of(reasoning)}, not a string")
+        if reasoning.strip():
+            message["reasoning_content"] = reasoning
+        calls = parts.calls
         if only_calls:
             thought, text = _thought_before(parts.text)
             if thought:
@@ -211,15 +203,7 @@ class TurnReader:
         results = [Turn(result) for result in parts.results]
         if results and not (message["content"].strip() or calls):
             return results
-        weight, pieces = self._weight(turn, role, where), parts.pieces
-        if pieces is not None and role != "assistant":
-            if any(piece_weight for _, piece_weight in pieces) and any(parts.flags) and weight != 0:
-                raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
-            pieces = None
-        if pieces is not None and weight is not None:
-            pieces = [(size, piece_weight * weight) for size, piece_weight in pieces]
-        counts = (1.0 if weight is None else weight) if role == "assistant" else 0.0
-        return [*results, Turn(message, counts, pieces, is_unsaid=weight == 0)]
+        return [*results, _weighed(message, parts, weights_of(turn, FLAGS, where), where)]
 
     def _one_of(self, turn: Mapping[str, Any], names: Sequence[str], where: str) -> str:
         """Of several fields of the same meaning, the first that holds something, else the first that is there; those
@@ -236,36 +220,38 @@ class TurnReader:
         count_unread(self.unread, f"{re.sub(_NUMBER, '[]', where)}.{field}")
 
     def _call(self, value: object, where: str) -> dict[str, Any]:
+        """A call as templates want it. Raises ``RowError``."""
         value = as_list(without_nulls(value) if self.fills_nulls else value)
+        function = value
         if isinstance(value, dict):
-            inner = value.get("function")
-            for mapping, known_fields in (
-                (value, _CALL_FIELDS),
-                (inner if isinstance(inner, dict) else {}, _FUNCTION_FIELDS),
-            ):
-                for field in mapping:
-                    if field not in known_fields and not is_empty(mapping[field]):
-                        self._never_read(where, field)
-        return read_call(value, where)
-
-    def _weight(self, turn: Mapping[str, Any], role: str, where: str) -> float | None:
-        """What the flags of a message come to, ``None`` if it has none. Raises ``RowError``."""
-        weights = weights_of(turn, FLAGS, where)
-        if not weights:
-            return None
-        if role != "assistant" and any(weights):
-            raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
-        return math.prod(weights)
+            self.count_others(value, _CALL_FIELDS, where)
+            if isinstance(value.get("function"), dict):
+                function = value["function"]
+                self.count_others(function, _FUNCTION_FIELDS, where)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RowError("wrong_type", f"{where} is not a function call with a name")
+        arguments = function.get("arguments")
+        if arguments is None:
+            arguments = function.get("parameters")
+        for _ in range(2):
+            if isinstance(arguments, str):
+                arguments = parse_json(arguments, f"{where}: the text of the arguments") if arguments.strip() else {}
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            raise RowError("wrong_type", f"{where}: the arguments are {kind_of(arguments)}, not an object")
+        call: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        if isinstance(value, dict) and isinstance(value.get("id"), str) and value["id"]:
+            call["id"] = value["id"]
+        return call
 
     def _parts(self, value: object, role: str, where: str) -> _Parts:
+        if role == "tool" and (isinstance(value, dict) or (isinstance(value, list) and not all(map(_is_part, value)))):
+            value = json.dumps(value, ensure_ascii=False)
         parts = _Parts()
-        if value is None:
-            return parts
         if isinstance(value, str):
             parts.text = value
-            return parts
-        if role == "tool" and (isinstance(value, dict) or (isinstance(value, list) and not all(map(_is_part, value)))):
-            parts.text = json.dumps(value, ensure_ascii=False)
+        if value is None or isinstance(value, str):
             return parts
         if not isinstance(value, list):
             raise RowError("wrong_type", f"{where} is {kind_of(value)}, not a string")
@@ -285,9 +271,8 @@ class TurnReader:
         if not isinstance(part, dict):
             raise RowError("wrong_type", f"{where} holds a part that is not text ({kind_of(part)})")
         kind = part.get("type", "text")
-        for field, content in part.items():
-            if field not in _PART_FIELDS and not is_empty(content) and not (kind in MEDIA or field in MEDIA):
-                self._never_read(where, field)
+        if kind not in MEDIA:
+            self.count_others(part, _PART_FIELDS, where)
         if kind in _TEXT_TYPES:
             text = part["text"] if isinstance(part.get("text"), str) else part.get("value", part.get("content"))
             if isinstance(text, str):
@@ -331,6 +316,7 @@ _PART_FIELDS = frozenset(
         *("type", "text", "value", "content", *REASONING, "id", "name", "input", "tool_use_id"),
         *("cache_control", "signature", "is_error", "citations"),
         *FLAGS,
+        *MEDIA,
     )
 )
 
@@ -345,6 +331,20 @@ class _Parts:
         self.results: list[Message] = []
         self.flags: list[float] = []
         self.pieces: Pieces | None = None
+
+
+def _weighed(message: Message, parts: _Parts, weights: Sequence[float], where: str) -> Turn:
+    """A message with what its flags come to, and those of its parts. Raises ``RowError``."""
+    role, pieces = message["role"], parts.pieces
+    weight = math.prod(weights) if weights else None
+    if role != "assistant":
+        is_part_trained = any(parts.flags) and any(piece_weight for _, piece_weight in pieces or ())
+        if any(weights) or (is_part_trained and weight != 0):
+            raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
+        return Turn(message, is_unsaid=weight == 0)
+    if pieces is not None and weight is not None:
+        pieces = [(size, piece_weight * weight) for size, piece_weight in pieces]
+    return Turn(message, 1.0 if weight is None else weight, pieces, is_unsaid=weight == 0)
 
 
 def media_error(description: str) -> RowError:
@@ -375,28 +375,6 @@ def _thought_before(text: str) -> tuple[str, str]:
     """The reasoning that stands before a call, and the call."""
     match = re.match(r"\s*<think>(.*?)</think>\s*", text, re.DOTALL)
     return (match[1].strip(), text[match.end() :]) if match else ("", text)
-
-
-def read_call(value: object, where: str) -> dict[str, Any]:
-    """A call as templates want it. Raises ``RowError``."""
-    value = as_list(value)
-    inner = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
-    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
-        raise RowError("wrong_type", f"{where} is not a function call with a name")
-    arguments = inner.get("arguments")
-    if arguments is None:
-        arguments = inner.get("parameters")
-    for _ in range(2):
-        if isinstance(arguments, str):
-            arguments = parse_json(arguments, f"{where}: the text of the arguments") if arguments.strip() else {}
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        raise RowError("wrong_type", f"{where}: the arguments are {kind_of(arguments)}, not an object")
-    call: dict[str, Any] = {"type": "function", "function": {"name": inner["name"], "arguments": arguments}}
-    if isinstance(value, dict) and isinstance(value.get("id"), str) and value["id"]:
-        call["id"] = value["id"]
-    return call
 
 
 def read_tools(value: object) -> list[dict[str, Any]] | None:

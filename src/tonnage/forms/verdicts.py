@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,20 +27,9 @@ OTHER = ""
 _GOOD = frozenset(
     (
         *("desirable", "good", "correct", "right", "accept", "accepted", "acceptable", "approve", "approved", "chosen"),
-        *(
-            "prefer",
-            "preferred",
-            "like",
-            "liked",
-            "upvote",
-            "upvoted",
-            "helpful",
-            "useful",
-            "satisfied",
-            "satisfactory",
-        ),
+        *("prefer", "preferred", "like", "liked", "upvote", "upvoted", "helpful", "useful", "satisfied"),
         *("thumbsup", "thumbup", "\N{THUMBS UP SIGN}", "\N{WHITE HEAVY CHECK MARK}", "\N{HEAVY CHECK MARK}"),
-        *("\N{CHECK MARK}", "pass", "passed", "valid", "safe", "harmless"),
+        *("satisfactory", "\N{CHECK MARK}", "pass", "passed", "valid", "safe", "harmless"),
     )
 )
 _BAD = frozenset(
@@ -109,11 +98,9 @@ class Values:
         if value is None or value in ("", []):
             return
         name = name[:LONGEST_NAME]
-        counts = self.seen.get(name)
-        if counts is None:
-            if len(self.seen) >= MOST_COLUMNS:
-                return
-            counts = self.seen[name] = {}
+        if name not in self.seen and len(self.seen) >= MOST_COLUMNS:
+            return
+        counts = self.seen.setdefault(name, {})
         if OTHER in counts:
             return
         key = OTHER
@@ -149,12 +136,11 @@ class Verdict:
         )
 
 
-def verdicts_in(values_by_column: Mapping[str, Mapping[str, int]], plain_text: bool) -> Iterator[Verdict]:
+def verdicts_in(values_by_column: Mapping[str, Mapping[str, int]], plain_text: bool) -> list[Verdict]:
     """The columns of a source that are verdicts. ``plain_text``: whether its rows have no answers, only a text, of
     which a label of 0 and 1 says what it is about."""
-    for column, values in values_by_column.items():
-        if (verdict := verdict_of(column, values, plain_text)) is not None:
-            yield verdict
+    verdicts = (verdict_of(column, values, plain_text) for column, values in values_by_column.items())
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
 def verdict_of(column: str, values: Mapping[str, int], plain_text: bool = False) -> Verdict | None:

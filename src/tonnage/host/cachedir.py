@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.files.visible import visible
 
 
@@ -31,7 +31,7 @@ def default_directory() -> Path:
         home = Path(named) if named else Path.home() / ".cache"
     except RuntimeError as error:
         change = "set TONNAGE_CACHE to a directory"
-        raise UserError(Problem("a user without a home directory", "a place for a cache", change)) from error
+        raise user_error("a user without a home directory", "a place for a cache", change) from error
     return trusted(home if os.environ.get("TONNAGE_CACHE") else home / "tonnage")
 
 
@@ -46,15 +46,13 @@ def trusted(root: Path, *parts: str) -> Path:
         path = path / part
         if path.exists() and not path.is_dir() and path == root:
             change = "set TONNAGE_CACHE (or data.cache) to a directory, which need not exist yet"
-            raise UserError(Problem("a cache that is no directory", "a directory", change, str(path)))
+            raise user_error("a cache that is no directory", "a directory", change, str(path))
         if why := why_untrusted(path, shared=is_shared):
-            raise UserError(
-                Problem(
-                    found=f"a cache that {why}",
-                    needed="one that is yours or root's and that not all may write: it decides what is trained on",
-                    change="set TONNAGE_CACHE (or data.cache) to a new directory of your own",
-                    where=str(path),
-                )
+            raise user_error(
+                found=f"a cache that {why}",
+                needed="one that is yours or root's and that not all may write: it decides what is trained on",
+                change="set TONNAGE_CACHE (or data.cache) to a new directory of your own",
+                where=str(path),
             )
         with suppress(OSError):
             is_shared |= bool(path.stat().st_mode & stat.S_IWGRP)

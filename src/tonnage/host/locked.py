@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.arena import arena
 from tonnage.host.lockable import limit_in_words, raise_limit
 
@@ -39,14 +39,12 @@ def locked_for(key: str, num_bytes: int, device: torch.device, otherwise: str) -
     if device.type == "cuda":
         raise_limit()
     if device.type == "cuda" and (status := lock(memory)):
-        raise UserError(
-            Problem(
-                where=key,
-                found=f"CUDA error {status} when {num_bytes / 1e9:.2f} GB of host memory were to be locked for it",
-                needed="so much memory of the host that may be locked (ulimit -l, and the limit of a container): here "
-                f"ulimit -l has {limit_in_words()}",
-                change=otherwise,
-            )
+        raise user_error(
+            where=key,
+            found=f"CUDA error {status} when {num_bytes / 1e9:.2f} GB of host memory were to be locked for it",
+            needed="so much memory of the host that may be locked (ulimit -l, and the limit of a container): here "
+            f"ulimit -l has {limit_in_words()}",
+            change=otherwise,
         )
     return memory
 

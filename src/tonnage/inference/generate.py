@@ -10,7 +10,8 @@ Prompts come from ``tonnage.data.encode_prompt``, so they are the tokens that st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -18,24 +19,25 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.data import encode_prompt, stop_tokens
 from tonnage.data.choice import choose
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation
 from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
 from tonnage.model import adapter_files
-from tonnage.model.files import CONFIG, ModelFiles, find_model, read_model_config, read_tokenizer
-from tonnage.model.files import positions_of as positions_in
+from tonnage.model.files import CONFIG, ModelFiles, find_model, positions_of, read_model_config, read_tokenizer
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase, StoppingCriteriaList
 
 BATCH_SIZE = 32
 BLOCK_BY_BLOCK = (
     "The model has no room on this GPU: its blocks come from the host's memory, one after another, "
     "so that answers take long."
 )
+TALK: Mapping[str, Any] = {"formats": ("messages",), "single_turn": False}
+"""What ``load`` is told for conversations of several turns."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: tuple[int, ...]
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens that the model has positions for; None where it does not say."""
+        return positions_of(self.model.config)
+
 
 def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path:
     """The model directory meant by a run directory (its export), a model directory or a hub id.
@@ -70,15 +77,13 @@ def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path
         return place_of(find_model(str(model), code=trust_remote_code))
     if not any((run.export / name).is_file() for name in (CONFIG, adapter_files.CONFIG)):
         saved = run.checkpoints.is_dir() and any(run.checkpoints.glob("*/COMPLETE"))
-        raise UserError(
-            Problem(
-                found=f"a run without a model in {run.export}",
-                needed="an exported model",
-                change=f"tonnage export {run.path} {run.export}"
-                if saved
-                else "let the run go on until it has saved a checkpoint; a run that ends or is stopped exports itself",
-                where=str(model),
-            )
+        raise user_error(
+            found=f"a run without a model in {run.export}",
+            needed="an exported model",
+            change=f"tonnage export {run.path} {run.export}"
+            if saved
+            else "let the run go on until it has saved a checkpoint; a run that ends or is stopped exports itself",
+            where=str(model),
         )
     return place_of(find_model(str(run.export)))
 
@@ -139,14 +144,12 @@ def load(
         logging.enable_progress_bar()
     num_embeddings = int(model.get_input_embeddings().weight.shape[0])
     if max(tokenizer.get_vocab().values()) >= num_embeddings:
-        raise UserError(
-            Problem(
-                found=f"template {chosen.name!r} adds {', '.join(chosen.added_tokens)}, and the model has no "
-                f"embeddings beyond {num_embeddings:,} tokens",
-                needed="a template that the model was trained with",
-                change="give another template, plain for instance",
-                where=str(directory),
-            )
+        raise user_error(
+            found=f"template {chosen.name!r} adds {', '.join(chosen.added_tokens)}, and the model has no "
+            f"embeddings beyond {num_embeddings:,} tokens",
+            needed="a template that the model was trained with",
+            change="give another template, plain for instance",
+            where=str(directory),
         )
     _check_special_tokens(model.generation_config, num_embeddings, str(Path(directory) / "generation_config.json"))
     if has_no_room(model, device):
@@ -159,50 +162,26 @@ def load(
 
 def _check_longest(config: PreTrainedConfig, max_new_tokens: int) -> None:
     """Refuse answers that are longer than a model can write. Raises ``UserError``."""
-    positions = positions_in(config)
+    positions = positions_of(config)
     if positions is not None and max_new_tokens >= positions:
         observed = f"{max_new_tokens:,} tokens for an answer"
         needed = f"fewer than {positions:,}, the model's positions, where the prompt is as well"
-        raise UserError(Problem(observed, needed, f"--max-new-tokens {max(1, positions // 2)}", "--max-new-tokens"))
-
-
-def load_to_talk(
-    directory: str | Path,
-    template: str,
-    *,
-    trust_remote_code: bool,
-    allow_unexpected: Sequence[str],
-    max_new_tokens: int | None,
-    tell: Callable[[str], None],
-) -> Loaded:
-    """As ``load``, for conversations of several turns."""
-    return load(
-        directory,
-        template=template,
-        formats=("messages",),
-        single_turn=False,
-        trust_remote_code=trust_remote_code,
-        allow_unexpected=allow_unexpected,
-        max_new_tokens=max_new_tokens,
-        tell=tell,
-    )
+        raise user_error(observed, needed, f"--max-new-tokens {max(1, positions // 2)}", "--max-new-tokens")
 
 
 def _blocks(model: Any, device: Any) -> Sequence[Any]:
-    """Of a model that has no room on a GPU. Raises ``UserError`` where they cannot be found."""
+    """The blocks of a model that has no room on a GPU. Raises ``UserError`` where they cannot be found."""
     from tonnage.model.anatomy import dissect
 
     try:
         return dissect(model).blocks
     except UserError as error:
         num_bytes = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"weights of {num_bytes / 1e9:.1f} GB, for which {device} has no room",
-                needed="room for them, or blocks that tonnage finds, to bring them one by one",
-                change="a larger GPU, or the CPU: CUDA_VISIBLE_DEVICES= in front of the command",
-            )
+        raise user_error(
+            where=f"model type {model.config.model_type}",
+            found=f"weights of {num_bytes / 1e9:.1f} GB, for which {device} has no room",
+            needed="room for them, or blocks that tonnage finds, to bring them one by one",
+            change="a larger GPU, or the CPU: CUDA_VISIBLE_DEVICES= in front of the command",
         ) from error
 
 
@@ -215,13 +194,11 @@ def _check_special_tokens(settings: Any, num_embeddings: int, where: str) -> Non
         tokens = value if isinstance(value, list) else [value]
         for token in tokens or [""]:
             if token is not None and not (type(token) is int and 0 <= token < most):
-                raise UserError(
-                    Problem(
-                        where=where,
-                        found=f"{name} is {str(value)[:100]}",
-                        needed=f"the id of a token, or a list of such, below {most:,}",
-                        change="mend that file, or remove it",
-                    )
+                raise user_error(
+                    where=where,
+                    found=f"{name} is {str(value)[:100]}",
+                    needed=f"the id of a token, or a list of such, below {most:,}",
+                    change="mend that file, or remove it",
                 )
 
 
@@ -231,11 +208,13 @@ def generate(
     decoding: Decoding = Decoding(),
     *,
     batch_size: int = BATCH_SIZE,
+    seed: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """The assistant's next turn in every conversation, in order.
 
-    ``progress`` is told how many are answered and how many there are.
+    Draws depend on ``seed`` and on all conversations, and the program's own random numbers are left as they are;
+    without a seed these are drawn from. ``progress`` is told how many are answered and how many there are.
 
     Raises:
         UserError: a conversation leaves no room for an answer, or the template refuses one.
@@ -243,18 +222,28 @@ def generate(
     import torch
 
     prompts = [encode_prompt(conversation, loaded.tokenizer) for conversation in conversations]
-    _check_room(loaded, prompts)
-    answers = [""] * len(prompts)
+    answers, num_answered = [""] * len(prompts), 0
+    with drawn_from(seed, loaded), torch.inference_mode():
+        for batch in _in_batches(loaded, prompts, decoding, batch_size):
+            for index, tokens in batch.items():
+                answers[index] = _decode(loaded, tokens)
+            num_answered += len(batch)
+            progress(num_answered, len(prompts))
+    return answers
+
+
+def _in_batches(
+    loaded: Loaded, prompts: Sequence[Sequence[int]], decoding: Decoding, batch_size: int
+) -> Iterator[dict[int, list[int]]]:
+    """Prompts of similar length, answered side by side: for each batch the written tokens, by the index of the prompt.
+    Raises ``UserError`` where a prompt leaves no room for an answer."""
+    check_room(prompts, loaded.positions)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
-        ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
-        with torch.inference_mode():
-            written = call_generate(loaded, ids, mask, decoding)
-        for index, tokens in zip(batch, written[:, ids.shape[1] :].tolist(), strict=True):
-            answers[index] = _decode(loaded, tokens)
-        progress(start + len(batch), len(order))
-    return answers
+        ids, mask = _pad_left(loaded, [prompts[index] for index in batch])
+        whole = call_generate(loaded, ids, mask, decoding)
+        yield dict(zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -270,22 +259,18 @@ class Written:
     """Whether it came to an end, and was not cut off."""
 
 
-def generate_apart(
-    loaded: Loaded,
-    conversations: Sequence[Sequence[Mapping[str, Any]]],
-    decoding: Decoding,
-    *,
-    seed: int,
-    batch_size: int = BATCH_SIZE,
-) -> list[str]:
-    """As ``generate``, for a program that draws itself: its own random numbers are left as they are. Draws depend on
-    ``seed`` and on all conversations."""
+@contextmanager
+def drawn_from(seed: int | None, loaded: Loaded) -> Iterator[None]:
+    """Draw from ``seed`` within it, and leave the program's own random numbers as they are; None draws from these."""
     import torch
 
+    if seed is None:
+        yield
+        return
     device = loaded.model.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return generate(loaded, conversations, decoding, batch_size=batch_size)
+        yield
 
 
 def write(
@@ -314,27 +299,20 @@ def write(
         if (key := repr(conversation)) not in places_of:
             places_of[key] = encode_prompt(conversation, loaded.tokenizer)
     prompts = [places_of[repr(conversation)] for conversation in conversations]
-    _check_room(loaded, prompts)
-    answers: list[Written | None] = [None] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    device = loaded.model.device
+    answers: dict[int, Written] = {}
     with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        drawn_from(seed, loaded),
         torch.no_grad(),
         torch.compiler.set_stance("force_eager"),  # for rows of one token, nothing is compiled
         as_in_transformers(loaded.model, attention),
     ):
-        torch.manual_seed(seed)
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
-            whole = call_generate(loaded, ids, mask, decoding)
-            for index, tokens in zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True):
+        for batch in _in_batches(loaded, prompts, decoding, batch_size):
+            for index, tokens in batch.items():
                 end = next((at for at, token in enumerate(tokens) if token in loaded.stop_tokens), None)
                 answer_tokens = tokens if end is None else tokens[: end + 1]
                 text = _decode(loaded, tokens)
                 answers[index] = Written(tuple(prompts[index]), tuple(answer_tokens), text, end is not None)
-    return [answer for answer in answers if answer is not None]
+    return [answers[index] for index in range(len(prompts))]
 
 
 def stream(
@@ -349,16 +327,7 @@ def stream(
     Raises:
         UserError: the conversation leaves no room for an answer, or the template refuses it.
     """
-    from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
-
-    class StopWhen(StoppingCriteria):
-        def __init__(self, stop_event: Event) -> None:
-            self.stop_event = stop_event
-
-        def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Any:
-            import torch
-
-            return torch.full((input_ids.shape[0],), self.stop_event.is_set(), device=input_ids.device)
+    from transformers import TextIteratorStreamer
 
     class AnswerStreamer(TextIteratorStreamer):
         def put(self, value: Tensor) -> None:
@@ -367,8 +336,8 @@ def stream(
                 super().put(value)  # type: ignore[no-untyped-call]
 
     prompt = encode_prompt(conversation, loaded.tokenizer)
-    _check_room(loaded, [prompt])
-    ids, mask = _pad_left([prompt], _pad_token(loaded))
+    check_room([prompt], loaded.positions)
+    ids, mask = _pad_left(loaded, [prompt])
     streamer = AnswerStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
     enough = Event()
     errors: list[BaseException] = []
@@ -378,14 +347,8 @@ def stream(
 
         try:
             with torch.inference_mode():
-                call_generate(
-                    loaded,
-                    ids,
-                    mask,
-                    decoding,
-                    streamer=streamer,
-                    stopping_criteria=StoppingCriteriaList([StopWhen(enough)]),
-                )
+                criteria = stop_when(enough.is_set)
+                call_generate(loaded, ids, mask, decoding, streamer=streamer, stopping_criteria=criteria)
         except BaseException as error:
             errors.append(error)
             streamer.end()  # type: ignore[no-untyped-call]
@@ -399,6 +362,18 @@ def stream(
         writer.join()
     if errors:
         raise errors[0]
+
+
+def stop_when(is_enough: Callable[[], bool]) -> StoppingCriteriaList:
+    """Has transformers stop at the next token once ``is_enough`` says so."""
+    import torch
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class StopWhen(StoppingCriteria):
+        def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Any:
+            return torch.full((input_ids.shape[0],), is_enough(), device=input_ids.device)
+
+    return StoppingCriteriaList([StopWhen()])
 
 
 def is_match(answer: str, expected: str | None) -> bool:
@@ -417,8 +392,7 @@ def form_of(questions: Sequence[Question]) -> dict[str, Any]:
 
 def call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding, **more: Any) -> Tensor:
     """Transformers' ``generate``: (batch, prompt) token ids and mask in, (batch, prompt + answer) token ids out."""
-    device = loaded.model.device
-    positions = positions_of(loaded)
+    device, positions = loaded.model.device, loaded.positions
     room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
     drawn = decoding.temperature > 0
     try:
@@ -436,29 +410,27 @@ def call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding,
         )
     except (TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0][:200]
-        raise UserError(
-            Problem(
-                where=str(getattr(loaded.model, "name_or_path", "")),
-                found=f"transformers cannot write an answer ({type(error).__name__}: {reason})",
-                needed="a generation_config.json that it can use",
-                change="mend that file of the model, or remove it",
-            )
+        raise user_error(
+            where=str(getattr(loaded.model, "name_or_path", "")),
+            found=f"transformers cannot write an answer ({type(error).__name__}: {reason})",
+            needed="a generation_config.json that it can use",
+            change="mend that file of the model, or remove it",
         ) from error
     return written
 
 
-def _pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def _pad_left(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, both int64 (batch, longest prompt)."""
     import torch
 
-    longest = max(map(len, prompts))
+    longest, pad = max(map(len, prompts)), _pad_token(loaded)
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     return ids, mask
 
 
 def _pad_token(loaded: Loaded) -> int:
-    """What stands where nothing does; the mask hides it, so any token will do."""
+    """The token of padding; the mask hides it, so any will do."""
     pad = loaded.tokenizer.pad_token_id
     return int(pad) if isinstance(pad, int) else next(iter(loaded.stop_tokens), 0)
 
@@ -470,22 +442,12 @@ def _decode(loaded: Loaded, tokens: Sequence[int]) -> str:
     return text
 
 
-def positions_of(loaded: Loaded) -> int | None:
-    positions = getattr(loaded.model.config, "max_position_embeddings", None)
-    return positions if isinstance(positions, int) else None
-
-
-def _check_room(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> None:
-    positions = positions_of(loaded)
-    if positions is None:
-        return
-    too_long = [(number, len(prompt)) for number, prompt in enumerate(prompts, start=1) if len(prompt) >= positions]
-    if too_long:
-        raise UserError(
-            *(
-                Problem(
-                    f"conversation {number} has {length:,} tokens", f"fewer than {positions:,}, the model's positions"
-                )
-                for number, length in too_long[:10]
-            )
-        )
+def check_room(prompts: Sequence[Sequence[int]], positions: int | None) -> None:
+    """Refuse prompts after which a model of so many positions, if it says, can write nothing. Raises ``UserError``."""
+    problems = [
+        Problem(f"conversation {number} has {len(prompt):,} tokens", f"fewer than {positions:,}, the model's positions")
+        for number, prompt in enumerate(prompts, start=1)
+        if positions is not None and len(prompt) >= positions
+    ]
+    if problems:
+        raise UserError(*problems[:10])

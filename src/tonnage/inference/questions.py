@@ -14,7 +14,7 @@ from typing import Any
 from tonnage.config import Source
 from tonnage.data.rows import Part, lines_of, read_rows
 from tonnage.data.sources import resolve
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation, RowError, as_row_error
 from tonnage.forms.formats import Form, candidates, form_of, known_forms, rename
 from tonnage.forms.reader import Reader
@@ -57,7 +57,7 @@ def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[
         more = [Problem(f"{len(problems) - MOST_TOLD} more rows like these", "rows that can be asked")]
         raise UserError(*problems[:MOST_TOLD], *(more if len(problems) > MOST_TOLD else []))
     if not questions:
-        raise UserError(Problem("no rows", "at least one", where=", ".join(source.path for source in sources)))
+        raise user_error("no rows", "at least one", where=", ".join(source.path for source in sources))
     return questions
 
 

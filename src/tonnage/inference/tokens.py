@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tonnage.inference.generate import Decoding, Loaded, call_generate
+from tonnage.inference.generate import Decoding, Loaded, call_generate, drawn_from, stop_when
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def write_tokens(
     the same prompt alone.
     """
     import torch
-    from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+    from transformers import LogitsProcessor, LogitsProcessorList
     from transformers.generation.streamers import BaseStreamer
 
     latest: list[Tensor] = []
@@ -50,10 +50,6 @@ def write_tokens(
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             latest[:] = [scores[0].float().log_softmax(-1)]
             return scores
-
-    class StopWhen(StoppingCriteria):
-        def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Any:
-            return torch.full((input_ids.shape[0],), enough, device=input_ids.device)
 
     class Tell(BaseStreamer):
         is_prompt = True
@@ -69,13 +65,11 @@ def write_tokens(
         def end(self) -> None:
             pass
 
-    device = loaded.model.device
-    more: dict[str, Any] = {"streamer": Tell(), "stopping_criteria": StoppingCriteriaList([StopWhen()])}
+    more: dict[str, Any] = {"streamer": Tell(), "stopping_criteria": stop_when(lambda: enough)}
     if num_likeliest is not None:
         more["logits_processor"] = LogitsProcessorList([Remember()])
     ids = torch.tensor([list(prompt)])
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
-        torch.manual_seed(seed)
+    with drawn_from(seed, loaded), torch.inference_mode():
         call_generate(loaded, ids, torch.ones_like(ids), decoding, **more)
 
 

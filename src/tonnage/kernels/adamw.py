@@ -67,51 +67,29 @@ class Hyper:
     """Index of the first element in the whole parameter, for the random bits."""
 
 
-@dataclass(frozen=True)
-class _Coefficients:
-    scale: np.float32
-    one_minus_beta1: np.float32
-    beta2: np.float32
-    one_minus_beta2: np.float32
-    keep: np.float32
-    step_size: np.float32
-    unbias: np.float32
-    eps: np.float32
-
-    @staticmethod
-    def of(hyper: Hyper) -> _Coefficients:
-        correction1 = 1.0 - hyper.beta1**hyper.step
-        correction2 = 1.0 - hyper.beta2**hyper.step
-        f = np.float32
-        return _Coefficients(
-            scale=f(float(hyper.scale)),
-            one_minus_beta1=f(1.0 - hyper.beta1),
-            beta2=f(hyper.beta2),
-            one_minus_beta2=f(1.0 - hyper.beta2),
-            keep=f(1.0 - hyper.lr * hyper.decay),
-            step_size=f(hyper.lr / correction1),
-            unbias=f(1.0 / math.sqrt(correction2)),
-            eps=f(hyper.eps),
-        )
-
-    def values(self) -> tuple[np.float32, ...]:
-        return (
-            self.scale,
-            self.one_minus_beta1,
-            self.beta2,
-            self.one_minus_beta2,
-            self.keep,
-            self.step_size,
-            self.unbias,
-            self.eps,
-        )
+def coefficients_of(hyper: Hyper) -> tuple[np.float32, ...]:
+    """The numbers of the rule, in its order."""
+    correction1 = 1.0 - hyper.beta1**hyper.step
+    correction2 = 1.0 - hyper.beta2**hyper.step
+    numbers = (
+        float(hyper.scale),
+        1.0 - hyper.beta1,
+        hyper.beta2,
+        1.0 - hyper.beta2,
+        1.0 - hyper.lr * hyper.decay,
+        hyper.lr / correction1,
+        1.0 / math.sqrt(correction2),
+        hyper.eps,
+    )
+    return tuple(map(np.float32, numbers))
 
 
 # The rule.
 
 
 @njit(inline="always")
-def _rule(w, m, v, gradient, scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, unbias, eps):  # type: ignore[no-untyped-def]
+def _rule(w, m, v, gradient, coefficients):  # type: ignore[no-untyped-def]
+    scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, unbias, eps = coefficients
     g = scale * gradient
     m = m + one_minus_beta1 * (g - m)
     v = beta2 * v + one_minus_beta2 * (g * g)
@@ -206,22 +184,10 @@ def _random_bits(x):  # type: ignore[no-untyped-def]  # as in moments.random_bit
 
 
 @loop
-def _update_elements(weight, low, m, v, gradient, first, key, scale, omb1, beta2, omb2, keep, step_size, unbias, eps):  # type: ignore[no-untyped-def]
+def _update_elements(weight, low, m, v, gradient, first, key, coefficients):  # type: ignore[no-untyped-def]
     for i in prange(weight.size):
-        w, new_m, new_v, _ = _rule(
-            _read_master(weight, low, i),
-            _as_float(m[i]),
-            _as_float(v[i]),
-            _as_float(gradient[i]),
-            scale,
-            omb1,
-            beta2,
-            omb2,
-            keep,
-            step_size,
-            unbias,
-            eps,
-        )
+        w, g = _read_master(weight, low, i), _as_float(gradient[i])
+        w, new_m, new_v, _ = _rule(w, _as_float(m[i]), _as_float(v[i]), g, coefficients)
         _write_master(weight, low, i, w)
         _write_moments(m, v, i, new_m, new_v, np.uint32(np.uint32(i) + first), key)
 
@@ -238,24 +204,7 @@ _BLOCKS_A_TURN = 32
 
 
 @loop
-def _update_blocks(  # type: ignore[no-untyped-def]
-    weight,
-    low,
-    m,
-    v,
-    m_scale,
-    v_scale,
-    gradient,
-    row,
-    scale,
-    omb1,
-    beta2,
-    omb2,
-    keep,
-    step_size,
-    unbias,
-    eps,
-):
+def _update_blocks(weight, low, m, v, m_scale, v_scale, gradient, row, coefficients):  # type: ignore[no-untyped-def]
     blocks_a_row = (row + BLOCK - 1) // BLOCK
     num_blocks = m_scale.size
     for turn in prange((num_blocks + _BLOCKS_A_TURN - 1) // _BLOCKS_A_TURN):
@@ -265,23 +214,7 @@ def _update_blocks(  # type: ignore[no-untyped-def]
             start = first + block % blocks_a_row * BLOCK
             stop = min(start + BLOCK, first + row)
             _read_codes(start, stop - start, m, v, m_scale[block] * _M_UNIT, v_scale[block] * _V_UNIT, new_m, new_root)
-            _update_block(
-                start,
-                stop - start,
-                weight,
-                low,
-                gradient,
-                new_m,
-                new_root,
-                scale,
-                omb1,
-                beta2,
-                omb2,
-                keep,
-                step_size,
-                unbias,
-                eps,
-            )
+            _update_block(start, stop - start, weight, low, gradient, new_m, new_root, coefficients)
             m_scale[block] = _largest(new_m, stop - start)
             v_scale[block] = _largest(new_root, stop - start)
             _write_codes(start, stop - start, m, v, new_m, new_root, m_scale[block], v_scale[block])
@@ -298,38 +231,10 @@ def _read_codes(start, size, m, v, m_unit, v_unit, new_m, new_root):  # type: ig
 
 
 @njit(error_model="numpy")
-def _update_block(  # type: ignore[no-untyped-def]
-    start,
-    size,
-    weight,
-    low,
-    gradient,
-    new_m,
-    new_root,
-    scale,
-    omb1,
-    beta2,
-    omb2,
-    keep,
-    step_size,
-    unbias,
-    eps,
-):
+def _update_block(start, size, weight, low, gradient, new_m, new_root, coefficients):  # type: ignore[no-untyped-def]
     for i in range(size):
-        w, new_m[i], _, new_root[i] = _rule(
-            _read_master(weight, low, np.uint64(start + i)),
-            new_m[i],
-            new_root[i] * new_root[i],
-            _as_float(gradient[np.uint64(start + i)]),
-            scale,
-            omb1,
-            beta2,
-            omb2,
-            keep,
-            step_size,
-            unbias,
-            eps,
-        )
+        w, g = _read_master(weight, low, np.uint64(start + i)), _as_float(gradient[np.uint64(start + i)])
+        w, new_m[i], _, new_root[i] = _rule(w, new_m[i], new_root[i] * new_root[i], g, coefficients)
         _write_master(weight, low, np.uint64(start + i), w)
 
 
@@ -371,32 +276,14 @@ def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tenso
         return None
     if weight.device.type != "cpu" or not is_on("adamw") or torch.float16 in (weight.dtype, gradient.dtype):
         return update_torch(weight, low, moments, gradient, hyper)
-    coefficients = _Coefficients.of(hyper).values()
-    lows = _NO_LOW if low is None else _flat(low)
+    coefficients, lows = coefficients_of(hyper), _NO_LOW if low is None else _flat(low)
+    arrays = _flat(weight), lows, _flat(moments.m), _flat(moments.v)
     if moments.m_scale is not None and moments.v_scale is not None:
-        _update_blocks(
-            _flat(weight),
-            lows,
-            _flat(moments.m),
-            _flat(moments.v),
-            _flat(moments.m_scale),
-            _flat(moments.v_scale),
-            _flat(gradient),
-            moments.row,
-            *coefficients,
-        )
+        scales = _flat(moments.m_scale), _flat(moments.v_scale)
+        _update_blocks(*arrays, *scales, _flat(gradient), moments.row, coefficients)
     else:
         first = np.uint32(hyper.first & 0xFFFFFFFF)
-        _update_elements(
-            _flat(weight),
-            lows,
-            _flat(moments.m),
-            _flat(moments.v),
-            _flat(gradient),
-            first,
-            np.uint32(hyper.key),
-            *coefficients,
-        )
+        _update_elements(*arrays, _flat(gradient), first, np.uint32(hyper.key), coefficients)
     return None
 
 
@@ -411,7 +298,7 @@ def _update_on_gpu(weight: Tensor, low: Tensor | None, moments: Moments, gradien
     scale = hyper.scale
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=torch.float32, device=weight.device)
-    _, *coefficients = map(float, _Coefficients.of(replace(hyper, scale=1.0)).values())
+    _, *coefficients = map(float, coefficients_of(replace(hyper, scale=1.0)))
     update_on_gpu(
         weight.detach(), low, moments, gradient, scale, coefficients, _signed(hyper.key), _signed(hyper.first)
     )
@@ -432,7 +319,7 @@ def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
 def update_torch(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
     """The same rule in torch operations, tile by tile, on any device."""
     device = weight.device
-    coefficients = sent(torch.tensor(_Coefficients.of(hyper).values()), device)
+    coefficients = sent(torch.tensor(coefficients_of(hyper)), device)
     key = _int32(hyper.key, device)
     weight, gradient = weight.detach().view(-1), gradient.view(-1)
     lows = None if low is None else low.view(-1)

@@ -100,7 +100,7 @@ def update_elements(
     step_size,
     unbias,
     eps,
-    SIZE: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     scale = tl.load(factor)
@@ -139,7 +139,7 @@ def update_blocks(
     step_size,
     unbias,
     eps,
-    SIZE: tl.constexpr,  # noqa: N803
+    SIZE: tl.constexpr,
 ):
     blocks_a_row = tl.cdiv(row, _BLOCK)
     block = (tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE))[:, None]
@@ -189,37 +189,11 @@ def update(
     number = weight.numel()
     if number == 0:
         return
-    lows = weight if low is None else low
+    tensors = weight, weight if low is None else low, moments.m, moments.v
     if moments.m_scale is None or moments.v_scale is None:
-        grid = (triton.cdiv(number, _ELEMENTS),)
-        update_elements[grid](
-            weight,
-            lows,
-            moments.m,
-            moments.v,
-            gradient,
-            scale,
-            number,
-            key,
-            first,
-            *coefficients,
-            SIZE=_ELEMENTS,
-            enable_fp_fusion=False,
-        )
+        grid, numbers = (triton.cdiv(number, _ELEMENTS),), (number, key, first, *coefficients)
+        update_elements[grid](*tensors, gradient, scale, *numbers, SIZE=_ELEMENTS, enable_fp_fusion=False)
         return
-    blocks = moments.m_scale.numel()
-    update_blocks[(triton.cdiv(blocks, _BLOCKS),)](
-        weight,
-        lows,
-        moments.m,
-        moments.v,
-        moments.m_scale,
-        moments.v_scale,
-        gradient,
-        scale,
-        blocks,
-        moments.row,
-        *coefficients,
-        SIZE=_BLOCKS,
-        enable_fp_fusion=False,
-    )
+    scales, blocks = (moments.m_scale, moments.v_scale), moments.m_scale.numel()
+    grid, numbers = (triton.cdiv(blocks, _BLOCKS),), (blocks, moments.row, *coefficients)
+    update_blocks[grid](*tensors, *scales, gradient, scale, *numbers, SIZE=_BLOCKS, enable_fp_fusion=False)

@@ -43,15 +43,9 @@ def adapted_linear(
     if isinstance(weight, PackedWeight):
         frozen = (weight.codes, weight.scales, weight.outer, weight.mean, weight.form)
     rows = inputs.reshape(-1, inputs.shape[-1])
-    output: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
-        rows, *frozen, bias, down, up, *_with_mask(factor, mask)
-    )
+    drops = (factor, None, None, 0, 0) if mask is None else (factor / mask.kept_share, *mask)
+    output: Tensor = _AdaptedLinear.apply(rows, *frozen, bias, down, up, *drops)  # type: ignore[no-untyped-call]
     return output.view(*inputs.shape[:-1], len(up))  # here: a view that a Function returns takes no addition
-
-
-def _with_mask(factor: float, mask: Mask | None) -> tuple[float, Tensor | None, Tensor | None, int, int]:
-    """The factor on an addition, divided by the share of inputs that a mask keeps, and the mask's parts."""
-    return (factor, None, None, 0, 0) if mask is None else (factor / mask.kept_share, *mask)
 
 
 def _mask_of(keys: Tensor | None, salt: Tensor | None, first: int, threshold: int) -> Mask | None:
@@ -62,26 +56,10 @@ class _AdaptedLinear(torch.autograd.Function):
     """``_multiply`` and its gradients. Where there is a ``form``, ``weight`` is the codes of a packed one."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        scales: Tensor | None,
-        outer: Tensor | None,
-        mean: Tensor | None,
-        form: str | None,
-        bias: Tensor | None,
-        down: Tensor,
-        up: Tensor,
-        factor: float,
-        keys: Tensor | None,
-        salt: Tensor | None,
-        first_channel: int,
-        threshold: int,
-    ) -> Tensor:
-        frozen = (weight, scales, outer, mean)
-        output, low = _multiply(rows, *frozen, form, bias, down, up, factor, keys, salt, first_channel, threshold)
-        ctx.save_for_backward(rows, low, down, up, keys, salt, *frozen)
+    def forward(ctx: Any, rows: Tensor, *given: Any) -> Tensor:
+        weight, scales, outer, mean, form, _, down, up, factor, keys, salt, first_channel, threshold = given
+        output, low = _multiply(rows, *given)
+        ctx.save_for_backward(rows, low, down, up, keys, salt, weight, scales, outer, mean)
         ctx.form, ctx.factor, ctx.drops = form, factor, (first_channel, threshold)
         assert isinstance(output, Tensor)
         return output
@@ -208,19 +186,8 @@ def _multiply(
 
 
 @_multiply.register_fake
-def _(
-    rows: Tensor,
-    weight: Tensor,
-    scales: Any,
-    outer: Any,
-    mean: Any,
-    form: str | None,
-    bias: Any,
-    down: Tensor,
-    up: Tensor,
-    factor: float,
-    *mask: Any,
-) -> tuple[Tensor, Tensor]:
+def _(rows: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    down, up = given[6], given[7]
     return rows.new_empty(len(rows), len(up)), rows.new_empty(len(rows), len(down))
 
 

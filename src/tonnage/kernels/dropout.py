@@ -78,16 +78,10 @@ def token_keys(draw: int, documents: np.ndarray, positions: np.ndarray) -> Tenso
 
     ``draw`` stands for everything else that they depend on: the run's seed and the step.
     """
-    of_documents = _mixed(np.uint64(draw) + _GOLDEN * (documents.astype(np.int64).view(np.uint64) + _ONE))
-    keys = _mixed(of_documents + _GOLDEN * (positions.astype(np.int64).view(np.uint64) + _ONE))
+    mixed = _mix.py_func
+    of_documents = mixed(np.uint64(draw) + _GOLDEN * (documents.astype(np.int64).view(np.uint64) + _ONE))
+    keys: np.ndarray = mixed(of_documents + _GOLDEN * (positions.astype(np.int64).view(np.uint64) + _ONE))
     return torch.from_numpy(keys.view(np.int64))
-
-
-def _mixed(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> _U30)) * _FIRST
-    z = (z ^ (z >> _U27)) * _SECOND
-    mixed: np.ndarray = z ^ (z >> _U31)
-    return mixed
 
 
 def drop_(rows: Tensor, mask: Mask) -> Tensor:

@@ -74,11 +74,6 @@ def add_rows(total: Tensor, ids: Tensor, rows: Tensor, padding: int = -1) -> Non
         total_part.index_copy_(0, unique_ids, total_part.index_select(0, unique_ids) + sums.to(rows.dtype))
 
 
-@add_rows.register_fake
-def _(total: Tensor, ids: Tensor, rows: Tensor, padding: int = -1) -> None:
-    return None
-
-
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, head: HeadsGradient | None) -> Tensor:

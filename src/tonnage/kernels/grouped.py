@@ -106,11 +106,6 @@ def _add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None
         sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
 
 
-@_add_outer.register_fake
-def _(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
-    return None
-
-
 @torch.library.custom_op("tonnage::grouped_product_into", mutates_args=("output",))
 def multiply_into(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tensor) -> None:
     """``output[i] = rows[i] @ matrices[group of i]`` for some groups, which lie from ``starts`` to ``ends``."""
@@ -118,21 +113,11 @@ def multiply_into(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor
         output[span] = product(grown(rows[span]), matrices[number])[: span.stop - span.start]
 
 
-@multiply_into.register_fake
-def _(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tensor) -> None:
-    return None
-
-
 @torch.library.custom_op("tonnage::add_grouped_outer_of", mutates_args=("total",))
 def add_outer_of(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
     """``total += outer(left, right, ...)`` of some groups, which lie from ``starts`` to ``ends``."""
     for number, span in _some_groups(starts, ends):
         sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
-
-
-@add_outer_of.register_fake
-def _(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
-    return None
 
 
 def _some_groups(starts: Tensor, ends: Tensor) -> Iterator[tuple[int, slice]]:

@@ -28,6 +28,7 @@ from torch.func import functional_call
 from tonnage.kernels.bits import narrow, wide
 from tonnage.kernels.loops import loop
 from tonnage.kernels.switches import is_on
+from tonnage.kernels.widening import HALVES
 
 _TURNS = 16
 """Parts of the rows that are summed up on their own for the gradient of the weight: a number of their own, so that the
@@ -122,14 +123,8 @@ def _(inputs: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def _rms_norm_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, inverses: Tensor) -> tuple[Tensor, Tensor]:
     gradient, inputs = gradient.contiguous(), inputs.contiguous()
     to_inputs, to_weight = torch.empty_like(inputs), torch.zeros(_TURNS, weight.numel())
-    _backward(
-        _bits(gradient),
-        _bits(inputs),
-        _bits_of_weight(weight),
-        inverses.view(-1).numpy(),
-        _bits(to_inputs),
-        to_weight.numpy(),
-    )
+    arrays = _bits(gradient), _bits(inputs), _bits_of_weight(weight), inverses.view(-1).numpy()
+    _backward(*arrays, _bits(to_inputs), to_weight.numpy())
     return to_inputs, to_weight.sum(0).to(weight.dtype)
 
 
@@ -214,18 +209,13 @@ def use_fast_norms(model: nn.Module) -> None:
         return
     is_rms_norm: dict[tuple[type, float], bool] = {}
     for module in model.modules():
-        eps = _eps_of(module)
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float) or not _has_weight(module):
+        eps, scales = _eps_of(module), isinstance(getattr(module, "weight", None), Tensor)  # some do not
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float) or not scales:
             continue
         if (kind := (type(module), eps)) not in is_rms_norm:
             is_rms_norm[kind] = _is_rms_norm(module, eps)
         if is_rms_norm[kind]:
             module.forward = MethodType(_forward_norm, module)
-
-
-def _has_weight(module: nn.Module) -> bool:
-    """Whether a norm scales what it has normalised; some norms of a kind do not."""
-    return isinstance(getattr(module, "weight", None), Tensor)
 
 
 def _is_rms_norm(module: nn.Module, eps: float) -> bool:
@@ -254,7 +244,7 @@ def _forward_norm(module: nn.Module, inputs: Tensor) -> Tensor:
         not isinstance(inputs, DTensor)
         and not isinstance(weight, DTensor)
         and inputs.dtype == weight.dtype
-        and inputs.dtype in (torch.bfloat16, torch.float16)
+        and inputs.dtype in HALVES
         and not torch.compiler.is_compiling()  # which makes one loop of it with what is around
     )
     if not ours:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.locked import sent
 from tonnage.host.quantized import (
     BLOCK,
@@ -144,12 +144,10 @@ def pack(weight: Tensor, form: Format) -> PackedWeight:
     codes, scales = _pack_rows(matrix) if form == "int8" else _pack_blocks(matrix.view(-1))
     if not bool(scales.isfinite().all()):
         num_bad = sum(int(piece.isfinite().logical_not().sum()) for piece in matrix.view(-1).split(TILE))
-        raise UserError(
-            Problem(
-                found=f"{num_bad:,} of {weight.numel():,} numbers of a weight of {shape} are infinite or no numbers",
-                needed=f"finite numbers, to be packed as {form}",
-                change="leave this weight out of `adapter.targets`, or take weights that are whole",
-            )
+        raise user_error(
+            found=f"{num_bad:,} of {weight.numel():,} numbers of a weight of {shape} are infinite or no numbers",
+            needed=f"finite numbers, to be packed as {form}",
+            change="leave this weight out of `adapter.targets`, or take weights that are whole",
         )
     outer = mean = None
     if form == "nf4-double":
@@ -310,15 +308,13 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
         step = max(1, TILE // packed.shape[-1])
         for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):
             part.copy_(_plain_rows(packed, first_row, len(part))[:, column : column + out.shape[1]])
-    elif out.dtype == torch.float32:
-        _to_fp32(packed, out, row, column)
-    elif out.dtype == torch.bfloat16 and (packed.form == "int8" or _whole_blocks(packed, out, column)):
-        _to_bf16(packed, out, row, column)
+    elif out.dtype == torch.float32 or (out.dtype == torch.bfloat16 and _whole_blocks(packed, out, column)):
+        _by_loop(packed, out, row, column)
     else:  # fp16, which numba does not know, and blocks that rows or columns cut
         step = max(1, WORKING_NUMBERS // max(1, out.shape[1]))
         wide = torch.empty(min(step, len(out)), out.shape[1])
         for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):
-            _to_fp32(packed, wide[: len(part)], first_row, column)
+            _by_loop(packed, wide[: len(part)], first_row, column)
             part.copy_(wide[: len(part)])
 
 
@@ -339,7 +335,7 @@ def _widen_on_gpu(packed: PackedWeight, out: Tensor, row: int, column: int) -> N
 
 
 def _whole_blocks(packed: PackedWeight, out: Tensor, column: int) -> bool:
-    return not (packed.shape[-1] % BLOCK or column % BLOCK or out.shape[1] % BLOCK)
+    return packed.form == "int8" or not (packed.shape[-1] % BLOCK or column % BLOCK or out.shape[1] % BLOCK)
 
 
 def _arrays(packed: PackedWeight) -> tuple[Any, ...]:
@@ -365,23 +361,17 @@ def _levels() -> Any:
     return np.array(LEVELS, np.float32)
 
 
-def _to_fp32(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
-    if packed.form == "int8":
-        loops.rows_to_fp32(_as_array(packed.codes), _as_array(packed.scales).reshape(-1), row, column, out.numpy())
+def _by_loop(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
+    """Widen into fp32, or whole blocks into bf16."""
+    wide, by_rows = out.dtype == torch.float32, packed.form == "int8"
+    by_lanes = not wide and not by_rows and loops.HAS_LANES
+    numbers = (out if wide else out.view(torch.uint32 if by_lanes else torch.uint16)).numpy()
+    if by_rows:
+        loop = loops.rows_to_fp32 if wide else loops.rows_to_bf16
+        loop(_as_array(packed.codes), _as_array(packed.scales).reshape(-1), row, column, numbers)
     else:
-        loops.to_fp32(*_arrays(packed), packed.shape[-1], row, column, out.numpy())
-
-
-def _to_bf16(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
-    if packed.form == "int8":
-        bits = out.view(torch.uint16).numpy()
-        loops.rows_to_bf16(_as_array(packed.codes), _as_array(packed.scales).reshape(-1), row, column, bits)
-    elif loops.HAS_LANES:
-        pairs = out.view(torch.uint32).numpy()
-        loops.to_bf16_by_lanes(*_arrays(packed), packed.shape[-1], row, column, pairs)
-    else:
-        bits = out.view(torch.uint16).numpy()
-        loops.to_bf16_by_pairs(*_arrays(packed), packed.shape[-1], row, column, bits)
+        loop = loops.to_fp32 if wide else loops.to_bf16_by_lanes if by_lanes else loops.to_bf16_by_pairs
+        loop(*_arrays(packed), packed.shape[-1], row, column, numbers)
 
 
 def _plain_rows(packed: PackedWeight, row: int, number: int) -> Tensor:

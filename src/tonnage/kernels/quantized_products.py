@@ -85,19 +85,8 @@ def quantized_linear(
 
 
 @quantized_linear.register_fake
-def _(
-    rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    outer: Any,
-    mean: Any,
-    bias: Any,
-    form: str,
-    outputs: int,
-    first: int,
-    turned: bool,
-) -> Tensor:
-    return rows.new_empty(rows.shape[0], outputs)
+def _(rows: Tensor, *given: Any) -> Tensor:
+    return rows.new_empty(rows.shape[0], given[6])
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -150,18 +139,8 @@ def quantized_grouped_product(
 
 
 @quantized_grouped_product.register_fake
-def _(
-    rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    outer: Any,
-    mean: Any,
-    ends: Tensor,
-    form: str,
-    shape: list[int],
-    first: int,
-    turned: bool,
-) -> Tensor:
+def _(rows: Tensor, *given: Any) -> Tensor:
+    *_, shape, _, turned = given
     return rows.new_empty(rows.shape[0], shape[2] if turned else shape[1])
 
 

@@ -35,8 +35,8 @@ def widen_pairs(
     column,
     columns,
     first,
-    DOUBLE: tl.constexpr,  # noqa: N803
-    PAIRS: tl.constexpr,  # noqa: N803
+    DOUBLE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     line = tl.program_id(0).to(tl.int64)
     pairs = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
@@ -56,16 +56,7 @@ def widen_pairs(
 
 
 @triton.jit
-def widen_rows(
-    out,
-    codes,
-    scales,
-    width,
-    row,
-    column,
-    columns,
-    SIZE: tl.constexpr,  # noqa: N803
-):
+def widen_rows(out, codes, scales, width, row, column, columns, SIZE: tl.constexpr):
     line = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = at < columns
@@ -106,25 +97,12 @@ def widen_four_bits(
     rows, columns = out.shape
     if not out.numel():
         return
-    double = outer is not None
-    table = _on(out.device, levels)
-    widen_pairs[(rows, triton.cdiv(columns, _NUMBERS))](
-        out,
-        codes,
-        scales,
-        table if outer is None else outer,
-        table if mean is None else mean,
-        table,
-        _on(out.device, book) if double else table,
-        part.width,
-        part.row,
-        part.column,
-        columns,
-        first,
-        DOUBLE=double,
-        PAIRS=_NUMBERS // 2,
-        enable_fp_fusion=False,
-    )
+    table, double = _on(out.device, levels), outer is not None
+    outer, mean = table if outer is None else outer, table if mean is None else mean
+    tables = table, _on(out.device, book) if double else table
+    numbers = part.width, part.row, part.column, columns, first
+    grid, options = (rows, triton.cdiv(columns, _NUMBERS)), {"DOUBLE": double, "PAIRS": _NUMBERS // 2}
+    widen_pairs[grid](out, codes, scales, outer, mean, *tables, *numbers, **options, enable_fp_fusion=False)
 
 
 def widen_eight_bits(out: Tensor, codes: Tensor, scales: Tensor, part: Part) -> None:

@@ -15,6 +15,11 @@ Region = tuple[slice, ...]
 """Where a part lies in its tensor: one slice for every dimension."""
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: the shard of a ``DTensor``, through which gradients reach it; else the tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def region_of(tensor: Tensor) -> tuple[Tensor, Region]:
     """This rank's memory of a tensor, and the region of the whole that it holds."""
     if not isinstance(tensor, DTensor):

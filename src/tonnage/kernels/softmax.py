@@ -22,8 +22,8 @@ from tonnage.kernels.bits import exponential, narrow, wide
 from tonnage.kernels.gpu import takes_triton
 from tonnage.kernels.loops import loop
 from tonnage.kernels.switches import is_on
+from tonnage.kernels.widening import HALVES
 
-HALVES = (torch.bfloat16, torch.float16)
 _ROWS_A_TURN = 4
 """Rows that a thread takes at once, so that its scratch space costs nothing."""
 _LANES = 256
@@ -80,14 +80,8 @@ def _softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float
 
         return on_gpu(logits, targets, weights, scale, gradient)
     losses = torch.empty(logits.shape[0])
-    _rows(
-        logits.view(torch.uint16).numpy(),
-        targets.numpy(),
-        weights.numpy(),
-        np.float32(scale),
-        losses.numpy(),
-        gradient,
-    )
+    arrays = logits.view(torch.uint16).numpy(), targets.numpy(), weights.numpy()
+    _rows(*arrays, np.float32(scale), losses.numpy(), gradient)
     return losses
 
 

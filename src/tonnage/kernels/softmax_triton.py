@@ -18,14 +18,7 @@ _PIECE, _WARPS = 4096, 8
 
 @triton.jit
 def softmax_rows(
-    logits,
-    targets,
-    weights,
-    losses,
-    scale,
-    SIZE: tl.constexpr,  # noqa: N803
-    GRADIENT: tl.constexpr,  # noqa: N803
-    PIECE: tl.constexpr,  # noqa: N803
+    logits, targets, weights, losses, scale, SIZE: tl.constexpr, GRADIENT: tl.constexpr, PIECE: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * SIZE

@@ -180,15 +180,11 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", right, left), right, left)
 
 
-def _plus(builder: Any, left: Any, right: Any) -> Any:
-    return builder.fadd(left, right)
-
-
 largest = _make_reduction("array", start=-math.inf, combine=_larger)
 """``largest(array, first, count)``: of ``count`` numbers from ``first`` on, of what is a number; a multiple of 16."""
-total = _make_reduction("array", start=0.0, combine=_plus)
+total = _make_reduction("array", start=0.0, combine=ir.IRBuilder.fadd)
 """``total(array, first, count)``: the sum of as many."""
-total_of_products = _make_reduction("array", "other", start=0.0, combine=_plus)
+total_of_products = _make_reduction("array", "other", start=0.0, combine=ir.IRBuilder.fadd)
 """``total_of_products(array, first, other, second, count)``: with numbers of another array, from ``second`` on."""
 
 

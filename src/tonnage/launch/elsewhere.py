@@ -5,10 +5,10 @@ They take the lock of the run's directory themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 from tonnage.config import LocalLaunch, RayLaunch, SlurmLaunch
+from tonnage.errors import user_error
 from tonnage.launch import ray, slurm
 from tonnage.launch.watch import AtWork
 from tonnage.rundir.directory import RunDirectory
@@ -22,14 +22,29 @@ def check_launcher(launch: LocalLaunch | SlurmLaunch | RayLaunch) -> None:
         slurm.check_commands(*(["srun"] if slurm.in_allocation() else ["sbatch", "scontrol", "scancel"]))
 
 
+def refuse_while_in_queue(run: RunDirectory) -> None:
+    """Refuse to begin again what a job will go on with. Raises ``UserError``."""
+    if ray.is_working(run):
+        raise user_error(
+            found="Ray works on this run",
+            needed="one launch at a time",
+            change=f"follow it: tonnage follow {run.word}, or stop the command that started it",
+            where=str(run.path),
+        )
+    if (job := slurm.job_of(run)) is not None:
+        raise user_error(
+            found=f"Slurm job {job} works on this run or will do so",
+            needed="one job at a time",
+            change=f"follow it: tonnage follow {run.word}, or cancel it: scancel {job}",
+            where=str(run.path),
+        )
+
+
 def started(launch: SlurmLaunch | RayLaunch, run: RunDirectory) -> AbstractContextManager[AtWork]:
-    """Have the workers of a written run started. On leaving the context none is left running, but that a job of Slurm
+    """Have the workers of a written run started. On leaving the context none is left running, except that a Slurm job
     goes on. Raises ``UserError``."""
     if isinstance(launch, RayLaunch):
         return ray.started(launch, run)
-    return slurm.started(launch, run) if slurm.in_allocation() else _submitted(launch, run)
-
-
-@contextmanager
-def _submitted(launch: SlurmLaunch, run: RunDirectory) -> Iterator[AtWork]:
-    yield slurm.Job(run, slurm.submit(launch, run), launch.num_workers)
+    if slurm.in_allocation():
+        return slurm.started(launch, run)
+    return nullcontext(slurm.Job(run, slurm.submit(launch, run), launch.num_workers))

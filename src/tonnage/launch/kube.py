@@ -103,10 +103,8 @@ class Shape:
             case SlurmLaunch() as launch:
                 gpus = int(launch.gpus_per_node > 0)
                 return Shape(launch.num_workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)
-            case LocalLaunch() as launch:
-                return Shape(launch.num_workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
             case launch:
-                raise AssertionError(launch)
+                return Shape(launch.num_workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
 
 
 def check_pods(pods: Pods) -> None:
@@ -126,6 +124,7 @@ def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
     shape, name = Shape.of(config), name_of(config)
     fewest = config.launch.fewest_workers if isinstance(config.launch, RayLaunch) else shape.workers
     hardware = config.launch.hardware if isinstance(config.launch, RayLaunch | SlurmLaunch) else None
+    of_ray = {"max_failures", "resize_seconds", "wait_seconds", "runtime_env"}
     launch = RayLaunch.model_validate(
         {
             "with": "ray",
@@ -138,12 +137,8 @@ def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
             "gpus_per_worker": shape.gpus_per_worker,
             "threads": config.launch.threads,
             "timeout": config.launch.timeout,
+            **(config.launch.model_dump(include=of_ray) if isinstance(config.launch, RayLaunch) else {}),
         }
-        | (
-            config.launch.model_dump(include={"max_failures", "resize_seconds", "wait_seconds", "runtime_env"})
-            if isinstance(config.launch, RayLaunch)
-            else {}
-        )
     )
     head = _container("ray-head", pods, {"cpu": HEAD_CPUS, "memory": HEAD_MEMORY})
     worker = _container("ray-worker", pods, _resources(shape, pods))
@@ -251,10 +246,10 @@ def _config_map(config: Config, name: str, pods: Pods) -> dict[str, Any]:
 
 def _resources(shape: Shape, pods: Pods) -> dict[str, Any]:
     """Of one node's pod."""
-    found: dict[str, Any] = {"cpu": shape.each * shape.cpus_per_worker}
+    resources: dict[str, Any] = {"cpu": shape.each * shape.cpus_per_worker}
     if shape.gpus_per_worker:
-        found[GPU] = shape.each * shape.gpus_per_worker
-    return found | ({"memory": pods.memory} if pods.memory else {})
+        resources[GPU] = shape.each * shape.gpus_per_worker
+    return resources | ({"memory": pods.memory} if pods.memory else {})
 
 
 def _container(name: str, pods: Pods, resources: Mapping[str, Any]) -> dict[str, Any]:

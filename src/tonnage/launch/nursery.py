@@ -97,7 +97,7 @@ class Nursery:
         self._unread = b""
         self._ended: dict[int, int] = {}
         try:
-            self._pid: int | None = os.fork()
+            self._pid = os.fork()
         except OSError:
             self._socket.close()
             theirs.close()
@@ -111,15 +111,9 @@ class Nursery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End it, and with it what it forked that still runs."""
-        self._socket.close()
-        if self._pid is not None:
-            with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, as a parent may hand it on
-                os.waitpid(self._pid, 0)
-            self._pid = None
+        self._socket.close()  # which ends it, and with it what it forked that still runs
+        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, as a parent may hand it on
+            os.waitpid(self._pid, 0)
 
     def fork(
         self,
@@ -149,22 +143,22 @@ class Nursery:
         try:
             socket.send_fds(self._socket, [LENGTH.pack(len(content))], [output, *keep_open])
             self._socket.sendall(content)
-            while "ended" in (heard := self._hear()):
-                self._ended[heard["ended"]] = heard["status"]
+            while "ended" in (message := self._hear()):
+                self._ended[message["ended"]] = message["status"]
         except ConnectionError as error:
             raise WorkerFailed("the process that forks workers is gone: something killed it") from error
-        if "refused" in heard:
-            raise OSError(heard["refused"], os.strerror(heard["refused"]))
-        return Forked(self, heard["pid"])
+        if "refused" in message:
+            raise OSError(message["refused"], os.strerror(message["refused"]))
+        return Forked(self, message["pid"])
 
     def status_of(self, pid: int, *, wait: bool) -> int | None:
         """How a process has ended; None while it runs and nobody waits for its end."""
         while pid not in self._ended and (wait or self._has_said_more()):
             try:
-                said = self._hear()
+                message = self._hear()
             except ConnectionError:  # somebody killed the nursery, and the system its workers
                 return self._ended.setdefault(pid, -signal.SIGKILL)
-            self._ended[said["ended"]] = said["status"]
+            self._ended[message["ended"]] = message["status"]
         return self._ended.get(pid)
 
     def _has_said_more(self) -> bool:
@@ -178,8 +172,8 @@ class Nursery:
                 raise ConnectionResetError("the process that forks workers has ended")
             self._unread += heard
         line, _, self._unread = self._unread.partition(b"\n")
-        found: dict[str, int] = json.loads(line)
-        return found
+        message: dict[str, int] = json.loads(line)
+        return message
 
 
 def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, int]) -> NoReturn:
@@ -240,30 +234,30 @@ def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, i
 
 
 def _written_at_once(number: int) -> io.TextIOWrapper:
-    """A descriptor as text, of which nothing is lost when the process is."""
+    """A text stream that writes to a descriptor at once, so that nothing is lost when the process dies."""
     return io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True)
 
 
 def _end_of(child: int) -> dict[str, int] | None:
-    """What to tell of a child that has ended. Its number stays its own until that is told."""
-    found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
+    """The message that a child has ended, or None; the system keeps its process id until we wait for it."""
+    result = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if result is None:
         return None
-    return {"ended": child, "status": found.si_status if found.si_code == os.CLD_EXITED else -found.si_status}
+    return {"ended": child, "status": result.si_status if result.si_code == os.CLD_EXITED else -result.si_status}
 
 
-def _tell(asked: socket.socket, told: Mapping[str, int]) -> None:
-    asked.sendall(json.dumps(told).encode() + b"\n")
+def _tell(connection: socket.socket, message: Mapping[str, int]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _exactly(asked: socket.socket, length: int) -> bytes:
-    found = b""
-    while len(found) < length:
-        more = asked.recv(length - len(found))
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    content = b""
+    while len(content) < length:
+        more = connection.recv(length - len(content))
         if not more:
             raise ConnectionResetError
-        found += more
-    return found
+        content += more
+    return content
 
 
 def _begin(

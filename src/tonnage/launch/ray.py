@@ -15,15 +15,15 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tonnage.config import RayLaunch
-from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed, user_error
 from tonnage.files.reading import read_json
 from tonnage.launch.failures import as_error, tail, without_account
 from tonnage.launch.local import Crew
-from tonnage.launch.watch import AtWork, signal_name, to_their_end
+from tonnage.launch.watch import AtWork, signal_name
 from tonnage.rundir.directory import RunDirectory
 
 OUTCOMES = {"status", "problems", "lost"}
@@ -40,26 +40,12 @@ GIVE_UP_SECONDS = 10.0
 def check_installed() -> None:
     """Refuse an environment without Ray. Raises ``UserError``."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError(
-            Problem(
-                found="launch.with is ray, and Ray is not installed",
-                needed="Ray Train",
-                change="pip install 'tonnage[ray]', or set launch.with to local",
-                where="launch.with",
-            )
+        raise user_error(
+            found="launch.with is ray, and Ray is not installed",
+            needed="Ray Train",
+            change="pip install 'tonnage[ray]', or set launch.with to local",
+            where="launch.with",
         )
-
-
-def run_workers(
-    launch: RayLaunch,
-    run: RunDirectory,
-    *,
-    poll: Callable[[], None],
-    tell: Callable[[str], None],
-    command: Sequence[str] = (),
-) -> int:
-    """Run the workers until the run is over; returns and raises as ``to_their_end``. Arguments as of ``started``."""
-    return to_their_end(started(launch, run, command=command), poll, tell)
 
 
 @contextlib.contextmanager
@@ -72,9 +58,9 @@ def started(launch: RayLaunch, run: RunDirectory, *, command: Sequence[str] = ()
     run.clear_traces()
     run.ray.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    which, numbers = str(run.path.absolute()), (str(launch.num_workers), str(launch.num_gpus))
-    trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", which, *numbers, *command]
-    with Crew(run, 1, ()) as crew:
+    path, numbers = str(run.path.absolute()), (str(launch.num_workers), str(launch.num_gpus))
+    trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", path, *numbers, *command]
+    with Crew(run, 1) as crew:
         crew.start(trainer, 0, environment, log=run.workers / "ray.log")
         yield RayWorkers(launch, run, crew)
 
@@ -86,8 +72,9 @@ class RayWorkers:
 
     def __init__(self, launch: RayLaunch, run: RunDirectory, crew: Crew) -> None:
         self._launch, self._run, self._crew = launch, run, crew
-        self._waiting = _Waiting(launch, run, self._wait_for)
+        self._began, self._read = time.monotonic(), 0.0
         self._asked_at: float | None = None
+        self._idle_since: float | None = None
 
     def look(self) -> int | None:
         """As of ``AtWork``."""
@@ -95,8 +82,7 @@ class RayWorkers:
             return _outcome(self._run, self._launch.num_workers, self._crew.workers[0].exit_status)
         if self._asked_at is None and self._run.stop_asked.exists():
             self._asked_at = time.monotonic()
-        is_idle = self._waiting.look()
-        if is_idle and self._asked_at is not None and time.monotonic() > self._asked_at + GIVE_UP_SECONDS:
+        if self._has_no_room() and self._asked_at is not None and time.monotonic() > self._asked_at + GIVE_UP_SECONDS:
             self.kill()
             raise KeyboardInterrupt
         return None
@@ -112,8 +98,30 @@ class RayWorkers:
         self._crew.stop(0)
         self._run.ray.unlink(missing_ok=True)  # it would say for half a minute that somebody works on the run
 
-    def _wait_for(self, what: str) -> None:
-        self.waits_for = what
+    def _has_no_room(self) -> bool:
+        """Whether Ray has no room for the workers. Raises ``UserError`` once that has been so for too long."""
+        now = time.monotonic()
+        if now < self._read + READ_SECONDS:
+            return self._idle_since is not None
+        self._read, note = now, _note(self._run)
+        if note.get("room", self._launch.fewest_workers) >= self._launch.fewest_workers:
+            self._idle_since = None
+            is_held_up = "asked" in note and not self._run.worker_log(0).exists() and now > self._began + START_SECONDS
+            self.waits_for = (
+                f"waiting for Ray to place {note['asked']} ({note['there']}, in part in use)" if is_held_up else ""
+            )
+            return False
+        self._idle_since = self._idle_since or now
+        self.waits_for = f"waiting for Ray: {note['asked']} asked for, room for {note['room']} ({note['there']})"
+        if now > self._idle_since + self._launch.wait_seconds:
+            raise user_error(
+                found=f"room for {note['room']} worker(s) for {self._launch.wait_seconds:g} s: {note['there']}",
+                needed=note["asked"],
+                change="add nodes, or lower launch.workers, launch.cpus_per_worker or launch.gpus_per_worker; "
+                "launch.wait_seconds is how long a run waits",
+                where="launch",
+            )
+        return True
 
 
 def is_working(run: RunDirectory) -> bool:
@@ -126,45 +134,8 @@ def is_working(run: RunDirectory) -> bool:
     return not OUTCOMES & note.keys() and age < SILENCE_SECONDS
 
 
-class _Waiting:
-    """Follows whether Ray has room for the workers."""
-
-    def __init__(self, launch: RayLaunch, run: RunDirectory, tell: Callable[[str], None]) -> None:
-        self._launch, self._run, self._tell = launch, run, tell
-        self._read = 0.0
-        self._began = time.monotonic()
-        self._since: float | None = None
-
-    def look(self) -> bool:
-        """Whether there is no room. Raises ``UserError`` once it is so for too long."""
-        now = time.monotonic()
-        if now < self._read + READ_SECONDS:
-            return self._since is not None
-        self._read, note = now, _note(self._run)
-        if note.get("room", self._launch.fewest_workers) >= self._launch.fewest_workers:
-            self._since = None
-            is_held_up = "asked" in note and not self._run.worker_log(0).exists() and now > self._began + START_SECONDS
-            self._tell(
-                f"waiting for Ray to place {note['asked']} ({note['there']}, in part in use)" if is_held_up else ""
-            )
-            return False
-        self._since = self._since or now
-        self._tell(f"waiting for Ray: {note['asked']} asked for, room for {note['room']} ({note['there']})")
-        if now > self._since + self._launch.wait_seconds:
-            raise UserError(
-                Problem(
-                    found=f"room for {note['room']} worker(s) for {self._launch.wait_seconds:g} s: {note['there']}",
-                    needed=note["asked"],
-                    change="add nodes, or lower launch.workers, launch.cpus_per_worker or launch.gpus_per_worker; "
-                    "launch.wait_seconds is how long a run waits",
-                    where="launch",
-                )
-            )
-        return True
-
-
 def _outcome(run: RunDirectory, num_workers: int, exit_status: int | None) -> int:
-    """How the run ended. Returns and raises as ``run_workers``."""
+    """How the run ended. Returns and raises as ``AtWork.look``."""
     note = _note(run)
     if exit_status != 0 or not OUTCOMES & note.keys():
         raise _trainer_failed(run, exit_status)
@@ -189,17 +160,15 @@ def _lost(what: str, run: RunDirectory, num_workers: int) -> TonnageError:
 
 
 def _trainer_failed(run: RunDirectory, exit_status: int | None) -> TonnageError:
-    """Ray itself did not start or broke: its last words."""
+    """The error where Ray itself did not start or broke, with the last lines of its log."""
     log = run.workers / "ray.log"
     last = tail(log)
     if any("ConnectionError" in line or "Could not find any running Ray instance" in line for line in last):
-        return UserError(
-            Problem(
-                found=f"no Ray cluster: {last[-1].strip()}",
-                needed="a running cluster of which this machine is a node",
-                change="ray start --address=HEAD here, another launch.address, or none for Ray on this machine",
-                where="launch.address",
-            )
+        return user_error(
+            found=f"no Ray cluster: {last[-1].strip()}",
+            needed="a running cluster of which this machine is a node",
+            change="ray start --address=HEAD here, another launch.address, or none for Ray on this machine",
+            where="launch.address",
         )
     ended = signal_name(-exit_status) if exit_status and exit_status < 0 else f"exit status {exit_status}"
     return without_account(f"the process that speaks to Ray ended with {ended}", log)

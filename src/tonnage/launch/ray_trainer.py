@@ -51,55 +51,38 @@ def main(path: str, num_workers: str, num_gpus: str, *command: str) -> int:
     launch = config.launch.with_workers(int(num_workers))
     assert isinstance(launch, RayLaunch)
     launch = launch.model_copy(update={"gpus_per_worker": int(num_gpus)})
-    note = _Note(run)
     if (problem := unreachable(launch.address)) is not None:
-        note.write(problems=[asdict(problem)])
+        write_json(run.ray, {"problems": [asdict(problem)]})
         return 0
     with _joined(launch):
-        room = _Room(launch, note)
-        outcome = _fit(launch, run, list(command), room)
-    note.write(**outcome)
+        outcome = _fit(launch, run, list(command))
+    write_json(run.ray, outcome)
     return 0
 
 
-class _Note:
-    """``ray.json``: what the launcher shows."""
+@contextmanager
+def _room_noted(launch: RayLaunch, run: RunDirectory) -> Iterator[None]:
+    """Within it ``ray.json`` says whether Ray has room for the workers."""
+    each, over = resources_of(launch), threading.Event()
 
-    def __init__(self, run: RunDirectory) -> None:
-        self._path = run.ray
+    def watch() -> None:
+        while not over.is_set():
+            nodes = [node for node in ray.nodes() if node["Alive"]]
+            note = {
+                "room": sum(fitting(node["Resources"], each) for node in nodes),
+                "asked": f"{launch.fewest_workers} worker(s) with {_listed(each)} each",
+                "there": ", ".join(_describe(node) for node in nodes) or "no node",
+            }
+            write_json(run.ray, note)
+            over.wait(LOOK_SECONDS)
 
-    def write(self, **said: Any) -> None:
-        """Replace what is said."""
-        write_json(self._path, said)
-
-
-class _Room:
-    """Whether Ray has room for the workers, looked at until the run is over."""
-
-    def __init__(self, launch: RayLaunch, note: _Note) -> None:
-        self._launch, self._note = launch, note
-        self._each = resources_of(launch)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Room:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            there = [node for node in ray.nodes() if node["Alive"]]
-            room = sum(fitting(node["Resources"], self._each) for node in there)
-            self._note.write(
-                room=room,
-                asked=f"{self._launch.fewest_workers} worker(s) with {_listed(self._each)} each",
-                there=", ".join(_describe(node) for node in there) or "no node",
-            )
-            self._over.wait(LOOK_SECONDS)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def resources_of(launch: RayLaunch) -> dict[str, float]:
@@ -152,8 +135,8 @@ def _joined(launch: RayLaunch) -> Iterator[None]:
         ray.shutdown()
 
 
-def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) -> dict[str, Any]:
-    """Train; returns what to say of it: ``status``, ``problems``, or what was ``lost``."""
+def _fit(launch: RayLaunch, run: RunDirectory, command: list[str]) -> dict[str, Any]:
+    """Train; returns the last note: ``status``, ``problems``, or what was ``lost``."""
     path = run.path.absolute()
     steps = [step_of(path) for path in complete_checkpoints(run.checkpoints)]
     (path / SNAPSHOT).unlink(missing_ok=True)
@@ -181,11 +164,15 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
         ),
     )
     try:
-        with room:
+        with _room_noted(launch, run):
             result = trainer.fit()
     except ray.train.WorkerGroupError as error:
-        lost = [(rank, failure) for rank, failure in error.worker_failures.items() if _is_lost(failure)]
-        return {"lost": "; ".join(f"worker {rank}: {_first_line(failure)}" for rank, failure in lost)}
+        lost = [  # actors, and with them their workers
+            f"worker {rank}: {_first_line(failure)}"
+            for rank, failure in error.worker_failures.items()
+            if isinstance(failure, ray.exceptions.RayActorError)
+        ]
+        return {"lost": "; ".join(lost)}
     except ray.train.ControllerError as error:
         if isinstance(error.controller_failure, Refused):
             return {"problems": [asdict(problem) for problem in error.controller_failure.problems()]}
@@ -193,11 +180,6 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
     except ray.train.TrainingFailedError as error:  # preempted more often than Ray allows
         return {"lost": f"Ray Train: {_first_line(error)}"}
     return {"status": result.return_value}
-
-
-def _is_lost(failure: Exception) -> bool:
-    """Whether Ray lost an actor, and with it the worker."""
-    return isinstance(failure, ray.exceptions.RayActorError)
 
 
 def _first_line(error: Exception) -> str:

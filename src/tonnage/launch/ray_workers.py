@@ -43,7 +43,6 @@ ROUND_SECONDS = 2.0
 CAUSE_SECONDS = 2.0
 """For the mistake that made the others fail to be written down."""
 REFUSED = UserError.exit_status
-ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
 class Refused(Exception):
@@ -122,7 +121,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
         return STOPPED
     reported = _Reports(run, settings["since"])
     directory = Path(settings["directory"])
-    with Crew(run, size, ()) as crew:
+    with Crew(run, size) as crew:
         _Actor.crew, _Actor.timeout = crew, settings["timeout"]
         command = settings["command"] or [sys.executable, "-m", "tonnage.training.worker", str(run.path)]
         crew.start(
@@ -144,7 +143,9 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 crew.signal(signal.SIGTERM)
                 asked_to_stop = True
             if time.monotonic() - looked > ROUND_SECONDS or (not is_running and rank == 0):
-                state = (reported.new(), _end_of(run, crew)) if rank == 0 else None
+                state = None
+                if rank == 0:  # which says what is new, and how the run has ended, or None while it goes on
+                    state = (reported.new(), REFUSED if _refusals(run) else crew.workers[0].exit_status)
                 new, end = broadcast_from_rank_zero(state)
                 reported.report(new, rank)
                 looked = time.monotonic()
@@ -183,19 +184,11 @@ class _Reports:
             )
 
     def _metrics(self, step: int) -> dict[str, float]:
-        """The numbers of a step, and of its evaluation."""
         found: dict[str, float] = {}
         for record in self._run.read_metrics():
             if record.get("step") == step:
                 found |= {key: value for key, value in record.items() if isinstance(value, int | float)}
         return found
-
-
-def _end_of(run: RunDirectory, crew: Crew) -> int | None:
-    """How the run has ended, as rank 0 sees it; None while it goes on."""
-    if _refusals(run):
-        return REFUSED
-    return crew.workers[0].exit_status
 
 
 def _refusals(run: RunDirectory) -> bool:
@@ -238,7 +231,7 @@ def _reserve_port() -> tuple[str, int]:
 
 
 def _announce(address: str, port: int) -> None:
-    os.environ.update({ADDRESS: address, PORT: str(port)})
+    os.environ.update({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
 
 
 def _is_running() -> bool:

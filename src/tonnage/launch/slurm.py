@@ -11,8 +11,8 @@ longer than any time limit, or one that is preempted, is one job that comes and 
 done, when a worker failed, when its owner asked it to stop, or when two starts in a row came no further. The script
 also exports the model, so that this costs the login node nothing.
 
-Inside an allocation that is there already (``salloc``, a batch script) there is nothing to submit, and ``run_workers``
-runs ``srun`` there.
+Inside an allocation that is there already (``salloc``, a batch script) there is nothing to submit, and ``started`` runs
+``srun`` there.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.config import SlurmLaunch, sbatch
-from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
+from tonnage.errors import Stalled, TonnageError, WorkerFailed, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
-from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork, to_their_end
+from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork
 from tonnage.rundir.directory import LAUNCHER, RunDirectory
 from tonnage.rundir.stalls import Lookout
 
@@ -44,20 +44,6 @@ LOOK_SECONDS = 5.0
 """Between two questions to Slurm's controller, which answers everybody's."""
 LAST_WORKERS_SECONDS = 60
 """For the other workers when one has ended: they end by themselves, saved or for want of it, or are killed."""
-OVER = (
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "BOOT_FAIL",
-    "DEADLINE",
-    "PREEMPTED",
-    "REVOKED",
-    "GONE",
-)
-"""States that a job does not leave by itself. GONE is ours: Slurm forgets a job some minutes after its end."""
 ENDINGS = {
     "CANCELLED": "was cancelled",
     "TIMEOUT": "reached its time limit before its workers had saved (launch.save_seconds is how long they have)",
@@ -66,6 +52,8 @@ ENDINGS = {
     "PREEMPTED": "was preempted",
     "GONE": "is no longer known to Slurm",
 }
+OVER = {"COMPLETED", "FAILED", "BOOT_FAIL", "DEADLINE", "REVOKED", *ENDINGS}
+"""States that a job does not leave by itself. GONE is ours: Slurm forgets a job some minutes after its end."""
 SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -144,13 +132,11 @@ def check_commands(*names: str) -> None:
     """Refuse a machine without Slurm's commands. Raises ``UserError``."""
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
-        raise UserError(
-            Problem(
-                found=f"no {', no '.join(missing)} on this machine",
-                needed="Slurm's commands",
-                change="start from a machine of the cluster, or set launch.with to local",
-                where="launch.with",
-            )
+        raise user_error(
+            found=f"no {', no '.join(missing)} on this machine",
+            needed="Slurm's commands",
+            change="start from a machine of the cluster, or set launch.with to local",
+            where="launch.with",
         )
 
 
@@ -220,13 +206,11 @@ def submit(launch: SlurmLaunch, run: RunDirectory) -> str:
     job = result.stdout.strip().partition(";")[0]
     if result.returncode or not job.isdecimal():
         message = re.sub(r"^sbatch: (error: )?", "", result.stderr.strip() or result.stdout.strip(), flags=re.MULTILINE)
-        raise UserError(
-            Problem(
-                found=f"Slurm refuses the job: {message}",
-                needed="a job that this cluster takes",
-                change="change launch.partition, launch.account, launch.time or what else it speaks of",
-                where="launch",
-            )
+        raise user_error(
+            found=f"Slurm refuses the job: {message}",
+            needed="a job that this cluster takes",
+            change="change launch.partition, launch.account, launch.time or what else it speaks of",
+            where="launch",
         )
     write_json(run.job, {"job": job})
     return job
@@ -238,7 +222,7 @@ def job_of(run: RunDirectory) -> str | None:
         return None
     job = read_record(run.job, JobNote).job
     if not (job.isascii() and job.isdecimal()):
-        raise UserError(Problem(f"job is {job[:60]!r}", "the number of a job", f"remove {run.job}", str(run.job)))
+        raise user_error(f"job is {job[:60]!r}", "the number of a job", f"remove {run.job}", str(run.job))
     state = look(job)
     return None if state is None or state.is_over else job
 
@@ -324,14 +308,6 @@ def cancel(job: str) -> None:
     _ask("scancel", job)
 
 
-def run_workers(
-    launch: SlurmLaunch, run: RunDirectory, *, poll: Callable[[], None], command: list[str] | None = None
-) -> int:
-    """Run the workers in the allocation that this process is in, until all have ended; returns and raises as
-    ``to_their_end``. Arguments as of ``started``."""
-    return to_their_end(started(launch, run, command=command), poll)
-
-
 @contextlib.contextmanager
 def started(launch: SlurmLaunch, run: RunDirectory, *, command: list[str] | None = None) -> Iterator[AtWork]:
     """Workers that ``srun`` starts in the allocation that this process is in. ``command`` is what each executes, by
@@ -398,7 +374,7 @@ class SlurmWorkers:
 
 
 def _outcome(run: RunDirectory, job: str, state: JobState, num_workers: int) -> int:
-    """How a job ended that is over."""
+    """How a job ended. Returns and raises as ``AtWork.look``."""
     if state.name == "COMPLETED" or (state.name == "GONE" and run.export.exists()):
         return DONE
     if run.stop_asked.exists() and (state.exit_status == STOPPED or state.name == "CANCELLED"):
@@ -417,7 +393,6 @@ def _failure(run: RunDirectory, num_workers: int, what: str) -> TonnageError:
 
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:
@@ -425,5 +400,5 @@ def _ask(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _pattern(path: Path) -> str:
-    """A path where Slurm replaces what follows a percent sign."""
+    """A path for Slurm, which replaces what follows a single percent sign."""
     return str(path).replace("%", "%%")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tonnage.migration.draft import Draft, Need, Pick
-from tonnage.migration.families import peft_targets
+from tonnage.migration.draft import Draft, Pick
+from tonnage.migration.families import ALL_TEXT, BESIDE, of_family
 from tonnage.migration.patterns import patterns_of
-from tonnage.migration.values import flag, number, text, whole, words
+from tonnage.migration.values import flag, listed, number, text, whole, words
 
 LORA = ("lora", "qlora")
 WHOLE = ("full", "none", "")
@@ -23,12 +23,6 @@ PARTS = (
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
 CROSS_ATTENTION = r"llama-?3\.2.*vision|mllama"
 """Models whose blocks have layers of that name; expressions over layers are copied from one model to the next."""
-BESIDE = {
-    **dict.fromkeys(("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"), "embeddings"),
-    **dict.fromkeys(("lm_head", "embed_out", "output"), "head"),
-    **dict.fromkeys(("norm", "norms", "ln_f", "layernorm"), "norms"),
-}
-"""Modules that are trained whole beside an adapter, by their names in models, and what we call them."""
 
 
 def trained(draft: Draft) -> None:
@@ -78,7 +72,7 @@ def _is_lora_by_default(draft: Draft) -> bool:
     """LLaMA-Factory trains an adapter unless told otherwise."""
     if draft.program.name != "LLaMA-Factory" or draft.has("lora"):
         return False
-    draft.notes.append("LLaMA-Factory trains a LoRA adapter where finetuning_type is not given.")
+    draft.note("adapter by default")
     return True
 
 
@@ -89,22 +83,18 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
     else:
         draft.imply_default("adapter.rank")
         if "adapter.rank" not in draft.tree:
-            need = Need("adapter.rank", "the rank of the adapter, which no key says", "16")
-            draft.leave_open(need, rank, kind)
-    alpha = draft.first("adapter.alpha", number)
-    if alpha is not None:
-        draft.put("adapter.alpha", alpha.value, alpha)
-    elif draft.program.name == "LLaMA-Factory" and "adapter.rank" in draft.tree:
+            draft.leave_open("adapter.rank", "the rank of the adapter, which no key says", kind, example="16")
+        elif kind is not None:
+            draft.put("adapter.rank", draft.tree["adapter.rank"], kind)
+    alpha = draft.copy("adapter.alpha", number)
+    if alpha is None and draft.program.name == "LLaMA-Factory" and "adapter.rank" in draft.tree:
         draft.imply_default("adapter.alpha", value=float(2 * draft.tree["adapter.rank"]))
-    elif draft.default("adapter.alpha") is not None:
+    elif alpha is None and draft.default("adapter.alpha") is not None:
         draft.imply_default("adapter.alpha")
-    else:
-        draft.leave_open(Need("adapter.alpha", "the alpha of the adapter, which no key says", "32"))
-    dropout = draft.copy("adapter.dropout", number)
-    if dropout is None:
-        draft.imply_default("adapter.dropout")
-    if kind is not None and rank is None and "adapter.rank" in draft.tree:
-        draft.put("adapter.rank", draft.tree["adapter.rank"], kind)
+    elif alpha is None:
+        draft.leave_open("adapter.alpha", "the alpha of the adapter, which no key says", example="32")
+    draft.copy("adapter.dropout", number)
+    draft.imply_default("adapter.dropout")
     _targets(draft)
     draft.copy("adapter.also", _parts_beside)
     draft.copy("adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
@@ -113,7 +103,7 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
 def _targets(draft: Draft) -> None:
     named, every = draft.first("adapter.targets", _names), draft.first("all_linear", flag)
     stacked = draft.first("stacked", _names)
-    if named is not None and not re.search(CROSS_ATTENTION, str(draft.tree.get("model", "")).lower()):
+    if named is not None and not re.search(CROSS_ATTENTION, draft.model.lower()):
         named = Pick([name for name in named.value if ".cross_attn." not in name], named.settings)
     picks: list[Pick[Any]] = [pick for pick in (named, stacked) if pick is not None and pick.value]
     if every is not None and every.value:
@@ -123,7 +113,7 @@ def _targets(draft: Draft) -> None:
     elif picks:
         draft.put("adapter.targets", [name for pick in picks for name in pick.value], *picks)
     else:
-        targets = peft_targets(str(draft.tree.get("model", "")))
+        targets = of_family("peft_targets", draft.model)
         if draft.program.name == "TRL" and targets is not None:
             draft.imply("adapter.targets", targets, "PEFT's choice for models of this name")
         draft.imply_default("adapter.targets")
@@ -132,16 +122,13 @@ def _targets(draft: Draft) -> None:
     empty = [pick for pick in (named, every, stacked) if pick is not None and not pick.value]
     draft.drop(empty, "Other keys say what is adapted.")
     if draft.tree.get("adapter.targets") == "all-linear":
-        draft.notes.append(
-            "Of a mixture of experts, all-linear adapts the experts too, which the other program leaves as they are "
-            "where they are stacked in one tensor: name layers in adapter.targets for less."
-        )
+        draft.note("all-linear and experts")
 
 
 def _names(value: Any) -> list[str]:
     """Names of layers as patterns: a last part of a name by itself, a path with ``*`` before it."""
     if isinstance(value, list):
-        names = [text(item) for item in value]
+        names = [text(part) for part in value]
     elif any(letter in text(value) for letter in "\\()|[]+^$"):
         return [name for name in patterns_of(text(value), whole=True) if _may_be(name)]
     else:
@@ -175,9 +162,9 @@ def _quantise(draft: Draft, kind: Pick[bool] | None) -> None:
     bits, four, eight = draft.first("bits", whole), draft.first("bits4", flag), draft.first("bits8", flag)
     double, of_kind = draft.first("double", flag), draft.first("quant_type", text)
     method = draft.first("quant_method", text)
-    num_bits = 4 if four is not None and four.value else 8 if eight is not None and eight.value else 0
-    num_bits = bits.value if bits is not None else num_bits
     says: list[Pick[Any]] = [pick for pick in (bits, four, eight) if pick is not None and pick.value]
+    by_flag = next((size for size, pick in ((4, four), (8, eight)) if pick is not None and pick.value), 0)
+    num_bits = bits.value if bits is not None else by_flag
     is_double = double.value if double is not None else draft.program.name != "TRL"
     if method is not None and method.value.lower() not in ("bnb", "bitsandbytes", "auto"):
         draft.refuse(method, f"Frozen weights rest in NF4 or int8 (adapter.quantize), not as {method.value} has them.")
@@ -206,38 +193,24 @@ def _patterns(draft: Draft) -> None:
     if any(key.startswith("adapter.") for key in draft.tree):
         if all(_names_all_text(setting.value) for setting in pick.settings):
             draft.drop(pick, "Towers are left as they are, and beside an adapter nothing else of the model is trained.")
-            draft.notes.append(
-                "Axolotl freezes by these names when the adapter is there, whose parameters have other names: it may "
-                "find nothing left to train. Here the adapter is trained."
-            )
+            draft.note("towers frozen by name")
         else:
             draft.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
     else:
         draft.put("train", pick.value, pick)
 
 
-ALL_TEXT = {
-    "model",
-    "model.language_model",
-    "language_model",
-    "language_model.model",
-    "lm_head",
-    "language_model.lm_head",
-}
-"""Modules that are all of a model but its towers."""
-
-
 def _names_all_text(value: Any) -> bool:
     """Whether expressions name all of a model of text, and so say no more than that its towers are frozen."""
-    items = [str(item) for item in (value if isinstance(value, list) else [value])]
-    named = {re.sub(r"(\.weight)?\$?$", "", item.removeprefix("^").removesuffix(".*")) for item in items}
+    expressions = [str(part).removeprefix("^").removesuffix(".*") for part in listed(value)]
+    named = {re.sub(r"(\.weight)?\$?$", "", expression) for expression in expressions}
     return named <= ALL_TEXT and bool(named - {"lm_head", "language_model.lm_head"})
 
 
 def _parameters(value: Any) -> list[str]:
-    items = value if isinstance(value, list) else [value]
-    if not items:
+    expressions = listed(value)
+    if not expressions:
         raise ValueError("names nothing")
-    if ranged := [item for item in items if str(item).rstrip().endswith("]") and "[:" in str(item)]:
+    if ranged := [part for part in expressions if str(part).rstrip().endswith("]") and "[:" in str(part)]:
         raise ValueError(f"has {ranged[0]}: rows of a parameter are not trained apart")
-    return list(dict.fromkeys(pattern for item in items for pattern in patterns_of(text(item), whole=False)))
+    return list(dict.fromkeys(pattern for part in expressions for pattern in patterns_of(text(part), whole=False)))

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.migration.draft import Draft, Pick
+from tonnage.migration.meanings import meaning_of
 from tonnage.migration.prompts import NAMED, Prompt, written_out
 from tonnage.migration.sources import USUAL_ROLES, Sources
-from tonnage.migration.values import flag, text, texts, whole
+from tonnage.migration.values import flag, listed, text, texts, whole
+from tonnage.migration.yaml_files import read_data
 
 Leaves = dict[str, Pick[Any]]
 """What is said of one data set, by name."""
@@ -37,25 +39,18 @@ class Shape:
     prompt: Prompt | None = None
 
 
+_TABLE = read_data("axolotl_rows")
 TYPES = {
-    "alpaca": Shape("alpaca", "alpaca"),
-    "alpaca:instruct": Shape("alpaca", "alpaca"),
-    "alpaca_instruct": Shape("alpaca", "alpaca"),
-    "alpaca_instruct.load": Shape("alpaca", "alpaca"),
-    "gpteacher": Shape("alpaca", "alpaca", {"output": "response"}),
-    "gpteacher:instruct": Shape("alpaca", "alpaca", {"output": "response"}),
-    "chat_template": Shape("messages", "chat"),
-    "chat_template.default": Shape("messages", "chat"),
-    "sharegpt": Shape("messages", "chat", {"messages": "conversations"}),
-    "completion": Shape("text", "text"),
-    "input_output": Shape("segments", "text"),
+    **{name: Shape(**row) for names, row in _TABLE["types"].items() for name in names.split()},
     **{name: Shape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
 }
 """Axolotl's ``type`` of a data set."""
 SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
 ONE_TEMPLATE = "One template shows all rows: train on one kind first, then on the other."
-OWN = ("system_prompt", "system_format", "format", "no_input_format")
-OWN_FIELDS = ("field_system", "field_instruction", "field_input", "field_output")
+OWN = (
+    *("system_prompt", "system_format", "format", "no_input_format"),
+    *("field_system", "field_instruction", "field_input", "field_output"),
+)
 """Parts of a ``type`` that the configuration writes out."""
 COLUMNS = {"field_messages": "messages", "field_tools": "tools", "field": "text"}
 MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content"}
@@ -90,11 +85,11 @@ class _DataSet:
 def put_sources(draft: Draft) -> Sources:
     """Axolotl's ``datasets`` and ``test_datasets``. Returns what it trains on."""
     sides = {"data.train": "axolotl_rows", "data.validation": "axolotl_tests"}
-    listed = {key: _listed(draft, key, quantity) for key, quantity in sides.items()}
+    sources = {key: _listed(draft, key, quantity) for key, quantity in sides.items()}
     for leaves in _data_sets(draft, "axolotl_stream"):
         draft.refuse(leaves.values(), "Rows are read whole before the run: name a file or a part of the data set.")
     draft.drop(draft.first("streaming", lambda value: value), "Rows are read whole before the run.")
-    return listed["data.train"]
+    return sources["data.train"]
 
 
 def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:
@@ -151,8 +146,7 @@ def _add(data_set: _DataSet, sources: Sources) -> None:
     for name, pick in data_set.leaves.items():
         if pick.settings[0].number not in draft.entries and pick not in data_set.picks:
             _rest(draft, name, pick)
-    paths = source["path"] if isinstance(source["path"], list) else [source["path"]]
-    sources.entries += [source | {"path": path} for path in paths]
+    sources.entries += [source | {"path": path} for path in listed(source["path"])]
     sources.picks += data_set.picks
 
 
@@ -182,7 +176,7 @@ def _shape(data_set: _DataSet, sources: Sources) -> Shape:
         return _own(data_set, own, sources)
     kind = data_set.take("type")
     if kind is None:
-        draft.notes.append("A data set without a type: its form is found out from the rows.")
+        draft.note("a data set without a type")
         return Shape("auto", "chat")
     shape = TYPES.get(str(kind.value))
     if shape is None:
@@ -209,7 +203,7 @@ def _fits(shape: Shape, sources: Sources) -> bool:
 
 def _own(data_set: _DataSet, own: Leaves, sources: Sources) -> Shape:
     """A ``type`` that the configuration writes out."""
-    parts = {name: pick for name, pick in own.items() if name in (*OWN, *OWN_FIELDS)}
+    parts = {name: pick for name, pick in own.items() if name in OWN}
     for name in own.keys() - parts.keys():
         data_set.draft.unknown(own[name], "Not a key of a prompt in Axolotl.")
     try:
@@ -289,7 +283,7 @@ def _roles(data_set: _DataSet) -> None:
 def _masks(data_set: _DataSet) -> None:
     """What of a conversation is trained."""
     if (pick := data_set.take("roles_to_train")) is not None:
-        roles = {str(role).lower() for role in (pick.value if isinstance(pick.value, list) else [pick.value])}
+        roles = {str(role).lower() for role in listed(pick.value)}
         if roles and roles <= set(USUAL_ROLES["assistant"]):
             data_set.draft.drop(pick, "What the assistant says is trained.")
         else:
@@ -304,26 +298,13 @@ def _masks(data_set: _DataSet) -> None:
     data_set.draft.refuse(detail, "Parts of a message are trained where its content is parts, each with its flag.")
 
 
-PREFERENCES = ("field_chosen", "field_rejected", "step_separator", "max_completion_length", "train_on_last_step_only")
-NEEDLESS = {
-    "ds_type": "What a file is follows from its name.",
-    "preprocess_shards": "Preparing uses the cores there are.",
-    "split_thinking": "Thoughts at the beginning of an answer are the template's to write.",
-}
-
-
 def _rest(draft: Draft, name: str, pick: Pick[Any]) -> None:
     """What a data set says besides."""
-    if name in NEEDLESS or pick.value is False:
-        draft.drop(pick, NEEDLESS.get(name, "Off."))
-    elif name in PREFERENCES:
-        draft.refuse(pick, "Rows of preferences and rewards are not trained on.")
-    elif name in ("conversation", "chat_template_jinja", "input_format", "input_transform"):
-        draft.refuse(pick, "Rows are shown by one template, as they are: write them so, or another template.")
-    elif name in ("trust_remote_code", "field_human", "field_model", "logprobs_field", "temperature", "shards_idx"):
-        draft.refuse(pick, "Rows are files that say what is trained.")
+    meaning = meaning_of("data_set", name)
+    if pick.value is False and meaning.outcome != "needless":
+        draft.drop(pick, "Off.")
     else:
-        draft.unknown(pick, "Not a key of a data set in Axolotl.")
+        draft.carry_out(meaning, pick)
 
 
 def order(draft: Draft) -> None:
@@ -342,31 +323,16 @@ def order(draft: Draft) -> None:
             draft.drop(pick, "Packs are shuffled, by the seed." if not pick.value else "Rows have been merged then.")
 
 
-HARMLESS = (
-    "CutCrossEntropyPlugin",
-    "LigerPlugin",
-    "KernelsPlugin",
-    "ExpertParallelPlugin",
-    "LMEvalPlugin",
-    "SwanLabPlugin",
-)
-"""Axolotl's plug-ins that compute the same, or look on."""
-
-
 def plugins(draft: Draft) -> None:
     """Axolotl's plug-ins."""
     pick = draft.first("plugins", _plugin_names)
     if pick is None:
         return
-    others = [name for name in pick.value if name.rpartition(".")[2] not in HARMLESS]
+    others = [name for name in pick.value if name.rpartition(".")[2] not in _TABLE["harmless"]]
     if others:
         draft.refuse(pick, f"{', '.join(name.rpartition('.')[2] for name in others)}: not there.")
-    else:
-        draft.drop(pick, "They compute the same faster, or look on.")
+    draft.drop(pick, "They compute the same faster, or look on.")
 
 
 def _plugin_names(value: Any) -> list[str]:
-    return [
-        str(next(iter(plugin), "")) if isinstance(plugin, dict) else text(plugin)
-        for plugin in (value if isinstance(value, list) else [value])
-    ]
+    return [str(next(iter(part), "")) if isinstance(part, dict) else text(part) for part in listed(value)]

@@ -14,10 +14,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.migration.keys import (
     ACCELERATE,
     ARGUMENTS,
@@ -28,42 +30,22 @@ from tonnage.migration.keys import (
     TORCHRUN,
     Table,
 )
-from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, WANTED, Setting, flat
+from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, Setting, flat, unreadable
+from tonnage.migration.yaml_files import read_data
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _ARRAY = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)(\+?)=\(([^()]*)\)", re.MULTILINE)
 _APPENDED = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)\+=([\"']?)", re.MULTILINE)
-_PREFIXES = (
-    *("exec", "nohup", "time", "srun", "sudo", "env", "export", "run", "nice", "timeout", "$"),
-    *("poetry", "uv", "uvx", "pipx", "pipenv", "pixi", "hatch", "conda", "mamba", "hf"),
-)
+_TABLE = read_data("commands")
+_PREFIXES = _TABLE["prefixes"].split()
 OF_SLURM = "SRUN_STARTS_IT"
 """A variable in the place of ``srun`` before a command."""
 DEVICES = "CUDA_VISIBLE_DEVICES"
-_SHORT = {
-    "m": "module",
-    "q": "quiet",
-    "H": "hostfile",
-    "i": "include",
-    "e": "exclude",
-    "t": "tee",
-    "r": "redirects",
-    "h": "help",
-}
-_RUN_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-}
-"""Launchers that Python starts as modules."""
 _FLAGS_OF_PYTHON = re.compile(r"-[^-mcWX]+$")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
-TRL_COMMANDS = ("sft", "dpo", "kto", "orpo", "cpo", "ppo", "reward", "grpo", "rloo", "gkd", "distillation")
-"""Of ``trl``, those that train, of all versions; all but one are refused later, by name."""
 OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY}
 """Programs that are started by themselves, and whose keys they take."""
 LONGEST_QUOTE = 200
@@ -93,15 +75,14 @@ def read_command(text: str, where: str) -> Command:
         elif (launcher := _launcher(rest)) is not None:
             commands.append((launcher, rest, variables | assigned))
     if not commands:
-        raise UserError(Problem("no command that trains", WANTED, where=where))
+        raise unreadable("no command that trains", where)
     started = [command for command in commands if command[0] not in ("python", "arguments")]
     if len(started) == 1:  # python beside it prepares something
         commands = started
     if len(commands) > 1:
         names = ", ".join(" ".join(words[:3]) + " ..." for _, words, _ in commands[:4])
-        raise UserError(
-            Problem(f"{len(commands)} commands that may train: {names}", "one", "leave one of them in the file", where)
-        )
+        observed = f"{len(commands)} commands that may train: {names}"
+        raise user_error(observed, "one", "leave one of them in the file", where)
     settings = []
     for table, name, value, written in _settings(*commands[0]):
         is_started_with = table not in (ARGUMENTS, *OWN_PROGRAMS.values()) or name == DEVICES
@@ -138,8 +119,7 @@ def _of_a_program(table: Table, words: list[str]) -> Iterator[_Parts]:
     while rest and "=" in rest[-1] and not rest[-1].startswith("--"):  # as OmegaConf takes them
         name, _, value = rest.pop().partition("=")
         yield table, name, value, name
-    for name, value, written in _arguments(rest):
-        yield table, name, value, written
+    yield from ((table, *argument) for argument in _arguments(rest))
 
 
 def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Parts]:
@@ -152,33 +132,25 @@ def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Par
         start = 2 if words[:2] == [words[0], "launch"] else 1
     if launcher != "arguments":
         options, start = _options(words, start, table)
-        for name, value, written in options:
-            yield table, name, value, written
+        yield from ((table, *option) for option in options)
         if start < len(words):
             yield ARGUMENTS, "script", words[start], "script"
             start += 1
     for name, value, written in _arguments(words[start:]):
-        for leaf, item in flat({name: value}) if isinstance(value, dict) else [(name, value)]:
-            yield ARGUMENTS, leaf, item, written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}"
+        for leaf, leaf_value in flat({name: value}) if isinstance(value, dict) else [(name, value)]:
+            yield ARGUMENTS, leaf, leaf_value, written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}"
 
 
 def _launcher(words: Sequence[str]) -> str | None:
     """Which program a command starts training with; None if it does not look like training."""
     name = words[0].rpartition("/")[2]
-    if name == "accelerate":
-        return "accelerate" if words[1:2] == ["launch"] else None
-    if name == "accelerate-launch":
-        return "accelerate"
-    if name in ("torchrun", "deepspeed"):
-        return name
-    if name in ("axolotl", "llamafactory-cli", "lmf"):
-        return {"lmf": "llamafactory-cli"}.get(name, name) if words[1:2] == ["train"] else None
-    if name == "trl":
-        return "trl" if words[1:2] and words[1] in TRL_COMMANDS else None
+    if name in _TABLE["launchers"]:
+        commands = _TABLE["commands"].get(name, "").split()
+        return str(_TABLE["launchers"][name]) if not commands or {*words[1:2]} & {*commands} else None
     if _PYTHON.match(words[0]):
         rest = [word for word in words[1:] if not _FLAGS_OF_PYTHON.match(word)]
-        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in _RUN_MODULES:
-            return _RUN_MODULES[rest[1]]
+        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in _TABLE["modules"]:
+            return str(_TABLE["modules"][rest[1]])
         return "python" if any(word.startswith("--") for word in words[2:]) else None
     if name.endswith(".py"):
         return "python" if any(word.startswith("--") for word in words[1:]) else None
@@ -191,12 +163,9 @@ def _options(words: list[str], start: int, table: Table) -> tuple[list[tuple[str
     while start < len(words) and words[start].startswith("-"):
         written, equals, value = words[start].partition("=")
         name = written.lstrip("-").replace("-", "_")
-        name = _SHORT.get(name, name) if not written.startswith("--") else name
-        if table is PYTHON and _FLAGS_OF_PYTHON.match(words[start]):
-            start += 1
-            continue
-        if table is PYTHON and name in ("module", "X", "W"):
-            start += 1 if name == "module" else 2
+        name = _TABLE["short"].get(name, name) if not written.startswith("--") else name
+        if table is PYTHON and (name in ("module", "X", "W") or _FLAGS_OF_PYTHON.match(words[start])):
+            start += 2 if name in ("X", "W") else 1
             continue
         key = table.find(name)
         start += 1
@@ -225,12 +194,8 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
         while not equals and index < len(words) and not words[index].startswith("--"):
             values.append(words[index])
             index += 1
-        if (
-            not values
-            and name.startswith("no_")
-            and ARGUMENTS.find(name) is None
-            and ARGUMENTS.find(name[3:]) is not None
-        ):
+        is_negated = name.startswith("no_") and ARGUMENTS.find(name) is None and ARGUMENTS.find(name[3:]) is not None
+        if is_negated and not values:
             yield name[3:], False, written
         else:
             yield name, _value(values) if values else True, written
@@ -241,10 +206,8 @@ def _value(words: list[str]) -> Any:
     if len(words) > 1:
         return words
     if words[0].lstrip().startswith("{"):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(words[0])
-        except (ValueError, RecursionError):
-            return words[0]
     return words[0]
 
 
@@ -262,16 +225,11 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
         if words is None:
             break
         pending = ""
-        part: list[str] = []
-        for word in [*words, ";"]:
-            if set(word) <= set(";&|"):
-                if part := _unwrapped(part):
-                    yield part
-                part = []
-            else:
-                part.append(word)
+        for is_border, part in groupby(words, lambda word: set(word) <= set(";&|")):
+            if not is_border and (command := _unwrapped(list(part))):
+                yield command
     if pending.strip():
-        raise UserError(Problem("a quote that is not closed", WANTED, where=where))
+        raise unreadable("a quote that is not closed", where)
 
 
 def _words(line: str) -> list[str] | None:
@@ -318,33 +276,25 @@ def _unwrapped(words: list[str]) -> list[str]:
             skip = True
         elif not re.match(r"\d?>>?\S", word):
             words_left.append(word)
-    index = 0
-    while index < len(words_left) and (words_left[index] in _PREFIXES or _ASSIGNMENT.match(words_left[index])):
-        index += 1
-    settings = [word for word in words_left[:index] if word not in _PREFIXES]
-    settings += [f"{OF_SLURM}=1"] if "srun" in words_left[:index] else []
-    if set(words_left[:index]) & set(_PREFIXES):  # what starts another program may have options of its own
-        for place in range(index, len(words_left)):
+    before = list(takewhile(lambda word: word in _PREFIXES or _ASSIGNMENT.match(word), words_left))
+    settings = [word for word in before if word not in _PREFIXES] + ([f"{OF_SLURM}=1"] if "srun" in before else [])
+    if set(before) & set(_PREFIXES):  # what starts another program may have options of its own
+        for place in range(len(before), len(words_left)):
             if not words_left[place].startswith("-") and _launcher(words_left[place:]) is not None:
                 return [*settings, *words_left[place:]]
-    return [*settings, *words_left[index:]]
+    return [*settings, *words_left[len(before) :]]
 
 
 def _split_assignments(words: list[str]) -> tuple[dict[str, str], list[str]]:
     """``NAME=value`` words before a command, and the rest."""
-    assigned: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if not _ASSIGNMENT.match(word):
-            return assigned, words[index:]
-        name, _, value = word.partition("=")
-        assigned[name] = value
-    return assigned, []
+    assignments = [word.partition("=") for word in takewhile(_ASSIGNMENT.match, words)]
+    return {name: value for name, _, value in assignments}, words[len(assignments) :]
 
 
 def _check_length(num_letters: int, where: str) -> None:
     """Refuse variables that hold each other over and over. Raises ``UserError``."""
     if num_letters > LONGEST_TEXT:
-        raise UserError(Problem(f"variables that grow beyond {LONGEST_TEXT:,} letters", WANTED, where=where))
+        raise unreadable(f"variables that grow beyond {LONGEST_TEXT:,} letters", where)
 
 
 def _expand(word: str, variables: dict[str, str], where: str) -> list[str]:
@@ -359,8 +309,6 @@ def _expand(word: str, variables: dict[str, str], where: str) -> list[str]:
     _check_length(sum(len(value(match)) for match in _VARIABLE.finditer(word)), where)
     expanded = _VARIABLE.sub(value, word)
     if _VARIABLE.fullmatch(word) and expanded.lstrip().startswith("-"):
-        try:
+        with suppress(ValueError):
             return shlex.split(expanded)
-        except ValueError:
-            return [expanded]
     return [expanded]

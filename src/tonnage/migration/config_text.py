@@ -19,14 +19,10 @@ COMMENT_COLUMN = 44
 def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as sections, in the order of our schema."""
     sections: dict[str, Any] = {}
-    for key in sorted(tree, key=_position):
+    for key in sorted(tree, key=_places().__getitem__):
         section, _, name = key.rpartition(".")
         (sections.setdefault(section, {}) if section else sections)[name] = tree[key]
     return sections
-
-
-def _position(key: str) -> int:
-    return _names()[key]
 
 
 def config_text(
@@ -38,14 +34,14 @@ def config_text(
 ) -> str:
     """The config as YAML text; what is needed and not set stands at its place, commented out. ``version`` is that of
     the program whose defaults are written, if it has any."""
-    open_ones = {need.key: need for need in needs if need.key and need.key not in tree and need.key in _names()}
+    open_ones = {need.key: need for need in needs if need.key and need.key not in tree and need.key in _places()}
     imported = f"# Imported from {on_a_line(' and '.join(PurePath(name).name for name in files))}"
     lines = [
         f"{imported}, with the defaults of {version}." if version else f"{imported}.",
         "# What is not here has tonnage's default (docs/config.md).",
     ]
     section = ""
-    for key in sorted({*tree, *open_ones}, key=_position):
+    for key in sorted({*tree, *open_ones}, key=_places().__getitem__):
         parent, _, name = key.rpartition(".")
         if parent != section and parent:
             lines.append(f"{parent}:")
@@ -60,18 +56,18 @@ def config_text(
 
 
 @cache
-def _names() -> dict[str, int]:
+def _places() -> dict[str, int]:
     """Keys of ours and their places in the schema."""
     return {key.name: place for place, key in enumerate(all_keys())}
 
 
 def _lines(name: str, value: Any, indent: str, origin: str) -> list[str]:
     lines = [indent + line for line in lines_of(name, value)]
+    if not origin:
+        return lines
     if len(lines) == 1:
-        return [_beside(lines[0], origin)] if origin else lines
-    return (
-        [f"{indent}# {on_a_line(origin)}", *lines] if origin else lines
-    )  # beside its first line it might be inside of a text
+        return [_beside(lines[0], origin)]
+    return [f"{indent}# {on_a_line(origin)}", *lines]  # beside its first line it might be inside of a text
 
 
 def _beside(line: str, comment: str) -> str:

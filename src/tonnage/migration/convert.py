@@ -11,7 +11,7 @@ the rate before what is a fraction of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class Import:
             "config": self.tree,
             "yaml": self.text,
             **lists,
-            "implied": [{"key": i.key, "value": i.value, "because": i.because} for i in self.implied],
+            "implied": [asdict(implied) for implied in self.implied],
             "conflicts": [{"said": list(conflict.said), "taken": conflict.taken} for conflict in self.conflicts],
             "needed": [{"key": need.key, "sentence": need.sentence} for need in self.needs],
             "notes": list(self.notes),
@@ -204,14 +204,11 @@ def _contradictions(draft: Draft) -> list[Need]:
         config = Config.model_validate(tree)
     except ValidationError as error:
         return [Need(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
-    return [
-        Need(problem.keys[0], f"{problem.found}; needed: {problem.needed}" + _in_brackets(problem.change))
-        for problem in check.contradictions(config)
-    ]
-
-
-def _in_brackets(text: str) -> str:
-    return f" ({text})" if text else ""
+    needs = []
+    for problem in check.contradictions(config):
+        change = f" ({problem.change})" if problem.change else ""
+        needs.append(Need(problem.keys[0], f"{problem.found}; needed: {problem.needed}{change}"))
+    return needs
 
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:

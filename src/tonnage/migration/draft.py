@@ -3,13 +3,14 @@ became of each.
 
 Rules take quantities out of the settings (``first``, ``every``), and say what became of what they took: ``put`` (a key
 of ours), ``drop`` (needless), ``refuse`` (not possible) or ``leave_open`` (the user must say); what is not there (None)
-they pass over. Everything that no rule takes is settled by its table in ``finish``, so that each setting is in the
-account exactly once.
+they pass over. The first word on a setting stands, so a rule ends with what holds for whatever it has not settled; only
+``put`` may come twice, for several keys of ours. Everything that no rule takes is settled by its table in ``finish``,
+so that each setting is in the account exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
@@ -20,12 +21,15 @@ from pydantic import TypeAdapter, ValidationError
 from tonnage.config import keys as ours
 from tonnage.files.paths import is_jinja
 from tonnage.migration.keys import DEEPSPEED, Verdict, asks_for_nothing, decides
+from tonnage.migration.meanings import Meaning, meaning_of
 from tonnage.migration.programs import Program, in_words
 from tonnage.migration.reading import Files
 from tonnage.migration.settings import RANK_WORDS, Setting
-from tonnage.migration.values import flag
+from tonnage.migration.values import flag, text
+from tonnage.migration.yaml_files import read_data
 
 T = TypeVar("T")
+_NOTES: dict[str, str] = read_data("notes")
 NOT_TAKEN = "Beside the other keys nothing here says it."
 """Of a key that decides one of ours, and that no rule has taken: there should be none."""
 TOKENS = ("data.eos_token", "data.added_tokens")
@@ -132,6 +136,11 @@ class Draft:
         """Whose defaults hold."""
         return self.files.trainer
 
+    @property
+    def model(self) -> str:
+        """The model, as far as it is said by now."""
+        return str(self.tree.get("model", ""))
+
     def default(self, key: str) -> Any:
         """What the program does where nothing is said; None if it does nothing by itself."""
         return self.program.defaults[key][1] if key in self.program.defaults else None
@@ -142,9 +151,9 @@ class Draft:
             default = self.default(key) if value is None else value
             self.imply(key, default, in_words(self.program.defaults[key]), *quantities)
 
-    def is_open(self, *keys: str) -> bool:
-        """Whether one of these keys of ours was asked for, with a value that its author left open."""
-        return any(need.key in keys for need in self.needs)
+    def is_open(self, key: str) -> bool:
+        """Whether a key of ours was asked for, with a value that its author left open."""
+        return any(need.key == key for need in self.needs)
 
     def settings(self, quantity: str) -> list[Setting]:
         """All settings that tell a quantity, whatever became of them."""
@@ -185,14 +194,12 @@ class Draft:
                 self.drop(pick, f"{taken.shown} in {taken.settings[0].where} counts (see conflicts).")
         return Pick(taken.value, (taken.settings[0], *agreeing, *self.autos(quantity)))
 
-    def put(self, key: str, value: Any, *picks: Pick[Any] | None, note: str = "") -> bool:
-        """Set a key of ours from what was taken. False, and the picks refused, if our schema refuses the value."""
-        refusal = _refusal(key, value)
-        if refusal:
+    def put(self, key: str, value: Any, *picks: Pick[Any] | None, note: str = "") -> None:
+        """Set a key of ours from what was taken; the picks are refused if our schema refuses the value."""
+        if refusal := _refusal(key, value):
             self.refused.add(key)
-            for pick in picks:
-                self.refuse(pick, f"{key} takes {refusal}.")
-            return False
+            self.refuse(picks, f"{key} takes {refusal}.")
+            return
         self.tree[key] = value
         for setting in _settings(*picks):
             origins = self.origins.setdefault(key, [])
@@ -200,17 +207,20 @@ class Draft:
                 origins.append(setting.shown)
             old = self.entries.get(setting.number)
             to = (*(old.to if old else ()), (key, value))
-            parts = [old.note] if old else [setting.key.reason if setting.key else ""]
+            reason = old.note if old else setting.key.reason if setting.key else ""
             if setting.is_auto and not old:
-                parts = ["The Trainer fills in `auto` from its arguments."]
-            parts += [note] if note and note not in parts[0] else []
-            self.entries[setting.number] = Entry(setting, "mapped", to, " ".join(part for part in parts if part))
-        return True
+                reason = "The Trainer fills in `auto` from its arguments."
+            sentences = reason if note in reason else f"{reason} {note}".strip()
+            self.entries[setting.number] = Entry(setting, "mapped", to, sentences)
 
-    def copy(self, key: str, parse: Callable[[Any], Any]) -> Pick[Any] | None:
-        """Set a key of ours to the quantity of its name."""
+    def copy(
+        self, key: str, parse: Callable[[Any], Any], *, usual: object = None, reason: str = ""
+    ) -> Pick[Any] | None:
+        """Set a key of ours to the quantity of its name; why it is not set to ``usual``, ``reason`` says if given."""
         pick = self.first(key, parse)
-        if pick is not None:
+        if pick is not None and reason and pick.value == usual:
+            self.drop(pick, reason)
+        elif pick is not None:
             self.put(key, pick.value, pick)
         return pick
 
@@ -222,16 +232,29 @@ class Draft:
         self.drop(pick, off)
         return pick
 
-    def translate(
-        self, key: str, pick: Pick[str] | None, meanings: Mapping[str, str], otherwise: str, note: str = ""
-    ) -> str:
-        """Set a key of ours to what a word means; one without a meaning is refused. Returns the meaning, if any."""
-        meaning = meanings.get(pick.value.lower(), "") if pick is not None else ""
-        if meaning:
-            self.put(key, meaning, pick, note=note)
-        else:
-            self.refuse(pick, otherwise)
-        return meaning
+    def follow(self, quantity: str, *, any_case: bool = False) -> Pick[str] | None:
+        """Take a word, and do what ``meanings`` say it comes to."""
+        pick = self.first(quantity, text)
+        self.apply(quantity, pick, any_case=any_case)
+        return pick
+
+    def apply(self, quantity: str, pick: Pick[str] | None, *, any_case: bool = False) -> None:
+        """Do what the word that was taken comes to, in small letters if they may be any."""
+        if pick is not None:
+            self.carry_out(meaning_of(quantity, pick.value.lower() if any_case else pick.value), pick)
+
+    def carry_out(self, meaning: Meaning, pick: Pick[Any]) -> None:
+        """Do what something that was taken comes to."""
+        value = meaning.value.format(word=pick.value) if isinstance(meaning.value, str) else meaning.value
+        match meaning.outcome:
+            case "needless":
+                self.drop(pick, value)
+            case "refused":
+                self.refuse(pick, value)
+            case "unknown":
+                self.unknown(pick, value)
+            case key:
+                self.put(key, value, pick, note=meaning.note)
 
     def imply(self, key: str, value: Any, because: str, *quantities: str) -> None:
         """Set a key of ours, unless it is set, from a default of the other program: ``auto`` of the quantities too."""
@@ -263,12 +286,16 @@ class Draft:
         for setting in pick.settings:
             self._settle(setting, "unknown", reason)
 
-    def leave_open(self, need: Need, *picks: Pick[Any] | None) -> None:
+    def leave_open(self, key: str, sentence: str, *picks: Pick[Any] | None, example: str = "...") -> None:
         """The user must say more; what was taken is mapped as far as it goes."""
-        if need.key not in [known.key for known in self.needs]:
-            self.needs.append(need)
+        if not self.is_open(key):
+            self.needs.append(Need(key, sentence, example))
         for setting in _settings(*picks):
-            self._settle(setting, "mapped", f"Left open: {need.sentence}.", ((need.key, None),) if need.key else ())
+            self._settle(setting, "mapped", f"Left open: {sentence}.", ((key, None),) if key else ())
+
+    def note(self, name: str, **words: object) -> None:
+        """Tell a difference, by its name in ``tables/notes.yaml``, with words for its places."""
+        self.notes.append(_NOTES[name].format(**words))
 
     def finish(self) -> None:
         """Settle by its table what no rule has taken."""
@@ -281,9 +308,8 @@ class Draft:
                 self._settle(setting, "not applicable", "Empty.")
             elif key is None:
                 near = setting.table.nearest(setting.name)
-                self._settle(
-                    setting, "unknown", f"Did you mean {near}?" if near else f"Not a key of {setting.table.title}."
-                )
+                sentence = f"Did you mean {near}?" if near else f"Not a key of {setting.table.title}."
+                self._settle(setting, "unknown", sentence)
             elif key.verdict == "not applicable":
                 self._settle(setting, "not applicable", key.reason)
             elif key.verdict == "not supported":
@@ -296,16 +322,9 @@ class Draft:
                 self._settle(setting, "not applicable", "Not set.")
             else:
                 self._settle(setting, "not supported", NOT_TAKEN)
-        own = [
-            entry.setting.shown
-            for entry in self.entries.values()
-            if entry.verdict == "unknown" and entry.setting.rank == RANK_WORDS
-        ]
-        if own:
-            self.notes.append(
-                f"The script has arguments of its own ({', '.join(own)}): what they say is not in the config, and the "
-                "Trainer's defaults may stand in their place."
-            )
+        unknown = [entry.setting for entry in self.entries.values() if entry.verdict == "unknown"]
+        if own := [setting.shown for setting in unknown if setting.rank == RANK_WORDS]:
+            self.note("arguments of its own", names=", ".join(own))
         if left_to_the_trainer and not self.has_arguments:
             sentence = f"{', '.join(left_to_the_trainer)} were auto: give the Trainer's arguments as well"
             self.needs.append(Need("", sentence))
@@ -337,19 +356,16 @@ class Draft:
 
     def _is_placeholder(self, setting: Setting) -> bool:
         """A value that its author left for others to fill in: ``<your path>``, ``$MODEL``."""
-        text = setting.value.strip() if isinstance(setting.value, str) else ""
+        written = setting.value.strip() if isinstance(setting.value, str) else ""
         if setting.key is not None and setting.key.quantity in TOKENS:
             return False
-        if "{instruction}" in text or "{system}" in text or is_jinja(text):
+        if "{instruction}" in written or "{system}" in written or is_jinja(written):
             return False  # a prompt, in whose places rows are put, or a template
-        if not ((text.startswith("<") and text.endswith(">")) or "$" in text):
+        if not ((written.startswith("<") and written.endswith(">")) or "$" in written):
             return False
-        key = setting.key
-        to = key.to[0] if key is not None and key.to else ""
-        self.leave_open(
-            Need(to, f"{setting.shown} is {setting.shown_value}, which {PurePath(setting.where).name} leaves open"),
-            Pick(None, (setting,)),
-        )
+        to = setting.key.to[0] if setting.key is not None and setting.key.to else ""
+        sentence = f"{setting.shown} is {setting.shown_value}, which {PurePath(setting.where).name} leaves open"
+        self.leave_open(to, sentence, Pick(None, (setting,)))
         return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import AXOLOTL_YAML
 from tonnage.migration.training import per_epoch, steps_of
 from tonnage.migration.values import flag, number, occasion, whole
@@ -44,18 +44,16 @@ def evaluation(draft: Draft) -> None:
     is_enough = draft.default("evaluate.every") or not draft.program.counts_workers  # a number by itself
     if every is not None and strategy is None and is_enough:
         _every(draft, every)
-    match strategy.value if strategy is not None else "no":
-        case "steps" if strategy is not None and every is not None:
-            _every(draft, every, strategy)
-        case "steps" if strategy is not None:
-            draft.leave_open(
-                Need("evaluate.every", "steps between evaluations: as often as was logged", "500"), strategy
-            )
-        case "no" | "none":
-            draft.drop(strategy, "Validation rows, if there are any, are evaluated at the end.")
-        case other:
-            assert strategy is not None
-            draft.refuse(strategy, f"Every so many steps (evaluate.every), not {other}.")
+    word = strategy.value if strategy is not None else "no"
+    if word == "steps" and every is not None:
+        _every(draft, every, strategy)
+    elif word == "steps":
+        sentence = "steps between evaluations: as often as was logged"
+        draft.leave_open("evaluate.every", sentence, strategy, example="500")
+    elif word in ("no", "none"):
+        draft.drop(strategy, "Validation rows, if there are any, are evaluated at the end.")
+    else:
+        draft.refuse(strategy, f"Every so many steps (evaluate.every), not {word}.")
     draft.drop(every, "The strategy is not steps.")
     draft.drop(do_eval, "Validation rows are evaluated if there are any.")
 
@@ -74,7 +72,7 @@ def _evaluations_of_an_epoch(draft: Draft) -> bool:
     return True
 
 
-def _every(draft: Draft, every: Pick[float], *others: Pick[str]) -> None:
+def _every(draft: Draft, every: Pick[float], *others: Pick[str] | None) -> None:
     """Evaluate after so many steps, or after such a fraction of all of them."""
     value = steps_of(draft, every.value) or every.value
     if value <= 0:
@@ -82,8 +80,8 @@ def _every(draft: Draft, every: Pick[float], *others: Pick[str]) -> None:
     elif "data.validation" in draft.tree:
         draft.put("evaluate.every", value, every, *others)
     else:
-        need = Need("evaluate.every", "needs data.validation: rows, or a fraction such as 0.02", str(value))
-        draft.leave_open(need, every, *others)
+        sentence = "needs data.validation: rows, or a fraction such as 0.02"
+        draft.leave_open("evaluate.every", sentence, every, *others, example=str(value))
 
 
 LOSSES = ("loss", "eval_loss", "none")
@@ -98,25 +96,22 @@ def best_step(draft: Draft) -> None:
     """
     patience, best = draft.first("evaluate.patience", whole), draft.first("checkpoint.best", flag)
     figure = draft.first("best_figure", lambda value: str(value).lower())
-    if best is not None and not best.value:
-        draft.drop(best, "The last step is exported.")
-        best = None
-    if patience is not None and patience.value <= 0:
-        draft.drop(patience, "Off.")
-        patience = None
-    picks: list[Pick[Any]] = [pick for pick in (patience, best) if pick is not None]
-    asking: tuple[Pick[Any] | None, ...] = (*picks, figure)
+    picks: list[Pick[Any]] = [pick for pick in (patience, best) if pick is not None and pick.value > 0]
     if not picks:
         draft.drop(figure, "The last step is exported.")
     elif figure is not None and figure.value not in LOSSES:
-        draft.refuse(asking, f"The best step is the one with the least loss (eval_loss), not by {figure.value}.")
+        reason = f"The best step is the one with the least loss (eval_loss), not by {figure.value}."
+        draft.refuse((*picks, figure), reason)
     elif "evaluate.every" not in draft.tree:
         missing = "validation rows" if "data.validation" not in draft.tree else "evaluations between steps"
-        draft.refuse(asking, f"Needs {missing}, which nothing asks for: data.validation and evaluate.every.")
+        reason = f"Needs {missing}, which nothing asks for: data.validation and evaluate.every."
+        draft.refuse((*picks, figure), reason)
     else:
-        if patience is not None:
+        if patience is not None and patience in picks:
             draft.put("evaluate.patience", patience.value, patience)
             draft.imply("evaluate.before", False, "nothing is evaluated before the first step")
-        if best is not None or draft.program is AXOLOTL_YAML:
+        if best in picks or draft.program is AXOLOTL_YAML:
             draft.put("checkpoint.best", "eval_loss", *picks, figure)
-        draft.drop(figure, "The loss is what is compared.")
+    draft.drop(patience, "Off.")
+    draft.drop(best, "The last step is exported.")
+    draft.drop(figure, "The loss is what is compared.")

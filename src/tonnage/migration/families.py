@@ -1,27 +1,23 @@
-"""What is known of models by their names (``tables/families.yaml``)."""
+"""What is known of models and of their modules by name (``tables/families.yaml``)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 from tonnage.migration.yaml_files import read_data
 
 _KNOWN = read_data("families")
+BESIDE = {name: ours for ours, names in _KNOWN["beside"].items() for name in names}
+"""Modules that are trained whole beside an adapter, by their names in models, and what we call them."""
+ALL_TEXT = frozenset(_KNOWN["all_text"])
+"""Modules that are all of a model but its towers."""
 
 
-def router_loss(model: str) -> float | None:
-    """The weight of the loss of a model's routers in its config.json; None if the model is not known."""
-    loss: float | None = _of_family(_KNOWN["router_loss"], model)
-    return loss
-
-
-def peft_targets(model: str) -> list[str] | None:
-    """What PEFT adapts of a model where nothing is said; None for what it adapts of most models."""
-    targets: list[str] | None = _of_family(_KNOWN["peft_targets"], model)
-    return targets
+def of_family(subject: str, model: str) -> Any:
+    """What the table says of a model: ``router_loss`` or ``peft_targets``; None if it does not know the model."""
+    return next((value for family, value in _KNOWN[subject].items() if re.search(family, model.lower())), None)
 
 
 def end_of_text(model: str) -> str:
@@ -31,7 +27,3 @@ def end_of_text(model: str) -> str:
         if any(re.fullmatch(family, name) for family in families):
             return str(token)
     return ""
-
-
-def _of_family(known: Mapping[str, Any], model: str) -> Any:
-    return next((value for family, value in known.items() if re.search(family, model.lower())), None)

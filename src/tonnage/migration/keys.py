@@ -78,9 +78,9 @@ def asks_for_nothing(value: object, idle: Iterable[object] = ()) -> bool:
     if isinstance(value, list | tuple | dict):
         return len(value) == 0 or value in list(idle)
     plain = value.strip().lower() if isinstance(value, str) else value
-    candidates = [item.lower() if isinstance(item, str) else item for item in idle]
-    nothing = NOT_SAID if any(item is True for item in idle) else NOTHING
-    return plain in nothing or plain in candidates or any(_same_number(plain, item) for item in candidates)
+    candidates = [other.lower() if isinstance(other, str) else other for other in idle]
+    nothing = NOT_SAID if any(other is True for other in idle) else NOTHING
+    return plain in nothing or plain in candidates or any(_same_number(plain, other) for other in candidates)
 
 
 def _same_number(value: object, other: object) -> bool:
@@ -220,15 +220,5 @@ PYTHON = read_table("python")
 AXOLOTL = read_table("axolotl")
 LLAMA_FACTORY = read_table("llama_factory")
 VERSION_1 = read_table("llama_factory_1")
-TABLES = (
-    DEEPSPEED,
-    ACCELERATE,
-    ARGUMENTS,
-    TORCHRUN,
-    DEEPSPEED_LAUNCHER,
-    PYTHON,
-    AXOLOTL,
-    LLAMA_FACTORY,
-    VERSION_1,
-)
+TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON, AXOLOTL, LLAMA_FACTORY, VERSION_1)
 """In the order of the page."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tonnage.errors import UserError
-from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import LLAMA_FACTORY_1
 from tonnage.migration.sources import USUAL_ROLES, Sources
 from tonnage.migration.values import flag, number, text, whole, words
@@ -65,7 +65,8 @@ def _put_by_file(draft: Draft) -> bool:
         elif is_on_hub:
             draft.put(key, [{"path": pick.value, "format": "messages"}], pick)
         else:
-            draft.leave_open(Need(key, f"the rows: there is no {pick.value} here or above the file", "ROWS"), pick)
+            sentence = f"the rows: there is no {pick.value} here or above the file"
+            draft.leave_open(key, sentence, pick, example="ROWS")
             continue
         is_known = True
     return is_known
@@ -105,7 +106,7 @@ def _info(draft: Draft, directory: str, picks: Sequence[Pick[Any] | None]) -> tu
             return str(path.parent), draft.files.read(path)
         except UserError as error:
             sentence = f"the rows: {error.problems[0].found} in {path}"
-    draft.leave_open(Need("data.train", sentence, "ROWS"), *picks)
+    draft.leave_open("data.train", sentence, *picks, example="ROWS")
     return directory, None
 
 
@@ -197,10 +198,8 @@ def stage(draft: Draft, sources: Sources) -> None:
     entries = draft.tree.get("data.train")
     if pick is None:
         return
-    if pick.value == "sft":
-        draft.drop(pick, "Supervised fine-tuning.")
-    elif pick.value != "pt":
-        draft.refuse(pick, "Supervised fine-tuning, or pt: no preferences, no rewards.")
+    if pick.value != "pt":
+        draft.apply("stage", pick)
     elif isinstance(entries, list):
         draft.put("data.train", [_as_text(entry) for entry in entries], pick)
         sources.shown = {"text"}
@@ -224,20 +223,10 @@ def _as_text(source: Mapping[str, Any]) -> dict[str, Any]:
 def note_differences(draft: Draft) -> None:
     """What LLaMA-Factory does with conversations otherwise than a run here."""
     if draft.tree.get("data.train_on") != "all":
-        draft.notes.append(
-            "LLaMA-Factory also trains the line break that templates such as ChatML write after a turn; here it is "
-            "context."
-        )
+        draft.note("line breaks after turns")
     if draft.program is LLAMA_FACTORY_1:
-        draft.notes.append(
-            "LLaMA-Factory 1 of 0.9.5 also trains the words that open an answer, such as <|im_start|>assistant, and "
-            "later ones make a sample of each answer with what comes before it, which its batch counts; here a "
-            "conversation is one sample, and all of its answers are trained in it."
-        )
+        draft.note("openers of answers")
         if not any(key.startswith("adapter.") for key in draft.tree):
-            draft.notes.append("LLaMA-Factory 1 decays norms and biases too; here optimizer.weight_decay leaves them.")
+            draft.note("decay of norms")
     elif draft.tree.get("data.over_length", "truncate") == "truncate":
-        draft.notes.append(
-            "Of a turn that is too long LLaMA-Factory cuts prompt and answer each in proportion to its length; here "
-            "the end of the conversation is cut off."
-        )
+        draft.note("turns too long")

@@ -14,8 +14,8 @@ def memory(draft: Draft) -> None:
     """Recompute, tiers and compilation."""
     _recompute(draft)
     _inputs(draft)
-    _tier(draft, "memory.optimizer_tier", "memory.optimizer_tier")
-    _tier(draft, "memory.parameter_tier", "memory.parameter_tier")
+    draft.apply("memory.optimizer_tier", draft.first("memory.optimizer_tier", _device))
+    _parameters(draft)
     _directories(draft)
     _compile(draft)
 
@@ -36,7 +36,7 @@ def _recompute(draft: Draft) -> None:
         draft.drop([pick for pick in picks if not pick.value], f"{enabled[0].shown} counts.")
     elif picks:
         draft.put("memory.recompute", "none", *picks)
-    elif draft.default("memory.recompute"):
+    else:
         draft.imply_default("memory.recompute")
 
 
@@ -51,7 +51,8 @@ def _is_elsewhere(value: Any) -> bool:
 
 
 def _inputs(draft: Draft) -> None:
-    _offloaded(draft)
+    note = "Parameters rest where the plan says."  # FSDP offloads all; here, there is a place for the optimizer's state
+    draft.switch("offload_all", "memory.optimizer_tier", "host", "Nothing is offloaded.", note)
     pick = draft.first("memory.activation_tier", _is_elsewhere)
     if pick is None:
         return
@@ -64,27 +65,13 @@ def _inputs(draft: Draft) -> None:
         draft.imply("memory.recompute", "full", f"{pick.shown}: inputs of blocks go, all else is recomputed")
 
 
-def _offloaded(draft: Draft) -> None:
-    """FSDP's offloading of everything, where the optimizer's state is what there is a place for."""
-    note = "Parameters rest where the plan says."
-    draft.switch("offload_all", "memory.optimizer_tier", "host", "Nothing is offloaded.", note)
-
-
-def _tier(draft: Draft, quantity: str, key: str) -> None:
-    device = draft.first(quantity, _device)
-    if device is None:
-        return
-    match device.value:
-        case "nvme":
-            draft.put(key, "disk", device)
-        case "cpu" if "optimizer" in key or draft.tree.get("launch.workers") == 1 or draft.tree.get("memory.zero") == 3:
-            draft.put(key, "host", device)
-        case "cpu":
-            draft.refuse(device, NEEDS_ZERO_3)
-        case "none":
-            draft.drop(device, "Nothing is offloaded.")
-        case _:
-            draft.refuse(device, f"none, cpu or nvme, not {device.value}.")
+def _parameters(draft: Draft) -> None:
+    device = draft.first("memory.parameter_tier", _device)
+    is_whole = draft.tree.get("launch.workers") == 1 or draft.tree.get("memory.zero") == 3
+    if device is not None and device.value == "cpu" and not is_whole:
+        draft.refuse(device, NEEDS_ZERO_3)
+    else:
+        draft.apply("memory.parameter_tier", device)
 
 
 def _device(value: Any) -> str:
@@ -103,14 +90,12 @@ def _directories(draft: Draft) -> None:
 
 
 def _compile(draft: Draft) -> None:
-    flags: list[Pick[Any]] = list(draft.every("compile", flag))
-    backends: list[Pick[Any]] = list(draft.every("compile_backend", _backend))
-    enabled: list[Pick[Any]] = [pick for pick in flags if pick.value]
-    enabled += [pick for pick in backends if pick.value not in ("no", "none")]
+    picks = [*draft.every("compile", flag), *draft.every("compile_backend", _is_backend)]
+    enabled = [pick for pick in picks if pick.value]
     if enabled:
         draft.put("compile", "on", *enabled)
-    draft.drop([*flags, *backends], "Off.")
+    draft.drop(picks, "Off.")
 
 
-def _backend(value: Any) -> str:
-    return "no" if value in (False, None) else text(value).lower()
+def _is_backend(value: Any) -> bool:
+    return value not in (False, None) and text(value).lower() not in ("no", "none")

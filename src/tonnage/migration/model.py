@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Any
 
 from tonnage.errors import UserError
-from tonnage.migration.draft import Draft, Need
-from tonnage.migration.families import end_of_text, router_loss
+from tonnage.migration.draft import Draft
+from tonnage.migration.families import end_of_text, of_family
 from tonnage.migration.values import flag, text, texts, words
 
 
@@ -24,12 +24,8 @@ def model(draft: Draft) -> None:
         )
     elif name is not None:
         draft.put("model", name.value, name)
-    kind = draft.first("model_class", text)
-    if kind is not None and kind.value.endswith(("Classification", "Answering")):
-        draft.refuse(kind, "Next tokens are predicted, not labels.")
-    elif kind is not None:
-        draft.drop(kind, "The class follows from the model's files.")
-    draft.refuse(draft.first("media", text), "Rows with images or sounds are not trained on.")
+    draft.follow("model_class")
+    draft.refuse(draft.first("media", text))
     _start(draft)
     tokenizer = draft.first("tokenizer", text)
     if tokenizer is not None and name is not None and tokenizer.value == name.value:
@@ -38,11 +34,7 @@ def model(draft: Draft) -> None:
         draft.refuse(tokenizer, "The configuration is the one in the model's directory.")
     elif tokenizer is not None:
         draft.put("tokenizer", tokenizer.value, tokenizer)
-    revision = draft.first("revision", text)
-    if revision is not None and revision.value == "main":
-        draft.drop(revision, "The main branch is what is trained without it.")
-    elif revision is not None:
-        draft.put("revision", revision.value, revision)
+    draft.follow("revision")
     draft.copy("trust_remote_code", flag)
 
 
@@ -71,12 +63,12 @@ def _start(draft: Draft) -> None:
     """From the model's weights, or from random ones; and what routers are told."""
     draft.switch("init", "init", "random", "The model's weights.")
     routers = draft.first("router_logits", flag)
-    loss = router_loss(str(draft.tree.get("model", "")))
+    loss = of_family("router_loss", draft.model)
     if routers is not None and routers.value and loss is not None:
         draft.put("router_loss", loss, routers, note="As the model's config.json has it.")
     elif routers is not None and routers.value:
-        need = Need("router_loss", "router_aux_loss_coef of the model's config.json, which counts here", "0.02")
-        draft.leave_open(need, routers)
+        sentence = "router_aux_loss_coef of the model's config.json, which counts here"
+        draft.leave_open("router_loss", sentence, routers, example="0.02")
     elif routers is not None:
         draft.put("router_loss", 0.0, routers)
 
@@ -84,11 +76,7 @@ def _start(draft: Draft) -> None:
 def tokens(draft: Draft) -> None:
     """Tokens that a vocabulary is given or that get another meaning, and what becomes of them in rows."""
     draft.copy("data.control_tokens", _control_tokens)
-    eos = draft.first("data.eos_token", text)
-    if eos is not None and eos.value == end_of_text(str(draft.tree.get("model", ""))):
-        draft.drop(eos, "The model's own.")
-    elif eos is not None:
-        draft.put("data.eos_token", eos.value, eos)
+    draft.copy("data.eos_token", text, usual=end_of_text(draft.model), reason="The model's own.")
     added = draft.first("data.added_tokens", _listed_tokens)
     brought = {"<|im_start|>", "<|im_end|>"} if draft.tree.get("data.template") == "chatml" else set()
     if added is not None and set(added.value) <= brought:
@@ -96,10 +84,7 @@ def tokens(draft: Draft) -> None:
     elif added is not None:
         draft.put("data.added_tokens", added.value, added)
     if "data.added_tokens" in draft.tree or "data.eos_token" in draft.tree:
-        draft.notes.append(
-            "Rows of tokens that are new to the vocabulary begin as the mean of the others; embedding and head must be "
-            "trained then, with an adapter by adapter.also."
-        )
+        draft.note("new tokens")
 
 
 def _control_tokens(value: Any) -> str:

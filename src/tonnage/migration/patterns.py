@@ -30,23 +30,20 @@ def patterns_of(expression: str, *, whole: bool) -> list[str]:
     names = _of_sequence(list(parsed))
     closed = [name.removesuffix("$") for name in names]
     ends = ["" if whole or name.endswith("$") else "*" for name in names]
-    return list(dict.fromkeys(_tidy(name + end) for name, end in zip(closed, ends, strict=True)))
+    patterns = [re.sub(r"\*+", "*", name + end) for name, end in zip(closed, ends, strict=True)]
+    return list(dict.fromkeys(patterns))
 
 
-def _tidy(pattern: str) -> str:
-    return re.sub(r"\*+", "*", pattern)
-
-
-def _of_sequence(items: Iterable[Any]) -> list[str]:
+def _of_sequence(nodes: Iterable[Any]) -> list[str]:
     names = [""]
-    for code, argument in items:
-        names = [before + name for before in names for name in _of_item(code, argument)]
+    for code, argument in nodes:
+        names = [before + name for before in names for name in _of_node(code, argument)]
         if len(names) > MOST_PATTERNS:
             raise ValueError(f"means more than {MOST_PATTERNS} names")
     return names
 
 
-def _of_item(code: Any, argument: Any) -> list[str]:
+def _of_node(code: Any, argument: Any) -> list[str]:
     match code:
         case _constants.LITERAL if chr(argument) not in "*?[]$":
             return [chr(argument)]

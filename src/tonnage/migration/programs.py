@@ -12,30 +12,7 @@ from typing import Any
 
 from tonnage.migration.yaml_files import check_fields, read_data
 
-DECIDED = {
-    "memory.micro_batch": "what one forward of a worker holds",
-    "epochs": "passes over the data",
-    "optimizer.lr": "the highest learning rate",
-    "optimizer.schedule": "its shape after warm-up",
-    "optimizer.warmup": "steps of warm-up, or a fraction of all",
-    "optimizer.weight_decay": "weight decay",
-    "optimizer.betas": "betas of AdamW",
-    "optimizer.eps": "epsilon of AdamW",
-    "optimizer.clip": "the largest norm of the gradient",
-    "router_loss": "weight of the loss of a mixture's routers",
-    "accumulation": "forwards of a worker in a step",
-    "precision": "precision",
-    "data.max_length": "tokens of a sequence",
-    "data.over_length": "what becomes of longer ones",
-    "data.pack": "several conversations in a row",
-    "memory.recompute": "blocks computed again in the backward pass",
-    "checkpoint.every": "steps between checkpoints",
-    "evaluate.every": "evaluations on the way",
-    "adapter.rank": "rank of an adapter",
-    "adapter.alpha": "its alpha",
-    "adapter.dropout": "its dropout",
-    "adapter.targets": "what it adapts",
-}
+DECIDED: Mapping[str, str] = read_data("decided")
 """What defaults are about, in the order in which the page shows them."""
 
 

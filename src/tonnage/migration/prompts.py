@@ -7,12 +7,13 @@ text are supervised, as in every template of ours.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tonnage.migration.yaml_files import check_fields, read_data
+from tonnage.migration.yaml_files import as_literal, check_fields, read_data, read_template
+
+_TEMPLATE = read_template("prompt")
 
 
 @dataclass(frozen=True)
@@ -79,37 +80,18 @@ def jinja(prompt: Prompt) -> str:
     """
     opener = _ending(prompt.with_input, prompt.without_input)
     with_input, without_input = prompt.with_input.removesuffix(opener), prompt.without_input.removesuffix(opener)
-    answer = " + ".join([*(_text(text) for text in (opener, prompt.answer) if text), "message['content'] + eos_token"])
+    literals = [as_literal(text) for text in (opener, prompt.answer) if text]
     user = {"instruction": "message['instruction']", "input": "message['input']"}
-    plain = {"instruction": "message['content']"}
-    system = _concatenated(prompt.system, {"system": "message['content']"})
-    usual = [_concatenated(prompt.system, {"system": _text(words)}) if words else "" for words in prompt.usual]
-    lines = ["{{- text_start -}}"]
-    if any(usual):
-        lines += [
-            "{%- if messages[0]['role'] != 'system' -%}",
-            *_either(usual[0], usual[1], "'input' in messages[0] and messages[0]['input']"),
-            "{%- endif -%}",
-        ]
-    lines += [
-        "{%- for message in messages -%}",
-        "{%- if message['role'] == 'system' -%}",
-        f"{{{{- {system} -}}}}",
-        "{%- elif message['role'] == 'user' -%}",
-        *_either(
-            _concatenated(with_input, user),
-            _concatenated(without_input, plain),
-            "'input' in message and message['input']",
-        ),
-        "{%- elif message['role'] == 'assistant' -%}",
-        f"{{{{- {answer} -}}}}",
-        "{%- else -%}",
-        "{{- raise_exception('this prompt has no place for role ' + message['role']) -}}",
-        "{%- endif -%}",
-        "{%- endfor -%}",
-        *([f"{{%- if add_generation_prompt -%}}{{{{- {_text(opener)} -}}}}{{%- endif -%}}"] if opener else []),
-    ]
-    return "\n".join(lines)
+    usual = [_concatenated(prompt.system, {"system": as_literal(words)}) if words else "" for words in prompt.usual]
+    text = _TEMPLATE.render(
+        usual=usual,
+        system=_concatenated(prompt.system, {"system": "message['content']"}),
+        with_input=_concatenated(with_input, user),
+        without_input=_concatenated(without_input, {"instruction": "message['content']"}),
+        answer=" + ".join([*literals, "message['content'] + eos_token"]),
+        opener=opener and as_literal(opener),
+    )
+    return text.rstrip()
 
 
 def _ending(*formats: str) -> str:
@@ -121,18 +103,9 @@ def _ending(*formats: str) -> str:
     return next((first[at:] for at in range(len(first)) if all(other.endswith(first[at:]) for other in others)), "")
 
 
-def _either(first: str, second: str, condition: str) -> list[str]:
-    """Two expressions, of which one is written; one of them may be empty."""
-    if first == second:
-        return [f"{{{{- {first} -}}}}"]
-    lines = [f"{{%- if {condition} -%}}", *([f"{{{{- {first} -}}}}"] if first else [])]
-    lines += ["{%- else -%}", f"{{{{- {second} -}}}}"] if second else []
-    return [*lines, "{%- endif -%}"]
-
-
 def _concatenated(text: str, places: Mapping[str, str]) -> str:
     """A format as an expression of Jinja."""
-    return " + ".join(places[part] if is_place else _text(part) for part, is_place in _parts(text, tuple(places)))
+    return " + ".join(places[part] if is_place else as_literal(part) for part, is_place in _parts(text, tuple(places)))
 
 
 def _parts(text: str, places: tuple[str, ...]) -> list[tuple[str, bool]]:
@@ -148,9 +121,3 @@ def _parts(text: str, places: tuple[str, ...]) -> list[tuple[str, bool]]:
     if any("{" in part or "}" in part for part, is_place in rest if not is_place):
         raise ValueError("has braces that are no place of it")
     return [(part, is_place) for part, is_place in rest if part]
-
-
-def _text(text: str) -> str:
-    """A text as Jinja writes one."""
-    quoted = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
-    return f"'{quoted}'"

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
 from tonnage.migration.command import read_command
@@ -36,7 +36,7 @@ from tonnage.migration.programs import (
     Program,
 )
 from tonnage.migration.recognition import kind_of, kind_of_arguments
-from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, Setting, flat
+from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, Setting, flat, unreadable
 
 LARGEST_BYTES = 256 << 10
 """Of a file: a hundred times the longest that people write, and read in a second."""
@@ -67,7 +67,7 @@ class Files:
         for table, program in _TRAINERS:
             if self.has(table):
                 return program
-        if any(_says_how_to_train(setting) for setting in self.settings):
+        if any(setting.table is ARGUMENTS and not _is_beside(setting) for setting in self.settings):
             if self._names >= TUTORIAL.signs:
                 return TUTORIAL
             return TRL if self._is_trl else TRAINER
@@ -107,7 +107,7 @@ class Files:
         """The mapping that a file holds. Raises ``UserError``."""
         mapping = _mapping(_read(path), path)
         if mapping is None:
-            raise UserError(Problem("neither JSON nor YAML", "a file of keys and values", where=str(path)))
+            raise user_error("neither JSON nor YAML", "a file of keys and values", where=str(path))
         return mapping
 
 
@@ -121,10 +121,6 @@ MOST_FILES = 8
 """That are read for one import."""
 LEVELS_UP = 6
 """Folders in which a file that another one names is looked for."""
-
-
-def _says_how_to_train(setting: Setting) -> bool:
-    return setting.table is ARGUMENTS and not _is_beside(setting)
 
 
 def _is_beside(setting: Setting) -> bool:
@@ -152,7 +148,7 @@ def read_files(sources: Sequence[Path | str], workers: int | None = None) -> Fil
     )
     trainers = {setting.table.title for setting in settings if setting.table in TRAINERS and not _is_beside(setting)}
     if len(trainers) > 1:
-        raise UserError(Problem(f"configurations of {' and '.join(sorted(trainers))}", "of one of them", where=where))
+        raise user_error(f"configurations of {' and '.join(sorted(trainers))}", "of one of them", where=where)
     return Files(settings, tuple(reading.names), tuple(reading.launchers), workers)
 
 
@@ -218,10 +214,10 @@ def _is_command(text: str) -> bool:
 def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[Setting]:
     """The settings of a mapping, which belongs to the program that ``recognition`` says."""
     if "model" in mapping and "data" in mapping:
-        raise UserError(Problem("a config of tonnage already", WANTED, where=where))
+        raise unreadable("a config of tonnage already", where)
     leaves = list(islice(flat(mapping), MOST_KEYS + 1))
     if len(leaves) > MOST_KEYS:
-        raise UserError(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=where))
+        raise unreadable(f"more than {MOST_KEYS:,} keys", where)
     kind = kind_of(mapping, leaves, where)
     settings: list[Setting] = []
     for name, value in leaves:
@@ -233,18 +229,21 @@ def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[Setting]
     return settings
 
 
+_NO_FILES = {
+    FileNotFoundError: "no such file",
+    NotADirectoryError: "no such file: a part of the path is a file",
+    IsADirectoryError: "a directory",
+}
+
+
 def _read(path: Path) -> str:
     try:
         return read_bytes(path, LARGEST_BYTES, "a configuration").decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(Problem("no such file", WANTED, where=str(path))) from None
-    except NotADirectoryError:
-        raise UserError(Problem("no such file: a part of the path is a file", WANTED, where=str(path))) from None
-    except IsADirectoryError:
-        raise UserError(Problem("a directory", WANTED, where=str(path))) from None
+    except tuple(_NO_FILES) as error:
+        raise unreadable(_NO_FILES[type(error)], path) from None
     except UnicodeDecodeError:
         problem = "not UTF-8 text" + (" (pickled arguments are not read)" if path.suffix == ".bin" else "")
-        raise UserError(Problem(problem, WANTED, where=str(path))) from None
+        raise unreadable(problem, path) from None
 
 
 def _mapping(text: str, path: Path) -> dict[str, Any] | None:
@@ -261,14 +260,14 @@ def _mapping(text: str, path: Path) -> dict[str, Any] | None:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
         detail = getattr(error, "problem", None)
-        raise UserError(Problem("not YAML" + (f" ({detail})" if detail else ""), WANTED, where=where)) from None
+        raise unreadable("not YAML" + (f" ({detail})" if detail else ""), where) from None
     except RecursionError:
-        raise UserError(Problem(f"more than {DEEPEST} levels", WANTED, where=str(path))) from None
+        raise unreadable(f"more than {DEEPEST} levels", path) from None
     except ValueError as error:
         problem = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
-        raise UserError(Problem(problem, WANTED, where=str(path))) from None
+        raise unreadable(problem, path) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(Problem("no keys with values", WANTED, where=str(path)))
+        raise unreadable("no keys with values", path)
     return value
 
 
@@ -328,12 +327,9 @@ def _check(value: Any, level: int = 0) -> None:
     """Refuse what is too deep and numbers that nobody can count to. Raises ``RecursionError``, ``ValueError``."""
     if level > DEEPEST:
         raise RecursionError
-    if isinstance(value, dict):
-        for item in value.values():
-            _check(item, level + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check(item, level + 1)
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check(part, level + 1)
     elif isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
         raise ValueError(f"a number of {value.bit_length():,} bits")
 
@@ -350,8 +346,8 @@ def _json(text: str, path: Path) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        raise UserError(Problem(f"not JSON ({error})", WANTED, where=f"{path}:{error.lineno}")) from None
+        raise unreadable(f"not JSON ({error})", f"{path}:{error.lineno}") from None
     if twice:
         names = ", ".join(name[:60] for name in sorted(twice)[:10])
-        raise UserError(Problem(f"{names} written twice", "each key once", "remove one", str(path)))
+        raise user_error(f"{names} written twice", "each key once", "remove one", str(path))
     return value

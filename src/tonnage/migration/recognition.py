@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
-from tonnage.migration.settings import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
+from tonnage.migration.settings import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, unreadable
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
     by_signs = [kind for kind in KINDS if any(signs | kind.beside_signs <= names for signs in kind.table.signs)]
     if len(by_signs) > 1:
         titles = " and ".join(kind.table.title for kind in by_signs)
-        raise UserError(Problem(f"keys of several programs ({titles})", "one program's", "divide it", where))
+        raise user_error(f"keys of several programs ({titles})", "one program's", "divide it", where)
     if by_signs:
         return by_signs[0]
     counted = [kind for kind in KINDS if kind.is_counted]
@@ -65,12 +65,12 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
     shown = ", ".join(name[:60] for name in list(mapping)[:5]) or "nothing"
     for name, _ in leaves:
         if other := OTHERS.get(name) or OTHERS.get(name.rpartition(".")[2]):
-            raise UserError(Problem(other, WANTED, where=where))
+            raise unreadable(other, where)
     if not max(num_known):
-        raise UserError(Problem(f"no key that is known ({shown})", WANTED, where=where))
+        raise unreadable(f"no key that is known ({shown})", where)
     if max(num_known) < LEAST_KNOWN * len(leaves):
         problem = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(num_known)} and no program more"
-        raise UserError(Problem(problem, WANTED, where=where))
+        raise unreadable(problem, where)
     return best
 
 

@@ -11,12 +11,8 @@ from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.sources import Sources
 from tonnage.migration.templates import JINJA, Named, ours_for
-from tonnage.migration.values import flag, text
+from tonnage.migration.values import flag, optional, text
 
-BORDER = (
-    "The other program makes tokens of a prompt and of its answer apart, here they are made of both in one: tokens at "
-    "the border may be others where a prompt does not end in a line break."
-)
 FALLBACK = "tokenizer_default_fallback_"
 
 
@@ -34,7 +30,7 @@ def template(draft: Draft, sources: Sources, named: Mapping[str, Named]) -> None
     elif sources.prompt is not None:
         draft.imply("data.template", prompt_template(sources.prompt), "the prompt of the rows' type")
         if not (sources.prompt.with_input.endswith("\n") and sources.prompt.without_input.endswith("\n")):
-            draft.notes.append(BORDER)
+            draft.note("tokens at the border")
     elif picks and sources.shown != {"text"}:
         _named(draft, picks[0], named)
     elif "chat" in sources.shown:
@@ -50,29 +46,28 @@ def template(draft: Draft, sources: Sources, named: Mapping[str, Named]) -> None
 
 
 def _named(draft: Draft, pick: Pick[str], named: Mapping[str, Named]) -> None:
-    name, model = pick.value, str(draft.tree.get("model", ""))
+    name, model = pick.value, draft.model
     if name.startswith(FALLBACK):
         draft.put("data.template", "auto", pick, note="Where the tokenizer has none, the account says what is taken.")
         return
     known_template = named.get(name)
-    ours = ours_for(known_template, model) if known_template is not None else ""
-    if known_template is not None and known_template.text and not ours:
-        _written_out(draft, pick, known_template)
-    elif known_template is not None and ours:
-        is_copy = ours == "auto" and name != "tokenizer_default" and not known_template.differs
-        note = f"The model's own, of which {name} is a copy." if is_copy else known_template.differs
-        draft.put("data.template", ours, pick, note=note)
-    elif known_template is not None:
-        draft.refuse(
-            pick,
-            f"{model or 'The model'} may have another text than {name}: write that into the config (data.template), or "
-            "take the model's own (data.template: auto).",
-        )
-    else:
+    if known_template is None:
         draft.refuse(
             pick,
             f"No template has the text of {name} here: write it into the config (data.template), or take the model's "
             "own (data.template: auto).",
+        )
+    elif ours := ours_for(known_template, model):
+        is_copy = ours == "auto" and name != "tokenizer_default" and not known_template.differs
+        note = f"The model's own, of which {name} is a copy." if is_copy else known_template.differs
+        draft.put("data.template", ours, pick, note=note)
+    elif known_template.text:
+        _written_out(draft, pick, known_template)
+    else:
+        draft.refuse(
+            pick,
+            f"{model or 'The model'} may have another text than {name}: write that into the config (data.template), or "
+            "take the model's own (data.template: auto).",
         )
 
 
@@ -86,7 +81,7 @@ def _written_out(draft: Draft, pick: Pick[str], known_template: Named) -> None:
     if turns is not None and turns.tokens:
         draft.imply("data.added_tokens", list(turns.tokens), f"{pick.value} has them added")
     if turns is not None and turns.joins:
-        draft.notes.append(BORDER)
+        draft.note("tokens at the border")
 
 
 def _arguments(draft: Draft) -> None:
@@ -106,8 +101,7 @@ def _arguments(draft: Draft) -> None:
     thinking = draft.first("thinking", flag)
     if thinking is not None and not thinking.value:
         draft.put("data.template_arguments", {**arguments, "enable_thinking": False}, thinking)
-    elif thinking is not None:
-        draft.drop(thinking, "Templates that ask think by default.")
+    draft.drop(thinking, "Templates that ask think by default.")
 
 
 def template_of_arguments(draft: Draft) -> None:
@@ -122,7 +116,7 @@ def template_of_arguments(draft: Draft) -> None:
 def mask(draft: Draft, shown: Collection[str] = ()) -> None:
     """Which tokens are trained. ``shown`` says how rows are, where a program lists them."""
     inputs, last = draft.first("train_on_inputs", flag), draft.first("mask_history", flag)
-    assistant, completion = draft.first("assistant_only", flag), draft.first("completion_only", _maybe)
+    assistant, completion = draft.first("assistant_only", flag), draft.first("completion_only", optional(flag))
     enabled = [pick for pick in (assistant, completion) if pick is not None and pick.value]
     disabled = [pick for pick in (assistant, completion) if pick is not None and pick.value is False]
     if inputs is not None and inputs.value:
@@ -140,19 +134,12 @@ def mask(draft: Draft, shown: Collection[str] = ()) -> None:
         draft.imply("data.train_on", "all", "the script trains every token")
     elif draft.program is TRL:
         draft.imply("data.train_on", "all", "TRL trains every token of conversations and of text by default")
-        draft.notes.append(
-            "Of rows with prompt and completion TRL trains the completion alone: write data.train_on: assistant for "
-            "those."
-        )
+        draft.note("completion alone")
     elif set(shown) - {"text"}:
         draft.imply("data.train_on", "assistant", "what the assistant says is trained by default")
-    draft.drop([pick for pick in (inputs, last) if pick is not None and not pick.value], "Off.")
+    draft.drop((pick for pick in (inputs, last) if pick is not None and not pick.value), "Off.")
     draft.drop(completion if completion is not None and completion.value is None else None, "The default.")
     draft.drop((inputs, last, assistant, completion), "Other keys decide data.train_on.")
-
-
-def _maybe(value: Any) -> bool | None:
-    return None if value is None or str(value).lower() in ("none", "null") else flag(value)
 
 
 def special_tokens(draft: Draft) -> None:

@@ -8,30 +8,15 @@ that may all be silent, so the script's name alone tells them apart. Names are t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePath
 
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML
+from tonnage.migration.yaml_files import read_data
 
-_KINDS: Mapping[str, str] = {
-    "preferences or rewards": "dpo kto orpo cpo simpo ipo bco apo xpo tpo mpo nash preference preferences reward "
-    "rewards rm prm orm ppo grpo rloo gspo dapo gmpo rl rlhf rlaif rlvr reinforce gym",
-    "what another model answers (distillation)": "gkd gold distill distillation sdft sdpo ssd kd minillm teacher",
-    "rows with images or sounds": "vlm vsft vision llava video audio speech multimodal vl image images asr",
-    "a diffusion model": "diffusion ddpo alignprop unet dreambooth",
-    "labels, or other words than the next ones": "glue classification classifier ner qa squad swag mlm plm seq2seq "
-    "summarization translation embedding embeddings",
-}
-"""Words in names of scripts that train something else than supervised rows, by what that is."""
-_OTHERS = {word: kind for kind, words in _KINDS.items() for word in words.split()}
-_SUPERVISED = (
-    *("sft", "train", "training", "trainer", "tune", "tuning", "finetune", "finetuning", "supervised"),
-    *("clm", "lora", "qlora", "alpaca", "instruct", "instruction", "pretrain", "pretraining", "cpt"),
-)
-"""Words in names of scripts that train on supervised rows or on text."""
-_JOINED = ("dpo", "kto", "orpo", "grpo", "rloo", "ppo", "reward", "distill", "rlhf")
-"""Of the others, those that people write without a border, as in ``dpotrain.py``."""
+_TABLE = read_data("scripts")
+_OTHERS = {word: kind for kind, words in _TABLE["others"].items() for word in words.split()}
+_SUPERVISED, _JOINED = _TABLE["supervised"].split(), _TABLE["joined"].split()
 SUPPOSED = "Taken for supervised training, as its name says. What else the script does is not known here."
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tonnage.errors import UserError, user_error
+from tonnage.files.visible import shortened
 from tonnage.migration.keys import LONGEST_NAME, Key, Table
 
 WANTED = (
@@ -14,7 +17,13 @@ WANTED = (
     "YAML or JSON, or a saved command line that starts with accelerate, torchrun, deepspeed, python, trl, axolotl or "
     "llamafactory-cli"
 )
-LONGEST_SHOWN = 60
+
+
+def unreadable(observed: str, where: str | Path) -> UserError:
+    """The refusal of a file or a command of which nothing can be made."""
+    return user_error(observed, WANTED, where=str(where))
+
+
 SECRET = ("token", "secret", "password", "api_key", "access_key")
 """Parts of names whose values are not repeated."""
 
@@ -49,24 +58,17 @@ class Setting:
     @property
     def shown(self) -> str:
         """The key as it was written, or its beginning."""
-        return _short(self.written or self.name, LONGEST_NAME)
+        return shortened(self.written or self.name, LONGEST_NAME)
 
     @property
     def shown_value(self) -> str:
         """The value as it would be written in JSON, secrets left out."""
-        if self.value not in (None, "") and any(part in self.name.lower() for part in SECRET) and not self._is_known():
+        is_secret = any(part in self.name.lower() for part in SECRET)
+        if self.value not in (None, "") and is_secret and (self.key is None or self.key.verdict != "mapped"):
             return "..."
         if isinstance(self.value, float) and self.value.is_integer() and self.value >= 1e6:
             return f"{self.value:g}"
-        return _short(self.value if isinstance(self.value, str) else json.dumps(self.value, default=str), LONGEST_SHOWN)
-
-    def _is_known(self) -> bool:
-        key = self.key
-        return key is not None and key.verdict == "mapped"
-
-
-def _short(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+        return shortened(self.value if isinstance(self.value, str) else json.dumps(self.value, default=str))
 
 
 RANK_DEEPSPEED, RANK_WORDS, RANK_ARGUMENTS, RANK_LAUNCHER, RANK_ACCELERATE = range(5)
@@ -74,14 +76,14 @@ RANK_DEEPSPEED, RANK_WORDS, RANK_ARGUMENTS, RANK_LAUNCHER, RANK_ACCELERATE = ran
 and those of the launcher the place of Accelerate's file."""
 
 
-def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and what they hold; lists of mappings by number, other lists whole."""
-    for name, item in value.items():
+    for name, value in mapping.items():
         key = f"{prefix}{name}"
-        if isinstance(item, Mapping) and item:
-            yield from flat(item, key + ".")
-        elif isinstance(item, list) and item and all(isinstance(part, Mapping) for part in item):
-            for index, part in enumerate(item):
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, key + ".")
+        elif isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+            for index, part in enumerate(value):
                 yield from flat(part, f"{key}.{index}.")
         else:
-            yield key, item
+            yield key, value

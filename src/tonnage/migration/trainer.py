@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.values import number, text, texts, words
 
@@ -24,26 +24,25 @@ def rows(draft: Draft, *, evaluates: bool) -> None:
     subset = draft.first("subset", text)
     named = {"name": subset.value} if subset is not None and hub is not None else {}
     mixture = _mixture(draft)
+    sources: list[dict[str, Any]] = []
     picks: Sequence[Pick[Any] | None] = ()
     if mixture:
         sources, picks = mixture
         draft.drop(hub, "TRL ignores it where datasets are listed.")
     elif hub is not None:
-        sources = [_source(hub.value, split) | named]
+        part = {"split": split.value} if split is not None and split.value != "train" else {}
+        sources = [{"path": hub.value} | part | named]
         picks = [hub, split, subset]
     elif files is not None:
         sources, picks = [{"path": path} for path in files.value], [files]
-    else:
-        sources = []
     if sources:
-        if files is not None and files not in picks:
-            draft.drop(files, "A data set of the hub is named.")
         used = column if columns else None
         draft.put("data.train", _short([source | columns for source in sources]), *picks, used)
+        draft.drop(files, "A data set of the hub is named.")
     draft.drop((split, subset), "No data set of the hub is named.")
-    if not (columns and sources):
-        draft.drop(column, "The usual name." if not columns else "No rows are named.")
-    _validation(draft, hub, named, columns, _second(both), evaluates=evaluates)
+    draft.drop(column, "The usual name." if not columns else "No rows are named.")
+    second = Pick(both.value[1], both.settings) if both is not None and len(both.value) > 1 else None
+    _validation(draft, hub, named, columns, second, evaluates=evaluates)
     draft.drop(both, "No data set of the hub is named, or others are evaluated.")
 
 
@@ -52,14 +51,6 @@ def _splits(value: Any) -> list[str]:
     if not 1 <= len(names) <= 2:
         raise ValueError("is neither a split to train on nor two, the second to evaluate on")
     return names
-
-
-def _second(both: Pick[list[str]] | None) -> Pick[str] | None:
-    return Pick(both.value[1], both.settings) if both is not None and len(both.value) > 1 else None
-
-
-def _source(path: str, split: Pick[str] | None) -> dict[str, Any]:
-    return {"path": path} | ({"split": split.value} if split is not None and split.value != "train" else {})
 
 
 def _short(sources: list[dict[str, Any]]) -> Any:
@@ -82,24 +73,18 @@ def _mixture(draft: Draft) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
             sources.setdefault(place, {})[ours] = pick.value
             picks.append(pick)
     whole_ones = [source for source in sources.values() if "path" in source]
-    _shares(draft, len(whole_ones))
+    shares = draft.every("mixture_fraction", number)
+    if len(whole_ones) < 2:
+        draft.drop(shares, "A share of one data set is all of it.")
+    draft.refuse(
+        shares,
+        "A share of the mixture's rows, so what it takes of a data set follows from how many rows each has: write "
+        "weight for each source (0.5 is half of its rows).",
+    )
     if not whole_ones:
         draft.drop(picks, "No data set is named.")
         return None
     return whole_ones, picks
-
-
-def _shares(draft: Draft, number_of: int) -> None:
-    """TRL's ``fraction``, which is a share of the rows of the mixture and not of those of the data set."""
-    for pick in draft.every("mixture_fraction", number):
-        if number_of < 2:
-            draft.drop(pick, "A share of one data set is all of it.")
-        else:
-            draft.refuse(
-                pick,
-                "A share of the mixture's rows, so what it takes of a data set follows from how many rows each has: "
-                "write weight for each source (0.5 is half of its rows).",
-            )
 
 
 def _validation(
@@ -128,7 +113,7 @@ def _validation(
         draft.imply("data.validation", source, because)
     if fraction is not None and fraction.value > 1 and fraction.value == int(fraction.value):
         sentence = f"{fraction.value:g} rows as a fraction of all: {fraction.value:g} / their number"
-        draft.leave_open(Need("data.validation", sentence, "0.01"), fraction)
+        draft.leave_open("data.validation", sentence, fraction, example="0.01")
     draft.refuse(fraction, "A fraction of the rows, below 1.")
     are_others = "data.validation" in draft.tree
     draft.drop((percentage, split), "Other rows are evaluated." if are_others else "Nothing is evaluated.")

@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
-from tonnage.migration.draft import Conflict, Draft, Need, Pick
+from tonnage.migration.draft import Conflict, Draft, Pick
 from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.programs import AXOLOTL_YAML, in_words
 from tonnage.migration.values import flag, number, numbers, text, whole
 
-ADAMW = {
-    "adamw_torch": "",
-    "adamw_torch_fused": "",
-    "adamw_torch_xla": "",
-    "adamw_torch_npu_fused": "",
-    "adamw_apex_fused": "",
-    "adamw_hf": "",
-    "adamw": "",
-    "paged_adamw": "",
-    "paged_adamw_32bit": "",
-    "adamw_8bit": "int8",
-    "adamw_bnb_8bit": "int8",
-    "adamw_torch_8bit": "int8",
-    "adamw_torch_4bit": "int8",
-    "ao_adamw_4bit": "int8",
-    "ao_adamw_8bit": "int8",
-    "ao_adamw_fp8": "int8",
-    "optimi_adamw": "",
-    "flash_adamw": "int8",
-    "paged_adamw_8bit": "int8",
-}
-"""The optimizers of ``optim`` that are AdamW, and how their moments rest: as always, or in 8 bits."""
-OWN_MOMENTS = ("adamw_torch_4bit", "ao_adamw_4bit", "ao_adamw_fp8", "flash_adamw")
-"""Of these, those whose moments rest otherwise than in blocks of 8-bit numbers."""
-
-DEEPSPEED_SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
-_PLAIN = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "cosine_with_min_lr": "cosine",
-}
-SCHEDULES = _PLAIN | {f"schedulertype.{name}": shape for name, shape in _PLAIN.items()}
 COSINE_FINAL = 1e-4
 """``cos_min_ratio`` of DeepSpeed's WarmupCosineLR where it is not given."""
 
@@ -63,37 +29,31 @@ def batch(draft: Draft, ranks: int | None) -> None:
     if each is not None:
         draft.put("memory.micro_batch", each.value, each)
     if draft.is_open("batch.sequences"):
-        for pick in picks:
-            draft.leave_open(Need("batch.sequences", "sequences in a step: other keys leave it open"), pick)
+        draft.leave_open("batch.sequences", "sequences in a step: other keys leave it open", *picks)
         return
     num_each = each.value if each is not None else draft.default("memory.micro_batch")
     num_accumulated = accumulation.value if accumulation is not None else draft.default("accumulation") or 1
-    if total is None and num_each is None:
-        if accumulation is not None:
-            draft.leave_open(
-                Need("batch.sequences", "sequences in a step: no file says how many one worker takes"), accumulation
-            )
-        return
+    arithmetic = f"{num_each} x {num_accumulated} x {ranks or 'number of'} {'worker' if ranks == 1 else 'workers'}"
     if total is not None:
         draft.put("batch.sequences", total.value, *picks)
         if each is not None and accumulation is not None and ranks:
             product = each.value * accumulation.value * ranks
             if product != total.value:
-                draft.notes.append(
-                    f"train_batch_size is {total.value}, but {each.value} x {accumulation.value} x {ranks} workers is "
-                    f"{product}; DeepSpeed refuses that, and train_batch_size was taken."
-                )
-    elif num_each is not None:
-        arithmetic = f"{num_each} x {num_accumulated} x {ranks or 'number of'} {'worker' if ranks == 1 else 'workers'}"
-        if ranks is None:
-            sentence = f"sequences in a step: {arithmetic}, and no file says how many"
-            draft.leave_open(Need("batch.sequences", sentence, str(num_each * num_accumulated)), *picks)
-        elif picks:
-            draft.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
-        else:
-            because = f"{in_words(draft.program.defaults['memory.micro_batch'])}, {arithmetic}"
-            number_of = num_each * num_accumulated * ranks
-            draft.imply("batch.sequences", number_of, because, "batch.sequences", "memory.micro_batch", "accumulation")
+                factors = f"{each.value} x {accumulation.value} x {ranks} workers"
+                draft.note("another batch", total=total.value, factors=factors, product=product)
+    elif num_each is None:
+        if accumulation is not None:
+            sentence = "sequences in a step: no file says how many one worker takes"
+            draft.leave_open("batch.sequences", sentence, accumulation)
+    elif ranks is None:
+        sentence = f"sequences in a step: {arithmetic}, and no file says how many"
+        draft.leave_open("batch.sequences", sentence, *picks, example=str(num_each * num_accumulated))
+    elif picks:
+        draft.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
+    else:
+        because = f"{in_words(draft.program.defaults['memory.micro_batch'])}, {arithmetic}"
+        size = num_each * num_accumulated * ranks
+        draft.imply("batch.sequences", size, because, "batch.sequences", "memory.micro_batch", "accumulation")
     _claim_autos(draft, "batch.sequences", "batch.sequences", "memory.micro_batch", "accumulation")
 
 
@@ -123,22 +83,22 @@ def duration(draft: Draft) -> None:
 
 def optimizer(draft: Draft) -> None:
     """AdamW: rate, decay, betas, eps, clipping, and how its moments rest."""
-    ds_type = draft.first("optimizer_type", text)
-    optim = draft.first("optim", text)
-    knows_defaults = draft.has_arguments or ds_type is not None
-    _kind(draft, ds_type, optim)
+    ds_type = draft.follow("optimizer_type", any_case=True)
+    if ds_type is None:
+        draft.follow("optim", any_case=True)
+    else:
+        draft.drop(draft.first("optim", text), f"DeepSpeed's {ds_type.value} counts.")
     _rate(draft)
     _decay(draft, has_own_optimizer=ds_type is not None)
     draft.copy("optimizer.eps", number)
-    _betas(draft, knows_defaults)
+    _betas(draft, knows_defaults=draft.has_arguments or ds_type is not None)
     _clip(draft)
     draft.copy("router_loss", number)
     draft.imply_default("router_loss")
-    if draft.has_arguments:
-        draft.imply_default("optimizer.lr", "optimizer.lr", "schedule_lr")
-        draft.imply_default("optimizer.weight_decay", "optimizer.weight_decay")
-        draft.imply_default("optimizer.eps", "optimizer.eps")
-    elif ds_type is not None and not draft.autos("optimizer.lr") and not draft.autos("schedule_lr"):
+    draft.imply_default("optimizer.lr", "optimizer.lr", "schedule_lr")
+    draft.imply_default("optimizer.weight_decay", "optimizer.weight_decay")
+    draft.imply_default("optimizer.eps", "optimizer.eps")
+    if ds_type is not None and not any((draft.has_arguments, draft.autos("optimizer.lr"), draft.autos("schedule_lr"))):
         draft.imply("optimizer.lr", 1e-3, "lr 0.001 by default in DeepSpeed")
     draft.switch("bf16_moments", "memory.moments", "bf16", "Moments rest in fp32.")
 
@@ -161,36 +121,10 @@ def _decay(draft: Draft, *, has_own_optimizer: bool) -> None:
     was_auto = bool(draft.autos("optimizer.weight_decay"))
     decay = draft.copy("optimizer.weight_decay", number)
     if decay is not None and has_own_optimizer and decay.settings[0].table is not DEEPSPEED and not was_auto:
-        draft.notes.append(
-            f"{decay.settings[0].shown} was taken for optimizer.weight_decay; an optimizer in DeepSpeed's file has a "
-            "decay only if its params have weight_decay, so write optimizer.weight_decay: 0 for the run as it was."
-        )
+        draft.note("decay of another file", key=decay.settings[0].shown)
 
 
-def _kind(draft: Draft, ds_type: Pick[str] | None, optim: Pick[str] | None) -> None:
-    if ds_type is not None:
-        if ds_type.value.lower() in ("adam", "adamw"):
-            draft.drop(ds_type, "AdamW is the one optimizer; DeepSpeed's Adam decouples weight decay too.")
-        else:
-            draft.refuse(ds_type, f"AdamW is the one optimizer, not {ds_type.value}.")
-        draft.drop(optim, f"DeepSpeed's {ds_type.value} counts.")
-        return
-    if optim is None:
-        return
-    name = optim.value.lower()
-    if name not in ADAMW:
-        draft.refuse(optim, f"AdamW is the one optimizer, not {optim.value}.")
-    elif ADAMW[name]:
-        note = "Blocks of 256 with a scale each; moments are rounded otherwise than there."
-        if name in OWN_MOMENTS:
-            note = "Moments rest in 8 bits here, with more of their digits than there."
-        draft.put("memory.moments", ADAMW[name], optim, note=note)
-    else:
-        paged = " What does not fit rests where memory.optimizer_tier says." if name.startswith("paged") else ""
-        draft.drop(optim, f"AdamW is the one optimizer.{paged}")
-
-
-def _betas(draft: Draft, knows_defaults: bool) -> None:
+def _betas(draft: Draft, *, knows_defaults: bool) -> None:
     both = draft.first("optimizer.betas", numbers)
     first, second = draft.first("beta1", number), draft.first("beta2", number)
     if both is not None:
@@ -201,8 +135,7 @@ def _betas(draft: Draft, knows_defaults: bool) -> None:
         draft.put("optimizer.betas", betas, first, second)
         _claim_autos(draft, "optimizer.betas", "optimizer.betas")
     elif knows_defaults and (draft.has_arguments or not draft.autos("optimizer.betas")):
-        because = "betas 0.9 and 0.999 by default"
-        draft.imply("optimizer.betas", [0.9, 0.999], because, "optimizer.betas")
+        draft.imply("optimizer.betas", [0.9, 0.999], "betas 0.9 and 0.999 by default", "optimizer.betas")
 
 
 def _clip(draft: Draft) -> None:
@@ -210,26 +143,21 @@ def _clip(draft: Draft) -> None:
     clip = draft.copy("optimizer.clip", number)
     if clip is None and draft.files.has(DEEPSPEED) and not was_auto:
         draft.imply("optimizer.clip", 0.0, "DeepSpeed clips nothing without gradient_clipping")
-    elif clip is None and draft.has_arguments:
+    elif clip is None:
         draft.imply_default("optimizer.clip", "optimizer.clip")
-    elif clip is not None and draft.files.has(DEEPSPEED) and clip.settings[0].table is not DEEPSPEED and not was_auto:
-        draft.notes.append(
-            f"{clip.settings[0].shown} was taken for optimizer.clip; under DeepSpeed it has no effect without "
-            "gradient_clipping in its file, so write optimizer.clip: 0 for the run as it was."
-        )
+    elif draft.files.has(DEEPSPEED) and clip.settings[0].table is not DEEPSPEED and not was_auto:
+        draft.note("clipping of another file", key=clip.settings[0].shown)
 
 
 def schedule(draft: Draft) -> None:
     """Shape and warm-up. DeepSpeed's scheduler, where there is one, is the one that runs."""
-    ds_kind = draft.first("ds_schedule", text)
+    ds_kind = draft.follow("ds_schedule", any_case=True)
     kind = draft.first("optimizer.schedule", text)
     if ds_kind is not None:
-        otherwise = f"Cosine, linear or constant, not {ds_kind.value}."
-        draft.translate("optimizer.schedule", ds_kind, DEEPSPEED_SCHEDULES, otherwise)
         draft.drop(kind, f"DeepSpeed's {ds_kind.value} counts.")
     elif kind is not None:
-        draft.translate("optimizer.schedule", kind, SCHEDULES, f"Cosine, linear or constant, not {kind.value}.")
-    elif draft.has_arguments:
+        draft.apply("optimizer.schedule", kind, any_case=True)
+    else:
         draft.imply_default("optimizer.schedule")
     has_no_warmup = kind is not None and ds_kind is None and kind.value.lower() == "constant"
     _warmup(draft, ds_kind, has_no_warmup=has_no_warmup)
@@ -254,7 +182,7 @@ def _as_axolotl_counts(draft: Draft, value: float, *, is_default: bool = False) 
 def _warmup(draft: Draft, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> None:
     steps = draft.first("warmup_steps", number)
     ratio = draft.first("warmup_ratio", number)
-    shape = draft.first("warmup_type", text)
+    shape = draft.follow("warmup_type", any_case=True)
     if has_no_warmup:
         draft.drop((steps, ratio), "transformers' constant schedule has no warm-up.")
         draft.imply("optimizer.warmup", 0, "the constant schedule of transformers has no warm-up")
@@ -274,21 +202,12 @@ def _warmup(draft: Draft, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
         draft.imply_default("optimizer.warmup", "warmup_steps", value=value)
         if draft.program is AXOLOTL_YAML and "steps" not in draft.tree:
             longest = round(MOST_WARMUP_STEPS / draft.default("optimizer.warmup"))
-            draft.notes.append(
-                f"Axolotl's warm-up by default ends after {MOST_WARMUP_STEPS} steps: if the run has more than "
-                f"{longest:,}, write optimizer.warmup: {MOST_WARMUP_STEPS}."
-            )
+            draft.note("short warm-up", most=MOST_WARMUP_STEPS, longest=longest)
     if ds_kind is None and draft.has_arguments and draft.tree.get("optimizer.warmup"):
         draft.imply("optimizer.warmup_from", "zero", "transformers' warm-up begins at zero")
     _rise(draft, ds_kind)
     if shape is None and ds_kind is not None and "optimizer.warmup" in draft.tree and draft.tree["optimizer.warmup"]:
-        draft.notes.append(
-            "DeepSpeed's warm-up rises with the logarithm of the step unless warmup_type is linear; ours is linear."
-        )
-    elif shape is not None and shape.value.lower() == "linear":
-        draft.drop(shape, "Warm-up is linear.")
-    elif shape is not None:
-        draft.refuse(shape, "Warm-up is linear.")
+        draft.note("logarithmic warm-up")
 
 
 def _rise(draft: Draft, ds_kind: Pick[str] | None) -> None:
@@ -308,17 +227,16 @@ def _final(draft: Draft, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> N
     ratio, lowest = draft.first("min_lr_rate", number), draft.first("min_lr", number)
     is_ds_cosine = ds_kind is not None and ds_kind.value.lower() == "warmupcosinelr"
     cosine = draft.first("cosine_final", number)
-    if cosine is not None and kind is not None and kind.value.lower() != "cosine":
+    if kind is not None and kind.value.lower() != "cosine":
         draft.drop(cosine, "Belongs to a cosine.")
     elif cosine is not None:
         draft.put("optimizer.final", cosine.value, cosine)
     has_minimum = ds_kind is None and kind is not None and kind.value.lower() == "cosine_with_min_lr"
     if final is not None and is_ds_cosine:
         draft.put("optimizer.final", final.value, final)
-    elif final is not None:
-        draft.drop(final, "Belongs to WarmupCosineLR.")
-    elif is_ds_cosine:
+    elif final is None and is_ds_cosine:
         draft.imply("optimizer.final", COSINE_FINAL, "cos_min_ratio 0.0001 by default")
+    draft.drop(final, "Belongs to WarmupCosineLR.")
     if has_minimum and ratio is not None:
         draft.put("optimizer.final", ratio.value, ratio)
     elif has_minimum and lowest is not None and draft.tree.get("optimizer.lr"):
@@ -327,24 +245,28 @@ def _final(draft: Draft, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> N
     draft.drop((ratio, lowest), unused)
 
 
+BOTH = ("bf16", "fp16")
+HALVES = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16", "half": "fp16"}
+"""Types of weights."""
+MIXED = {"no": "fp32", "false": "fp32", "fp32": "fp32"}
+MIXED |= {f"{half}{end}": half for half in BOTH for end in ("", "_mixed")}
+"""What ``mixed_precision`` asks for."""
+
+
 def precision(draft: Draft) -> None:
     """bf16, fp16 or fp32, as flags, as Accelerate's mixed precision, or as the type of the weights."""
     bf16, fp16 = draft.first("bf16", _on), draft.first("fp16", flag)
     mixed, dtype = draft.first("mixed_precision", text), draft.first("dtype", text)
-    requested = ""
-    if bf16 is not None and bf16.value:
-        requested = "bf16"
-    elif fp16 is not None and fp16.value:
-        requested = "fp16"
-    elif mixed is not None and mixed.value.lower().removesuffix("_mixed") in ("bf16", "fp16"):
-        requested = mixed.value.lower().removesuffix("_mixed")
-    elif dtype is not None and (half := _half(dtype.value)):
-        requested = half
-    elif draft.default("precision") == "bf16" and fp16 is None and bf16 is None:
+    of_mixed = MIXED.get(mixed.value.lower(), "") if mixed is not None else ""
+    half = HALVES.get(dtype.value.removeprefix("torch."), "") if dtype is not None else ""
+    has_flags = bf16 is not None or fp16 is not None
+    enabled = [name for pick, name in ((bf16, "bf16"), (fp16, "fp16")) if pick is not None and pick.value]
+    requested = next((word for word in (*enabled, of_mixed, half) if word in BOTH), "")
+    if not requested and draft.default("precision") == "bf16" and not has_flags:
         draft.imply_default("precision", "bf16")
-    elif draft.has_arguments or bf16 is not None or fp16 is not None or mixed is not None or draft.files.has(DEEPSPEED):
+    elif not requested and (draft.has_arguments or has_flags or mixed is not None or draft.files.has(DEEPSPEED)):
         requested = "" if draft.autos("bf16") and not draft.has_arguments else "fp32"
-    if requested == "fp32" and bf16 is None and fp16 is None and mixed is None:
+    if requested == "fp32" and not has_flags and mixed is None:
         draft.imply("precision", "fp32", "fp32 by default", "bf16", "fp16")
     chosen = draft.tree.get("precision") or requested
     for pick, name in ((bf16, "bf16"), (fp16, "fp16")):
@@ -356,13 +278,14 @@ def precision(draft: Draft) -> None:
             draft.put("precision", chosen, pick)
         else:
             draft.drop(pick, f"Off; precision is {chosen or 'left open'}.")
-    if mixed is not None:
-        _mixed(draft, mixed, chosen)
-    if dtype is not None:
-        if requested and _half(dtype.value) == requested and bf16 is None and fp16 is None and mixed is None:
-            draft.put("precision", requested, dtype)
-        else:
-            draft.drop(dtype, "Weights rest in the precision of the run, beside an fp32 master.")
+    if mixed is not None and not of_mixed:
+        draft.refuse(mixed, f"bf16, fp16 or fp32, not {mixed.value}.")
+    elif mixed is not None and of_mixed == chosen:
+        draft.put("precision", chosen, mixed)
+    draft.drop(mixed, f"Other keys make it {chosen}.")
+    if half and half == requested and not has_flags and mixed is None:
+        draft.put("precision", requested, dtype)
+    draft.drop(dtype, "Weights rest in the precision of the run, beside an fp32 master.")
     _claim_autos(draft, "precision", "bf16", "fp16")
     _loss_scale(draft)
 
@@ -370,24 +293,6 @@ def precision(draft: Draft) -> None:
 def _on(value: Any) -> bool:
     """A flag; Axolotl's ``auto`` is true on every device that has the type, and ``full`` is evaluation in it too."""
     return True if str(value).lower() in ("auto", "full") else flag(value)
-
-
-def _mixed(draft: Draft, mixed: Pick[str], chosen: str) -> None:
-    requested = {"no": "fp32", "false": "fp32", "bf16_mixed": "bf16", "fp16_mixed": "fp16"}.get(
-        mixed.value.lower(), mixed.value.lower()
-    )
-    if requested not in ("bf16", "fp16", "fp32"):
-        draft.refuse(mixed, f"bf16, fp16 or fp32, not {mixed.value}.")
-    elif requested == chosen:
-        draft.put("precision", requested, mixed)
-    else:
-        draft.drop(mixed, f"Other keys make it {chosen}.")
-
-
-def _half(dtype: str) -> str:
-    return {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16", "half": "fp16"}.get(
-        dtype.removeprefix("torch."), ""
-    )
 
 
 LARGEST_POWER = 64
@@ -412,11 +317,6 @@ def steps_of(draft: Draft, value: float) -> int | None:
     if value >= 1:
         return int(value)
     return ceil(value * draft.tree["steps"]) if "steps" in draft.tree else None
-
-
-def ranks_with_their_own_data(workers: int | None, degrees: list[int]) -> int | None:
-    """Workers that see different rows: all, divided by what shares one copy of the model."""
-    return None if workers is None else max(1, workers // prod(degrees))
 
 
 def per_epoch(draft: Draft, quantity: str) -> tuple[Pick[float], float] | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tonnage.migration.yaml_files import as_literal, read_template
+
 CONTENT = "{content}"
-_THOUGHT = "<think>\n\n</think>\n\n"
+_TEMPLATE = read_template("turns")
 
 
 @dataclass(frozen=True)
@@ -43,59 +45,18 @@ class Turns:
 
 def jinja(turns: Turns) -> str:
     """The template of a conversation."""
-    lines = [f"{{{{- {turns.begins} -}}}}"] if turns.begins else []
     words = "message['content']" + (" | trim" if turns.trims else "")
-    if turns.within:
-        lines += ["{%- set state = namespace(system='') -%}"]
-        if turns.usual:
-            lines += [f"{{%- set state.system = {_written(turns.system, _text(turns.usual))} -%}}"]
-    elif turns.usual:
-        lines += [
-            "{%- if messages[0]['role'] != 'system' -%}",
-            f"{{{{- {_written(turns.system, _text(turns.usual))} -}}}}",
-            "{%- endif -%}",
-        ]
-    system = _written(turns.system, "message['content']")
-    user = _written(turns.user, f"(state.system + {words})" if turns.within else f"({words})")
-    lines += [
-        "{%- for message in messages -%}",
-        "{%- if message['role'] == 'system' and loop.first -%}",
-        f"{{%- set state.system = {system} -%}}" if turns.within else f"{{{{- {system} -}}}}",
-        "{%- elif message['role'] == 'user' -%}",
-        f"{{{{- {user} -}}}}",
-        *(["{%- set state.system = '' -%}"] if turns.within else []),
-        "{%- elif message['role'] == 'assistant' -%}",
-        f"{{{{- {_text(turns.opener)} -}}}}",
-        *(_thought() if turns.thinks else []),
-        f"{{{{- {_written(turns.assistant, f'({words})')} -}}}}",
-        "{%- else -%}",
-        "{{- raise_exception('this template has no place for role ' + message['role'] + ' here') -}}",
-        "{%- endif -%}",
-        "{%- endfor -%}",
-        "{%- if add_generation_prompt -%}",
-        f"{{{{- {_text(turns.opener)} -}}}}",
-        *(
-            [
-                "{%- if enable_thinking is defined and not enable_thinking -%}",
-                f"{{{{- {_text(_THOUGHT)} -}}}}",
-                "{%- endif -%}",
-            ]
-            if turns.thinks
-            else []
-        ),
-        "{%- endif -%}",
-    ]
-    return "\n".join(lines)
-
-
-def _thought() -> list[str]:
-    return [
-        "{%- if '<think>' not in message['content'] and '</think>' not in message['content'] -%}",
-        f"{{{{- {_text(_THOUGHT)} -}}}}",
-        "{%- elif enable_thinking is defined and not enable_thinking -%}",
-        "{{- raise_exception('a thought, and enable_thinking is false') -}}",
-        "{%- endif -%}",
-    ]
+    return _TEMPLATE.render(
+        begins=turns.begins,
+        within=turns.within,
+        thinks=turns.thinks,
+        usual=turns.usual and _written(turns.system, as_literal(turns.usual)),
+        system=_written(turns.system, "message['content']"),
+        user=_written(turns.user, f"(state.system + {words})" if turns.within else f"({words})"),
+        opener=as_literal(turns.opener),
+        assistant=_written(turns.assistant, f"({words})"),
+        thought=as_literal("<think>\n\n</think>\n\n"),
+    )
 
 
 def _written(format: str, words: str) -> str:
@@ -107,10 +68,5 @@ def _written(format: str, words: str) -> str:
 
 def _with_tokens(text: str) -> str:
     parts = re.split(r"\{(bos|eos)\}", text)  # texts and names in turn
-    expressions = [f"{part}_token" if at % 2 else _text(part) for at, part in enumerate(parts) if part]
+    expressions = [f"{part}_token" if at % 2 else as_literal(part) for at, part in enumerate(parts) if part]
     return " + ".join(expressions)
-
-
-def _text(text: str) -> str:
-    """A text as Jinja writes one."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"

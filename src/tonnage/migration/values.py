@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LARGEST = 2**53
 """Whole numbers are below it: they may be written as ``1e9``, so they pass through floating point."""
@@ -17,11 +19,21 @@ def text(value: Any) -> str:
     return str(value).strip()
 
 
+def listed(value: Any) -> list[Any]:
+    """One value or several."""
+    return value if isinstance(value, list) else [value]
+
+
+def optional(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
+    """What reads values that may also say ``none``, which is None."""
+    return lambda value: None if value is None or str(value).lower() in ("none", "null") else parse(value)
+
+
 def texts(value: Any) -> list[str]:
     """One value or several that are words."""
     if value == []:
         raise ValueError("is no name")
-    return [text(item) for item in value] if isinstance(value, list) else [text(value)]
+    return [text(part) for part in listed(value)]
 
 
 def words(value: Any) -> list[str]:
@@ -54,8 +66,8 @@ def whole(value: Any) -> int:
 
 def numbers(value: Any) -> list[float]:
     """Several numbers."""
-    items: Iterable[Any] = value if isinstance(value, list) else str(value).strip("[]()").replace(",", " ").split()
-    return [number(item) for item in items]
+    parts: Iterable[Any] = value if isinstance(value, list) else str(value).strip("[]()").replace(",", " ").split()
+    return [number(part) for part in parts]
 
 
 def flag(value: Any) -> bool:

@@ -9,98 +9,83 @@ from typing import Any
 from tonnage.migration.draft import Draft, Need, Pick
 from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.memory import NEEDS_ZERO_3
-from tonnage.migration.training import ranks_with_their_own_data
 from tonnage.migration.values import flag, number, text, whole
+from tonnage.migration.yaml_files import read_data
 
-TRL_CONFIGS = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp1": 3, "fsdp2": 3, "multi_gpu": 0, "single_gpu": 0}
-"""Configurations that TRL brings along, by name: the ZeRO stage."""
-TRL_PROCESSES = {"single_gpu": 1}
-"""Their processes, which are 8 in all others. ``single_gpu`` has the same 8 beside ``distributed_type: NO``, which is
-one."""
+AXES = ("parallel.tensor", "parallel.pipeline")
 OTHER_FILES = ("deepspeed_file", "accelerate_file", "fsdp_file", "arguments_file")
-STRATEGIES = {
-    "full_shard": 3,
-    "shard_grad_op": 2,
-    "no_shard": 0,
-    "hybrid_shard": 3,
-    "hybrid_shard_zero2": 2,
-    "_hybrid_shard_zero2": 2,
-    "1": 3,
-    "2": 2,
-    "3": 0,
-    "4": 3,
-    "5": 2,
-    "true": 3,
-    "false": 2,
-}
-"""FSDP's sharding strategies and their numbers, and FSDP2's ``reshard_after_forward``: the ZeRO stage."""
-HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "_hybrid_shard_zero2", "4", "5")
+_SHARDING = read_data("sharding")
 
 
 def other_files(draft: Draft) -> None:
     """Files that the given ones name: each must be given as well."""
     draft.drop(draft.first("launcher_word", text), "launch says how workers are started.")
-    names = {PurePath(name).name for name in draft.files.names}
     for quantity in OTHER_FILES:
         for pick in draft.every(quantity, text):
-            if PurePath(pick.value).name in names:
-                draft.drop(pick, "Imported beside this one.")
-            else:
-                draft.leave_open(Need("", f"{pick.shown} is another file: give it as well"), pick)
+            _other_file(draft, pick)
+
+
+def _is_imported(draft: Draft, pick: Pick[str]) -> bool:
+    return PurePath(pick.value).name in {PurePath(name).name for name in draft.files.names}
+
+
+def _other_file(draft: Draft, pick: Pick[str]) -> None:
+    if _is_imported(draft, pick):
+        draft.drop(pick, "Imported beside this one.")
+    else:
+        draft.leave_open("", f"{pick.shown} is another file: give it as well", pick)
 
 
 def workers(draft: Draft) -> int | None:
     """Number of workers. Returns how many of them see different data; None if no file says."""
     nodes = draft.first("nodes", whole)
-    count = _degrees(draft, _workers(draft))
+    _workers(draft)
+    _degrees(draft)
+    count: int | None = draft.tree.get("launch.workers")
     if nodes is not None and nodes.value > 1 and count:
         _machines(draft, nodes, count)
     elif nodes is not None:
         draft.drop(nodes, "One machine." if nodes.value == 1 else "launch.workers counts the workers of all.")
-    degrees = [draft.tree[key] for key in ("parallel.tensor", "parallel.pipeline") if key in draft.tree]
+    degrees = [draft.tree[key] for key in AXES if key in draft.tree]
     for pick in draft.every("ranks_per_replica", whole):
         if pick.value > 1:
             degrees.append(pick.value)
             draft.refuse(pick)
-        else:
-            draft.drop(pick, "Off.")
+        draft.drop(pick, "Off.")
     draft.copy("launch.threads", whole)
     draft.copy("launch.timeout", number)
     _sharing(draft, nodes.value if nodes else 1, count)
-    return ranks_with_their_own_data(count, degrees)
+    return None if count is None else max(1, count // prod(degrees))  # degrees share one copy of the model
 
 
 def _machines(draft: Draft, nodes: Pick[int], count: int) -> None:
     """Several machines: a job of Slurm, with an equal part of the workers on each, each with a GPU."""
     draft.put("launch.workers", count, nodes)
     if count % nodes.value:
-        need = Need("launch.nodes", f"{count} workers on {nodes.value} machines: an equal part on each", "1")
-        draft.leave_open(need, nodes)
+        sentence = f"{count} workers on {nodes.value} machines: an equal part on each"
+        draft.leave_open("launch.nodes", sentence, nodes, example="1")
         return
     draft.put("launch.with", "slurm", nodes, note="Several machines: a job of Slurm; with Ray write launch.with: ray.")
     draft.put("launch.nodes", nodes.value, nodes)
     draft.put("launch.gpus_per_node", count // nodes.value, nodes)
 
 
-def _degrees(draft: Draft, count: int | None) -> int | None:
+def _degrees(draft: Draft) -> None:
     """Sizes of the axes; and workers, where no launcher says how many, as those make them, as Ray is told, or as was
     said beside the files."""
-    sizes: dict[str, int] = {}
-    for key in ("parallel.tensor", "parallel.pipeline"):
-        size = draft.first(key, whole)
+    sizes = []
+    for axis in AXES:
+        size = draft.first(axis, whole)
         if size is not None and size.value > 1:
-            sizes[key] = size.value
-            draft.put(key, size.value, size)
-        elif size is not None:
-            draft.drop(size, "Off.")
+            sizes.append(size.value)
+            draft.put(axis, size.value, size)
+        draft.drop(size, "Off.")
     shards = [pick for pick in draft.every("shard_workers", whole) if pick.value > 0]
     groups = next((pick.value for pick in draft.every("parallel.replicate", whole)), 1)
-    axes = prod([*sizes.values(), groups, *(pick.value for pick in shards)])
-    if count is None and not _of_ray(draft):
+    axes = prod([*sizes, groups, *(pick.value for pick in shards)])
+    if "launch.workers" not in draft.tree and not _of_ray(draft):
         _from_elsewhere(draft, axes, shards)
     draft.drop_every("Other keys say how many workers there are.", "ray", "ray_workers", "shard_workers")
-    workers = draft.tree.get("launch.workers")
-    return workers if isinstance(workers, int) else None
 
 
 def _of_ray(draft: Draft) -> bool:
@@ -125,18 +110,16 @@ def _from_elsewhere(draft: Draft, axes: int, shards: list[Pick[int]]) -> None:
         draft.imply("launch.workers", axes, "as many as the axes need")
     elif not draft.program.counts_workers:
         draft.imply("launch.workers", 1, f"{draft.program.name} takes all GPUs that it finds: say --workers N")
-        draft.notes.append(
-            f"The file does not say how many workers there are: {draft.program.name} takes every GPU that it finds. "
-            "One is written; with --workers N the batch and launch.workers are those of N."
-        )
+        draft.note("workers not counted", program=draft.program.name)
 
 
-def _workers(draft: Draft) -> int | None:
+def _workers(draft: Draft) -> None:
     total = draft.first("launch.workers", whole)
     each = draft.first("processes_per_node", _processes)
     devices, tasks = draft.first("devices", _devices), draft.first("slurm_tasks", flag)
     nodes = next((pick.value for pick in draft.every("nodes", whole)), 1)
     launcher = draft.files.launchers[0] if draft.files.launchers else ""
+    named = [str(setting.value) for setting in draft.settings("accelerate_config")]
     if total is not None and total.value > 0:
         draft.put("launch.workers", total.value, total)
     elif draft.is_open("launch.workers"):
@@ -144,20 +127,18 @@ def _workers(draft: Draft) -> int | None:
     elif each is not None and each.value:
         draft.put("launch.workers", each.value * nodes, each)
     elif devices is not None and devices.value and launcher == "python":
-        note = (
-            "" if devices.value == 1 else "One process then drove them all, each with rows of its own (DataParallel)."
-        )
-        draft.put("launch.workers", devices.value, devices, note=note)
+        note = "One process then drove them all, each with rows of its own (DataParallel)."
+        draft.put("launch.workers", devices.value, devices, note=note if devices.value > 1 else "")
     elif devices is not None and devices.value and launcher != "torchrun":
         draft.put("launch.workers", devices.value * nodes, devices)
-    elif own := _own_config(draft):
-        number_of = TRL_PROCESSES.get(own, 8)
-        draft.imply("launch.workers", number_of, f"TRL's {own}.yaml is for {number_of}")
+    elif own := next((name for name in named if name in _SHARDING["trl"]), ""):
+        num_processes = _SHARDING["trl"][own]["processes"]
+        draft.imply("launch.workers", num_processes, f"TRL's {own}.yaml is for {num_processes}")
     elif launcher == "torchrun" and each is None:
         draft.imply("launch.workers", nodes, "torchrun starts one process a node by default")
     elif tasks is not None and draft.files.workers is None:
         sentence = "the number of workers: srun starts as many as the job has tasks (say --workers N)"
-        draft.leave_open(Need("launch.workers", sentence, "1"), tasks)
+        draft.leave_open("launch.workers", sentence, tasks, example="1")
     elif tasks is not None:
         draft.put("launch.workers", draft.files.workers, tasks)
     elif launcher == "python" and not draft.has("distributed_type"):
@@ -168,17 +149,10 @@ def _workers(draft: Draft) -> int | None:
         if pick is None:
             continue
         if "launch.workers" not in draft.tree:
-            draft.leave_open(Need("launch.workers", f"the number of workers: {pick.shown} does not say it", "1"), pick)
+            sentence = f"the number of workers: {pick.shown} does not say it"
+            draft.leave_open("launch.workers", sentence, pick, example="1")
         else:
             draft.drop(pick, f"Other keys say it: {draft.tree['launch.workers']}.")
-    workers = draft.tree.get("launch.workers")
-    return workers if isinstance(workers, int) else None
-
-
-def _own_config(draft: Draft) -> str:
-    """The configuration that TRL brings along, by its name; empty if none is named."""
-    names = [str(setting.value) for setting in draft.settings("accelerate_config")]
-    return next((name for name in names if name in TRL_CONFIGS), "")
 
 
 def _processes(value: Any) -> int:
@@ -199,12 +173,14 @@ def _kind(value: Any) -> str:
 def _sharing(draft: Draft, nodes: int, count: int | None) -> None:
     """ZeRO stage and groups of workers."""
     stage = draft.first("memory.zero", _stage)
-    _engine(draft)
+    draft.follow("engine")
     sharding = draft.first("sharding", _sharding)
     own = draft.first("accelerate_config", text)
     kinds = draft.every("distributed_type", _kind)
-    if own is not None:
-        _trl_config(draft, own)
+    if own is not None and own.value in _SHARDING["trl"] and not _is_imported(draft, own):
+        draft.put("memory.zero", _SHARDING["trl"][own.value]["stage"], own)
+    elif own is not None:
+        _other_file(draft, own)
     if stage is not None:
         draft.put("memory.zero", stage.value, stage)
         draft.drop(sharding, f"{stage.shown} counts.")
@@ -238,22 +214,8 @@ def _sharing(draft: Draft, nodes: int, count: int | None) -> None:
     if size is not None and size.value > 0 and count and count % size.value == 0:
         draft.put("parallel.replicate", count // size.value, size)
     elif size is not None and size.value > 0:
-        draft.leave_open(Need("parallel.replicate", f"workers divided by {size.value}", "1"), size)
-    elif size is not None:
-        draft.drop(size, "Off.")
-
-
-def _engine(draft: Draft) -> None:
-    """What divides the states in LLaMA-Factory 1."""
-    engine = draft.first("engine", text)
-    if engine is None:
-        return
-    if engine.value == "fsdp2":
-        draft.put("memory.zero", 3, engine)
-    elif engine.value == "deepspeed":
-        draft.drop(engine, "DeepSpeed's own file says it.")
-    else:
-        draft.refuse(engine, f"fsdp2 or deepspeed, not {engine.value}.")
+        draft.leave_open("parallel.replicate", f"workers divided by {size.value}", size, example="1")
+    draft.drop(size, "Off.")
 
 
 def _stage(value: Any) -> int:
@@ -262,43 +224,34 @@ def _stage(value: Any) -> int:
 
 def _sharding(value: Any) -> tuple[int, bool, bool] | None:
     """ZeRO stage, whether groups replicate, whether parameters are offloaded; None if FSDP is off."""
-    words = [str(item).lower() for item in value] if isinstance(value, list) else str(value).lower().split()
+    words = [str(part).lower() for part in value] if isinstance(value, list) else str(value).lower().split()
     words = [word.rpartition(".")[2] for word in words]
     if not words or words == ["none"] or words == [""]:
         return None
-    strategies = [word for word in words if word in STRATEGIES]
+    strategies = [word for word in words if word in _SHARDING["strategies"]]
     if not strategies and "auto_wrap" not in words and "offload" not in words:
         raise ValueError("is no sharding strategy")
     strategy = strategies[0] if strategies else "full_shard"
-    return STRATEGIES[strategy], strategy in HYBRID, "offload" in words
+    return _SHARDING["strategies"][strategy], strategy in _SHARDING["hybrid"], "offload" in words
 
 
 def _distributed(draft: Draft, kind: Pick[str]) -> None:
+    zero = draft.tree.get("memory.zero")
     match kind.value:
         case "NO":
             draft.drop(kind, "One process.")
-        case "MULTI_GPU" | "MULTI_CPU" if draft.tree.get("memory.zero", 0) != 0:
+        case "MULTI_GPU" | "MULTI_CPU" if zero:
             draft.drop(kind, "Other keys say what workers share.")
         case "MULTI_GPU" | "MULTI_CPU":
             draft.put("memory.zero", 0, kind)
-        case "FSDP" if "memory.zero" in draft.tree:
-            draft.put("memory.zero", draft.tree["memory.zero"], kind)
+        case "FSDP" | "DEEPSPEED" if zero is not None:
+            draft.put("memory.zero", zero, kind)
         case "FSDP":
             draft.put("memory.zero", 3, kind, note="FULL_SHARD by default.")
-        case "DEEPSPEED" if "memory.zero" in draft.tree:
-            draft.put("memory.zero", draft.tree["memory.zero"], kind)
         case "DEEPSPEED" if draft.has("deepspeed_file"):
-            draft.leave_open(Need("memory.zero", "the ZeRO stage, which DeepSpeed's own file says", "3"), kind)
+            sentence = "the ZeRO stage, which DeepSpeed's own file says"
+            draft.leave_open("memory.zero", sentence, kind, example="3")
         case "DEEPSPEED":
             draft.put("memory.zero", 2, kind, note="Stage 2 by default in Accelerate.")
         case _:
             draft.refuse(kind, f"DDP, FSDP or DeepSpeed, not {kind.value}.")
-
-
-def _trl_config(draft: Draft, own: Pick[str]) -> None:
-    if PurePath(own.value).name in {PurePath(name).name for name in draft.files.names}:
-        draft.drop(own, "Imported beside this one.")
-    elif own.value not in TRL_CONFIGS:
-        draft.leave_open(Need("", f"{own.shown} is another file: give it as well"), own)
-    else:
-        draft.put("memory.zero", TRL_CONFIGS[own.value], own)

@@ -1,17 +1,45 @@
-"""The data of this package: YAML files in ``tables``, read strictly."""
+"""The data of this package, in ``tables``: YAML files, read strictly, and templates that write chat templates."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
 import yaml
+from jinja2 import Environment, StrictUndefined, Template
+
+
+def _read(name: str) -> str:
+    return files("tonnage.migration").joinpath("tables", name).read_text("utf-8")
+
+
+def read_template(name: str) -> Template:
+    """What writes a chat template. Its own marks are those of Jinja with angle brackets in the place of braces."""
+    environment = Environment(
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return environment.from_string(_read(f"{name}.jinja"))
+
+
+def as_literal(text: str) -> str:
+    """A text as Jinja writes one."""
+    quoted = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
+    return f"'{quoted}'"
 
 
 def read_data(name: str) -> dict[str, Any]:
     """The mapping that a file holds. Raises ``ValueError`` for a key that stands twice in a mapping."""
-    text = files("tonnage.migration").joinpath("tables", f"{name}.yaml").read_text("utf-8")
+    text = _read(f"{name}.yaml")
     loader = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()

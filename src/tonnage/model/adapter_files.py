@@ -23,18 +23,11 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "fan_in_fan_out": (True, False),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
-    "alpha_pattern": ({}, None),
-    "rank_pattern": ({}, None),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "alora_invocation_tokens": (None,),
     "use_bdlora": (None, False),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "velora_config": (None,),
-    "monteclora_config": (None,),
-    "megatron_config": (None,),
-    "lora_ga_config": (None,),
+    **dict.fromkeys(("alpha_pattern", "rank_pattern"), ({}, None)),
+    **dict.fromkeys(("layer_replication", "trainable_token_indices", "alora_invocation_tokens"), (None,)),
+    **dict.fromkeys(("arrow_config", "kasa_config", "velora_config", "monteclora_config"), (None,)),
+    **dict.fromkeys(("megatron_config", "lora_ga_config"), (None,)),
 }
 """Fields that change what an adapter computes, and the values that are known here. Of the ways to begin, those that
 change the model's own weights (PiSSA, OLoRA, LoftQ, CorDA) are not among them: the additions belong to what is left."""
@@ -65,8 +58,6 @@ NO_MATTER = frozenset(
     }
 )
 """Fields that are read elsewhere, or say how an adapter began or which layers it has, which its file says too."""
-
-
 _VOCABULARY = re.compile(r"(embed|wte|head|output)[^.]*\.weight$")
 """Ends of the names of embeddings and heads."""
 

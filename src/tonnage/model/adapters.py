@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
 from tonnage.kernels.regions import region_of
@@ -105,24 +105,28 @@ class Target:
     """How many are stacked; 0 is a linear layer."""
 
     @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition(".")[2]
+
+    @property
     def embeds(self) -> bool:
         """Whether it is an embedding, whose inputs are the vocabulary."""
         return isinstance(self.owner, nn.Embedding)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in ``owner``."""
-        if self.embeds:
-            return {EMBEDDING_DOWN: (self.shape[1], rank), EMBEDDING_UP: (self.shape[0], rank)}
-        stack = (self.experts,) if self.experts else ()
         outputs, inputs = self.shape
+        if self.embeds:
+            return {EMBEDDING_DOWN: (inputs, rank), EMBEDDING_UP: (outputs, rank)}
+        stack = (self.experts,) if self.experts else ()
         return {self.prefix + DOWN: (*stack, rank, inputs), self.prefix + UP: (*stack, outputs, rank)}
 
     def names(self) -> tuple[str, str]:
         """Of the addition's parameters in the model."""
-        if self.embeds:
-            return f"{self.path}.{EMBEDDING_DOWN}", f"{self.path}.{EMBEDDING_UP}"
+        down, up = (EMBEDDING_DOWN, EMBEDDING_UP) if self.embeds else (DOWN, UP)
         joint = "_" if self.experts else "."
-        return f"{self.path}{joint}{DOWN}", f"{self.path}{joint}{UP}"
+        return f"{self.path}{joint}{down}", f"{self.path}{joint}{up}"
 
     @property
     def weight(self) -> str:
@@ -179,7 +183,7 @@ def prepare(
         _check_dropout(trains.adapter, targets)
         _check_whole(trains.adapter, targets, anatomy)
         for target in targets:
-            _attach(target, trains.adapter, storage, drawn)
+            attach(target, trains.adapter, storage, drawn)
     return targets
 
 
@@ -197,10 +201,8 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
         if nothing := [pattern for pattern, those in matched.items() if not those]:
             raise _matches_nothing("train", nothing, names, "parameters")
         return set().union(*matched.values())
-    added: set[int] = set()
-    for also in trains.adapter.also:
-        added |= {id(parameter) for parameter in _whole(model, anatomy, also)}
-    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in added}
+    whole = {id(parameter) for also in trains.adapter.also for parameter in _whole(model, anatomy, also)}
+    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in whole}
 
 
 _BLOCKS = re.compile(r"blocks\[(-?\d+)?:(-?\d+)?\](.*)")
@@ -231,13 +233,14 @@ def whole_of(model: nn.Module, anatomy: Anatomy, names: Collection[str]) -> list
     """The parts, of those that may be trained whole, that the parameters ``names`` make up; None if they make up
     none."""
     kinds: tuple[Whole, ...] = get_args(Whole)
-    left = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
-    parts = {kind: {id(one) for one in _whole(model, anatomy, kind)} for kind in kinds}
-    found = list[Whole]()
-    for kind, those in parts.items():
-        if those <= left and not those <= set().union(*(parts[one] for one in found)):  # a tied head is the embedding
-            found.append(kind)
-    return found if left == set().union(*(parts[kind] for kind in found)) else None
+    trained = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
+    whole, covered = list[Whole](), set[int]()
+    for kind in kinds:
+        part = {id(parameter) for parameter in _whole(model, anatomy, kind)}
+        if part <= trained and not part <= covered:  # a tied head is the embedding
+            whole.append(kind)
+            covered |= part
+    return whole if covered == trained else None
 
 
 def not_adapted(model: nn.Module) -> Mapping[str, str]:
@@ -266,7 +269,7 @@ def find_targets(
         UserError: a name or pattern that matches nothing, or something that cannot be adapted.
     """
     everything, excluded = list(adaptable(model, anatomy)), not_adapted(model)
-    adapted = [target for target in everything if target.experts or target.path.rpartition(".")[2] not in excluded]
+    adapted = [target for target in everything if target.experts or target.name not in excluded]
     eligible = adapted if strict else everything
     linear = [target for target in adapted if not target.embeds]
     patterns = (targets,) if isinstance(targets, str) else targets
@@ -284,11 +287,11 @@ def find_targets(
             raise _cannot(name, others, linear, f" ({'; '.join(sorted(reasons))})" if reasons else "")
     if nothing:
         raise _matches_nothing("adapter.targets", nothing, [target.path for target in eligible], "layers")
-    chosen = {id(target) for those in matched.values() for target in those}
-    targets_there = [target for target in eligible if id(target) in chosen]
-    if anatomy.tied and (tied := [target.path for target in targets_there if target.owner is anatomy.embedding]):
+    chosen_ids = {id(target) for those in matched.values() for target in those}
+    chosen = [target for target in eligible if id(target) in chosen_ids]
+    if anatomy.tied and (tied := [target.path for target in chosen if target.owner is anatomy.embedding]):
         raise _is_the_head(tied[0])
-    return targets_there
+    return chosen
 
 
 def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
@@ -332,13 +335,11 @@ def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
     """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted."""
     experts = [target.path for target in targets if target.experts]
     if adapter.dropout and experts:
-        raise UserError(
-            Problem(
-                where="adapter.dropout",
-                found=f"dropout of {adapter.dropout:g}, and {_ends(experts)} are stacks of experts",
-                needed="no dropout where experts are adapted (peft has none there either)",
-                change="adapter.dropout=0, or adapter.targets without the experts",
-            )
+        raise user_error(
+            where="adapter.dropout",
+            found=f"dropout of {adapter.dropout:g}, and {_ends(experts)} are stacks of experts",
+            needed="no dropout where experts are adapted (peft has none there either)",
+            change="adapter.dropout=0, or adapter.targets without the experts",
         )
 
 
@@ -346,50 +347,38 @@ def _check_whole(adapter: Adapter, targets: Sequence[Target], anatomy: Anatomy) 
     """Refuse an addition to an embedding that is trained whole."""
     both = [target.path for target in targets if target.owner is anatomy.embedding]
     if both and "embeddings" in adapter.also:
-        raise UserError(
-            Problem(
-                where="adapter.targets, adapter.also",
-                found=f"{_ends(both)} among the targets, and embeddings trained whole",
-                needed="one of the two",
-                change=f"adapter.targets without {_ends(both)}, or adapter.also without embeddings",
-            )
+        raise user_error(
+            where="adapter.targets, adapter.also",
+            found=f"{_ends(both)} among the targets, and embeddings trained whole",
+            needed="one of the two",
+            change=f"adapter.targets without {_ends(both)}, or adapter.also without embeddings",
         )
 
 
 def _is_the_head(path: str) -> UserError:
     """The problem with an addition to an embedding that is the head as well: peft computes with it where tokens are
     looked up and without it in the head, but its merged model has it in both, or has another head than was trained."""
-    return UserError(
-        Problem(
-            where="adapter.targets",
-            found=f"{path}, and the model's head is the same matrix (tie_word_embeddings)",
-            needed="an embedding of its own: an addition to one of the two uses of a matrix cannot be merged into it",
-            change=f"adapter.also=[embeddings] trains both whole, as one; or adapter.targets without {_ends([path])}",
-        )
+    return user_error(
+        where="adapter.targets",
+        found=f"{path}, and the model's head is the same matrix (tie_word_embeddings)",
+        needed="an embedding of its own: an addition to one of the two uses of a matrix cannot be merged into it",
+        change=f"adapter.also=[embeddings] trains both whole, as one; or adapter.targets without {_ends([path])}",
     )
 
 
-def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn | None) -> None:
-    if target.embeds:
-        attach_to_embedding(target, adapter, storage)
-        return
+def attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn | None = None) -> None:
+    """Let a matrix, on the meta device, have an addition. As in peft, that of an embedding has no dropout."""
     for name, shape in target.shapes(adapter.rank).items():
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
     owner: Any = target.owner
     owner.lora_factor = adapter.factor
+    if target.embeds:
+        owner.forward = MethodType(_forward_embedding, owner)
+        return
     if adapter.dropout and drawn is not None:
         owner.lora_dropout = LayerDropout(target.path, adapter.dropout, drawn)
     if not target.experts:
         owner.forward = MethodType(_forward_conv1d if type(owner) is Conv1D else forward_linear, owner)
-
-
-def attach_to_embedding(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
-    """Let an embedding, on the meta device, have an addition of any rank. As in peft, it has no dropout."""
-    for name, shape in target.shapes(adapter.rank).items():
-        target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
-    owner: Any = target.owner
-    owner.lora_factor = adapter.factor
-    owner.forward = MethodType(_forward_embedding, owner)
 
 
 def embedding_at(model: nn.Module, path: str) -> Target:
@@ -454,29 +443,20 @@ def _ends(paths: Iterable[str]) -> str:
 
 
 def _matches_nothing(where: str, patterns: Sequence[str], names: Iterable[str], kind: str) -> UserError:
-    return UserError(
-        Problem(
-            where=where,
-            found=f"{', '.join(patterns)}: no {kind} of the model",
-            needed=f"names of {kind}, or patterns of them; there are {_ends(names)}",
-            change=f"{where}=all-linear takes every linear layer" if kind == "layers" else f"mend {where}",
-        )
+    return user_error(
+        where=where,
+        found=f"{', '.join(patterns)}: no {kind} of the model",
+        needed=f"names of {kind}, or patterns of them; there are {_ends(names)}",
+        change=f"{where}=all-linear takes every linear layer" if kind == "layers" else f"mend {where}",
     )
 
 
 def _cannot(pattern: str, unsuitable: Sequence[str], targets: Sequence[Target], why: str = "") -> UserError:
-    return UserError(
-        Problem(
-            where="adapter.targets",
-            found=f"{pattern}: {_ends(unsuitable)} cannot be adapted{why}",
-            needed="linear layers of the blocks, experts or embeddings; there are "
-            f"{_ends(target.path for target in targets)}",
-            change=f"adapter.targets={_as_list(targets)}"
-            + (", or adapter.also=[head] to train the head whole" if "head" in _ends(unsuitable) else ""),
-        )
+    return user_error(
+        where="adapter.targets",
+        found=f"{pattern}: {_ends(unsuitable)} cannot be adapted{why}",
+        needed="linear layers of the blocks, experts or embeddings; there are "
+        f"{_ends(target.path for target in targets)}",
+        change=f"adapter.targets=[{','.join(dict.fromkeys(target.name for target in targets))}]"
+        + (", or adapter.also=[head] to train the head whole" if "head" in _ends(unsuitable) else ""),
     )
-
-
-def _as_list(targets: Iterable[Target]) -> str:
-    """Names of layers as an override has them."""
-    return "[" + ",".join(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)) + "]"

@@ -7,14 +7,13 @@ not in code elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 WEIGHTED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 """Layers whose ``weight`` is a matrix, or a stack of them, whatever they or their subclasses are called."""
@@ -53,13 +52,11 @@ def dissect(model: PreTrainedModel) -> Anatomy:
     blocks = _blocks(model)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding):
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"head {type(head).__name__}, embedding {type(embedding).__name__}",
-                needed="a linear vocabulary projection and a token embedding",
-                change="choose a causal language model",
-            )
+        raise user_error(
+            where=f"model type {model.config.model_type}",
+            found=f"head {type(head).__name__}, embedding {type(embedding).__name__}",
+            needed="a linear vocabulary projection and a token embedding",
+            change="choose a causal language model",
         )
     return Anatomy(
         backbone=_backbone(model),
@@ -86,30 +83,20 @@ def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     lists = [
         module
         for module in _backbone(model).modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 0 and _has_any(module)
+        if isinstance(module, nn.ModuleList) and next(module.parameters(), None) is not None
     ]
     named = [module for module in lists if all(type(child).__name__ in names for child in module)]
     inside = {id(part) for module in named for child in module for part in child.modules()}
     if outermost := [module for module in named if id(module) not in inside]:
         return tuple(child for module in outermost for child in module)
     if not lists:
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"no list of transformer blocks in {type(model).__name__}",
-                needed="a list of modules that hidden states go through one after another",
-                change="choose a decoder-only text model",
-            )
+        raise user_error(
+            where=f"model type {model.config.model_type}",
+            found=f"no list of transformer blocks in {type(model).__name__}",
+            needed="a list of modules that hidden states go through one after another",
+            change="choose a decoder-only text model",
         )
-    return tuple(max(lists, key=_num_parameters))
-
-
-def _has_any(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
-
-
-def _num_parameters(module: Iterable[nn.Module]) -> int:
-    return sum(parameter.numel() for child in module for parameter in child.parameters())
+    return tuple(max(lists, key=lambda blocks: sum(one.numel() for block in blocks for one in block.parameters())))
 
 
 def _logit_scale(config: PreTrainedConfig) -> float:

@@ -41,13 +41,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.host.locked import sent
 from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
 from tonnage.model import flash
-from tonnage.model.cached import Cached, attend
+from tonnage.model.cached import Cached, Scores, attend
 
 NAME = "tonnage_packed"
 QUERIES = 256
@@ -141,11 +141,15 @@ def packing_arguments(lengths: Sequence[int], device: torch.device, shared: Sequ
     ``lengths``: tokens of each part of the row (``PackedRow``); their sum is the length of the row. ``position_ids``
     has shape (1, tokens) and restarts at zero in each document.
     """
+    row = _row_on(device, lengths, shared)
+    return {"position_ids": sent(row.positions().unsqueeze(0), device), "row": row}
+
+
+def _row_on(device: torch.device, lengths: Sequence[int], shared: Sequence[Shared] = ()) -> PackedRow:
     borders = None
     if device.type == "cuda":
         borders = sent(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
-    row = PackedRow(tuple(lengths), borders, shared)
-    return {"position_ids": sent(row.positions().unsqueeze(0), device), "row": row}
+    return PackedRow(tuple(lengths), borders, shared)
 
 
 def cached_arguments(lengths: Sequence[int], device: torch.device, cached: Cached) -> dict[str, Any]:
@@ -219,7 +223,7 @@ def packed_attention(
         UserError: the family's attention is another, or is given what ours does not know.
     """
     _check_known(module, attention_mask, is_causal, more)
-    scores = _Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux, dropout)
+    scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux, dropout)
     if query.shape[0] > 1:
         assert row is None, "documents lie in one row, or in rows of their own"
         return _in_rows(query, key, value, scores), None
@@ -228,34 +232,16 @@ def packed_attention(
     return _in_one_row(query, key, value, row or PackedRow((query.shape[2],)), scores), None
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """What scores of queries and keys go through on their way to weights."""
-
-    scaling: float
-    window: int | None
-    """Tokens that a token sees, itself among them."""
-    softcap: float | None
-    sinks: Tensor | None
-    """(heads,)"""
-    dropout: float
-
-    @property
-    def are_plain(self) -> bool:
-        """Whether they are scaled and nothing else, where the window shows all."""
-        return self.softcap is None and self.sinks is None and not self.dropout
-
-
-def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scores: _Scores) -> Tensor:
+def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scores: Scores) -> Tensor:
     """Attention of documents that lie in one row."""
     row.arrived = True
-    lengths, on_cpu = row.lengths, query.device.type == "cpu"
+    on_cpu = query.device.type == "cpu"
     sees_all = scores.window is None or row.longest <= scores.window
     by_loops = on_cpu and scores.are_plain and sees_all and is_on("attention")
     row.can_share &= by_loops
     assert by_loops or not row.shared, "a plan lets documents share prefixes only where attention can"
     if row.borders is not None and scores.are_plain and _varlen_takes(query, value):
-        return _varlen_attention(query, key, value, lengths, row.borders, scores.scaling, scores.window)
+        return _varlen_attention(query, key, value, row, scores)
     if on_cpu and (query.dtype == torch.float16 or (not by_loops and goes_through_fp32(query))):
         return _in_one_row(query.float(), key.float(), value.float(), row, scores).to(query.dtype)
     if by_loops and query.dtype in (torch.bfloat16, torch.float32):
@@ -266,28 +252,25 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
             )
         output: Tensor = _PackedAttention.apply(query, key, value, row, scores.scaling)  # type: ignore[no-untyped-call]
         return output if output.shape[-1] == of_values else output[..., :of_values]
-    split = (tensor.split(lengths, dim=2) for tensor in (query, key, value))
+    split = (tensor.split(row.lengths, dim=2) for tensor in (query, key, value))
     on_gpu = row.borders is not None
     outputs = [_one_document(q, k, v, scores, on_gpu=on_gpu) for q, k, v in zip(*split, strict=True)]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
 
 
-def _in_rows(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
+def _in_rows(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """Attention of rows of one document each, as of one row of so many documents; what a row ends with is padding,
     which comes after all that counts."""
     rows, _, tokens, _ = query.shape
-    borders = None
-    if query.device.type == "cuda":
-        borders = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
     query, key, value = (
         tensor.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2) for tensor in (query, key, value)
     )
-    output = _in_one_row(query, key, value, PackedRow((tokens,) * rows, borders), scores)
+    output = _in_one_row(query, key, value, _row_on(query.device, (tokens,) * rows), scores)
     return output.view(rows, tokens, *output.shape[2:])
 
 
 def _going_on(
-    number: int, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, cached: Cached, scores: _Scores
+    number: int, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, cached: Cached, scores: Scores
 ) -> Tensor:
     """Attention of documents of which one token is here and the others are kept, and of those that begin after them;
     what is here is kept as well. ``number`` is the layer's."""
@@ -295,22 +278,16 @@ def _going_on(
     memory, going = cached.put(number, key, value, row.lengths), len(cached.before)
     outputs = []
     if going:
-        memory_used = [tensor[:going, :, : max(cached.before) + 1] for tensor in memory]
+        keys, values = (tensor[:going, :, : max(cached.before) + 1] for tensor in memory)
         queries = query[:, :, :going]
         if query.device.type == "cpu" and (query.dtype == torch.float16 or goes_through_fp32(query)):
-            queries, memory_used = queries.float(), [tensor.float() for tensor in memory_used]
+            queries, keys, values = queries.float(), keys.float(), values.float()
         mask = cached.mask(scores.window, query.device)
-        outputs.append(
-            attend(queries, memory_used[0], memory_used[1], mask, scores.scaling, scores.softcap, scores.sinks).to(
-                query.dtype
-            )
-        )
+        output = attend(queries, keys, values, mask, scores)
+        outputs.append(output.to(query.dtype))
     if len(row.lengths) > going:
-        lengths, borders = row.lengths[going:], None
-        if query.device.type == "cuda":
-            borders = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=query.device)
         query, key, value = (tensor[:, :, going:] for tensor in (query, key, value))
-        outputs.append(_in_one_row(query, key, value, PackedRow(lengths, borders), scores))
+        outputs.append(_in_one_row(query, key, value, _row_on(query.device, row.lengths[going:]), scores))
     return torch.cat(outputs, dim=1)
 
 
@@ -324,13 +301,11 @@ def _check_known(
     if is_causal is False or getattr(module, "is_causal", True) is False:
         unknown.insert(0, "is_causal=False")
     if unknown:
-        raise UserError(
-            Problem(
-                where=type(module).__name__,
-                found=f"attention that is given {', '.join(unknown)}",
-                needed="causal attention of queries, keys and values, with a window, a cap or sinks at most",
-                change="choose another model family",
-            )
+        raise user_error(
+            where=type(module).__name__,
+            found=f"attention that is given {', '.join(unknown)}",
+            needed="causal attention of queries, keys and values, with a window, a cap or sinks at most",
+            change="choose another model family",
         )
 
 
@@ -356,7 +331,7 @@ def _flat(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _with_whole_heads(tensor: Tensor) -> Tensor:
-    """With the numbers of each head side by side."""
+    """A tensor in which the numbers of each head lie side by side."""
     return tensor if tensor.stride(3) == 1 else tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -388,16 +363,7 @@ def _attend_backward(
 
 
 @_attend_backward.register_fake
-def _(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    normalisers: Tensor,
-    parts: Tensor,
-    scaling: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -426,7 +392,7 @@ class _PackedAttention(torch.autograd.Function):
         return (*gradients, None, None)
 
 
-def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores, *, on_gpu: bool) -> Tensor:
+def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: Scores, *, on_gpu: bool) -> Tensor:
     """Causal attention of one document: (1, heads, length, head_dim) in and out."""
     length = query.shape[2]
     if scores.softcap is not None or scores.sinks is not None:
@@ -439,22 +405,18 @@ def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores, *,
     if on_gpu and key.shape[1] != query.shape[1]:  # but for FlashAttention, kernels without dense scores take no groups
         key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) for tensor in (key, value))
 
-    def computed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=scores.dropout,
-            is_causal=mask is None,
-            scale=scores.scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-
+    computed = partial(
+        F.scaled_dot_product_attention,
+        attn_mask=mask,
+        dropout_p=scores.dropout,
+        is_causal=mask is None,
+        scale=scores.scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
     if flash.is_newer() and mask is None:  # no FlashAttention takes one
         kind = f"single documents, {_kind_of(query, key, value)}{', with dropout' * bool(scores.dropout)}"
-        flash.check(kind, lambda: _attempted(partial(computed, mask=None), query, key, value, 2))
-    return computed(query, key, value, mask)
+        flash.check(kind, lambda: _attempted(computed, query, key, value, 2))
+    return computed(query, key, value)
 
 
 def _kind_of(query: Tensor, key: Tensor, value: Tensor) -> str:
@@ -483,19 +445,12 @@ def _seen(start: int, stop: int, first: int, window: int | None, device: torch.d
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: _Scores) -> Tensor:
-    """Attention whose scores are squashed to (-softcap, softcap), as Gemma 2 does, or stand beside a score of nothing
-    for each head ("sinks"), as in gpt-oss: no fused kernel here knows either. ``mask``: bool (queries, keys)."""
+def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    """Attention whose scores are squashed or stand beside sinks: no fused kernel here knows either. ``mask``: bool
+    (queries, keys)."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scored = query @ key.transpose(2, 3) * scores.scaling
-    if scores.softcap is not None:
-        scored = torch.tanh(scored / scores.softcap) * scores.softcap
-    scored = scored.masked_fill(~mask, float("-inf"))
-    if scores.sinks is not None:
-        nothing = scores.sinks.view(1, -1, 1, 1).expand(-1, -1, query.shape[2], 1)
-        scored = torch.cat([scored, nothing.to(scored.dtype)], dim=-1)
-    weights = F.softmax(scored, dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
+    weights = scores.weights(query, key, mask, (1, -1, 1, 1))
     return F.dropout(weights, scores.dropout) @ value
 
 
@@ -504,7 +459,7 @@ class _SomeQueriesAtATime(torch.autograd.Function):
     all would be heads x length x length. The backward pass computes them anew."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scores: _Scores) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scores: Scores) -> Tensor:
         ctx.save_for_backward(query, key, value, sinks)
         ctx.scores = scores
         outputs = []
@@ -536,7 +491,7 @@ class _SomeQueriesAtATime(torch.autograd.Function):
 
 
 def _zeros_for_sums(tensor: Tensor) -> Tensor:
-    """Of its shape, for sums of what is rounded to its type: in fp32 at least."""
+    """Zeros in the shape of a tensor, to sum up gradients of its type: in fp32 at least."""
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -579,29 +534,22 @@ def _varlen_takes(query: Tensor, value: Tensor) -> bool:
 
 @cache
 def _says_groups(varlen_attn: Callable[..., Any]) -> bool:
-    """Whether it must be told that several heads share keys and values: that of torch 2.11 finds it by itself."""
+    """Whether the kernel must be told that several heads share keys and values; torch 2.11's finds out by itself."""
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def _varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: tuple[int, ...],
-    borders: Tensor,
-    scaling: float | None,
-    sliding_window: int | None,
-) -> Tensor:
+def _varlen_attention(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scores: Scores) -> Tensor:
     """All documents of the row in one kernel (CUDA, bf16 or fp16)."""
     from torch.nn.attention.varlen import varlen_attn
 
+    assert row.borders is not None
     is_grouped = key.shape[1] != query.shape[1]
     grouped: dict[str, Any] = {"enable_gqa": True} if is_grouped and _says_groups(varlen_attn) else {}
-    window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
+    window = (-1, 0) if scores.window is None else (scores.window - 1, 0)
 
     def computed(query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int) -> Tensor:
         output = varlen_attn(
-            query, key, value, borders, borders, longest, longest, scale=scaling, window_size=window, **grouped
+            query, key, value, borders, borders, longest, longest, scale=scores.scaling, window_size=window, **grouped
         )
         assert isinstance(output, Tensor)
         return output
@@ -614,6 +562,6 @@ def _varlen_attention(
     # one[0] would be copied into zeros in the backward pass
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     if flash.is_newer():
-        windowed = "" if sliding_window is None else ", with a window"
+        windowed = "" if scores.window is None else ", with a window"
         flash.check(f"rows of documents, {_kind_of(query, key, value)}{windowed}", attempt)
-    return computed(query, key, value, borders, max(lengths)).unsqueeze(0)
+    return computed(query, key, value, row.borders, max(row.lengths)).unsqueeze(0)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.gates import use_lean_gates
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
@@ -61,13 +61,11 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
         if isinstance(error, KeyError) and error.args == (attention.NAME,):  # a table of a family's own
             raise UserError(attention.takes_no_function(config.model_type, "the family")) from error
         lines = str(error).strip().split("\n")
-        raise UserError(
-            Problem(
-                where=f"model type {config.model_type}",
-                found=f"no model can be built as config.json says ({type(error).__name__}: {lines[0][:300]})",
-                needed="the configuration of a causal language model that the installed transformers can build",
-                change="mend config.json, or choose another model",
-            )
+        raise user_error(
+            where=f"model type {config.model_type}",
+            found=f"no model can be built as config.json says ({type(error).__name__}: {lines[0][:300]})",
+            needed="the configuration of a causal language model that the installed transformers can build",
+            change="mend config.json, or choose another model",
         ) from error
     assert isinstance(model, PreTrainedModel)
     keep_in_fp32(model, dtype)
@@ -98,8 +96,8 @@ def build_on_meta(
 def allocate(model: PreTrainedModel, device: torch.device, in_place: Iterable[nn.Parameter] = ()) -> None:
     """Give every parameter (or shard of one) and buffer memory on ``device``; compute the buffers.
 
-    Parameters are left uninitialised; those that are ``there`` have memory elsewhere, and keep it. Buffers that
-    checkpoints do not hold (rotary frequencies) are computed by the model's own initialisation.
+    Parameters are left uninitialised; those ``in_place`` have memory elsewhere, and keep it. Buffers that checkpoints
+    do not hold (rotary frequencies) are computed by the model's own initialisation.
 
     Raises:
         UserError: a buffer is left without a value, so the family cannot be built this way.
@@ -121,13 +119,11 @@ def allocate(model: PreTrainedModel, device: torch.device, in_place: Iterable[nn
                 buffers[name].copy_(filled[name])
         unset = [name for name in unset if buffers[name].isnan().any()]
     if unset:
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"buffers with no initial value: {', '.join(unset[:3])}",
-                needed="a family whose buffers transformers can compute",
-                change="choose another model family",
-            )
+        raise user_error(
+            where=f"model type {model.config.model_type}",
+            found=f"buffers with no initial value: {', '.join(unset[:3])}",
+            needed="a family whose buffers transformers can compute",
+            change="choose another model family",
         )
 
 
@@ -162,14 +158,14 @@ def _with_buffers(config: PreTrainedConfig) -> PreTrainedModel:
 @contextmanager
 def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
     """A module whose parameters can be initialised at no cost, and without a word to other ranks that have parts."""
-    held, there = dict(module._parameters), module._parameters
-    for name, parameter in held.items():
+    parameters, before = module._parameters, dict(module._parameters)
+    for name, parameter in before.items():
         if parameter is not None:
-            there[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+            parameters[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
     try:
         yield
     finally:
-        there.update(held)
+        parameters.update(before)
 
 
 def initialise_randomly(
@@ -250,7 +246,7 @@ def filling_where_they_lie() -> Iterator[None]:
 def _fill_where_they_lie(
     model: PreTrainedModel, seed: int, names: Collection[str] | None, packed: Mapping[str, PackedLayer]
 ) -> None:
-    """By no rule of the family's but its deviation. A GPU draws for its host too."""
+    """Of the family's own rules, the deviation alone counts. A GPU draws for what lies on its host too."""
     draws = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deviation = float(getattr(model.config, "initializer_range", 0.02))
     with torch.random.fork_rng():
@@ -277,14 +273,13 @@ def load_weights(
     packed: Sequence[PackedLayer] = (),
     in_place: Collection[str] = (),
 ) -> None:
-    """Read this rank's part of every parameter from where ``found``, for the whole model, says that it is stored.
+    """Read this rank's part of every parameter from where ``match``, of the whole model, says that it is stored.
 
     Only the byte ranges of the local shard are read. Parameters that are allowed to be missing are initialised
     randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
-    the mean of the old ones. What is merged or split is so on the CPU, one group of tensors at a time. Rows that
-    transformers sets to zero on loading are zero. ``progress`` is called after every tensor, or group of them. What is
-    ``packed`` is so as it is read, one weight at a time; of what is ``there`` already it is only checked that it is
-    finite.
+    the mean of the old ones. Tensors are merged or split on the CPU, one group at a time. Rows that transformers sets
+    to zero on loading are zero. ``progress`` is called after every tensor, or group of them. The weights of ``packed``
+    layers are packed as they are read, one at a time; those that are ``in_place`` are only checked to be finite.
 
     Raises:
         UserError: a weight is not finite.
@@ -330,19 +325,11 @@ def values_of(
     for stored, view in read(list(places)):
         yield places[stored], view[...]
     for group in match.groups:
-        if not names_in(group, names):
-            continue
-        twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
-        values = group.converted(
-            {stored: view[...] for stored, view in read([stored for stored, _ in group.sources])}, twin
-        )
-        for name in names_in(group, names):
-            yield name, values.pop(name)
-
-
-def names_in(group: Group, names: Collection[str]) -> list[str]:
-    """Those of ``names`` that a group makes up."""
-    return [name for name in group.parameters.values() if name in names]
+        if of_group := [name for name in group.parameters.values() if name in names]:
+            twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
+            values = group.read(twin)
+            for name in of_group:
+                yield name, values.pop(name)
 
 
 def load_buffers(model: PreTrainedModel, matched: Match) -> None:
@@ -419,8 +406,8 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
 
 @torch.no_grad()
 def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedModel) -> list[tuple[int, torch.dtype]]:
-    """Fill the local shards of ``targets`` with what comes of a group; returns of how many values which are not finite
-    as what type.
+    """Fill the local shards of ``targets`` with what comes of a group. Returns, for each with values that are not
+    finite, their number and the type.
 
     ``twin`` is the model of the files on the meta device. Where rows of the parameter are whole tensors, those of the
     shard's rows are read, some at a time; else all of the group.
@@ -431,9 +418,7 @@ def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedMod
         return []
     rows = group.row_sources()
     if rows is None:
-        values = group.converted(
-            {stored: view[...] for stored, view in read([stored for stored, _ in group.sources])}, twin
-        )
+        values = group.read(twin)
         for name, (local, region) in shards.items():
             local.copy_(values.pop(name)[region])
     else:
@@ -441,17 +426,14 @@ def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedMod
         several = max(1, ROWS_BYTES // max(1, sum(stored.num_bytes for stored in rows[0])))
         for start in range(region[0].start, region[0].stop, several):
             stop = min(start + several, region[0].stop)
-            tensors = {
-                stored: view[...] for stored, view in read([stored for row in rows[start:stop] for stored in row])
-            }
-            value = group.converted(tensors, twin)[name]
+            value = group.read(twin, rows[start:stop])[name]
             local[start - region[0].start : stop - region[0].start].copy_(value[(slice(None), *region[1:])])
     lost = [(_num_not_finite(local), local.dtype) for local, _ in shards.values()]
     return [(number, dtype) for number, dtype in lost if number]
 
 
 def _num_not_finite(values: Tensor) -> int:
-    """Least and largest tell it in half the time of a copy, and are what they are without memory of their own."""
+    """Whether any is not, the least and the largest tell in half the time of a copy, and without memory for one."""
     if all(bool(end.isfinite()) for end in values.aminmax()):
         return 0
     return int(values.numel() - values.isfinite().sum())

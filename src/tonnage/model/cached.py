@@ -90,35 +90,50 @@ class Cached:
         return seen if window is None else seen & (place > last - window)
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible: Tensor,
-    scaling: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+@dataclass(frozen=True)
+class Scores:
+    """What scores of queries and keys go through on their way to weights."""
+
+    scaling: float
+    window: int | None
+    """Tokens that a token sees, itself among them."""
+    softcap: float | None
+    """They are squashed to (-softcap, softcap), as Gemma 2 does."""
+    sinks: Tensor | None
+    """(heads,): of each head a score of nothing, which stands beside the others, as in gpt-oss."""
+    dropout: float
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether they are scaled and nothing else, where the window shows all."""
+        return self.softcap is None and self.sinks is None and not self.dropout
+
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor, sinks_shape: tuple[int, ...]) -> Tensor:
+        """Weights (..., queries, keys), before dropout, of the keys that ``mask`` shows. ``sinks_shape`` is that in
+        which sinks stand beside scores."""
+        scores = query @ key.transpose(2, 3) * self.scaling
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores.masked_fill(~mask, float("-inf"))
+        if self.sinks is not None:
+            nothing = self.sinks.view(sinks_shape).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, nothing.to(scores.dtype)], dim=-1)
+        return F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scores: Scores) -> Tensor:
     """Attention of one token of each of several documents to what is kept of them: (1, documents, heads, size).
 
     Shapes: ``query`` (1, heads, documents, head_dim); ``key`` and ``value`` (documents, key_value_heads, tokens, size);
-    ``seen`` bool (documents, tokens); ``sinks`` (heads,).
+    ``visible`` bool (documents, tokens).
     """
     documents, heads_kept, _, size = key.shape
     groups = query.shape[1] // heads_kept
     # Heads that share keys and values are queries of one head: nothing is repeated.
     queries = query[0].transpose(0, 1).reshape(documents, heads_kept, groups, size)
     mask = visible[:, None, None, :]
-    if softcap is None and sinks is None:
-        output = F.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+    if scores.softcap is None and scores.sinks is None:
+        output = F.scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scores.scaling)
     else:
-        scores = queries @ key.transpose(2, 3) * scaling
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        scores = scores.masked_fill(~mask, float("-inf"))
-        if sinks is not None:
-            nothing = sinks.view(1, heads_kept, groups, 1).expand(documents, -1, -1, -1)
-            scores = torch.cat([scores, nothing.to(scores.dtype)], dim=-1)
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
-        output = weights @ value
+        output = scores.weights(queries, key, mask, (1, heads_kept, groups, 1)) @ value
     return output.reshape(1, documents, heads_kept * groups, value.shape[3])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -55,12 +55,10 @@ def without_code(config: PreTrainedConfig, where: Path) -> PreTrainedConfig:
 
 def refused(named: str, where: Path) -> UserError:
     """Somebody's code would run."""
-    return UserError(
-        Problem(
-            where=str(where),
-            found=f"the model comes with code of its own ({named}), which does not run unless it is allowed to",
-            needed="a model that the installed transformers knows, or your word that the code may run on this machine",
-            change="read the code; then write trust_remote_code: true into the config, or give --trust-remote-code to "
-            "a command that takes a model",
-        )
+    return user_error(
+        where=str(where),
+        found=f"the model comes with code of its own ({named}), which does not run unless it is allowed to",
+        needed="a model that the installed transformers knows, or your word that the code may run on this machine",
+        change="read the code; then write trust_remote_code: true into the config, or give --trust-remote-code to "
+        "a command that takes a model",
     )

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.kernels.dropout import Mask, salt_of, threshold_of
 
 
@@ -33,20 +32,12 @@ class Drawn:
             self.keys = before
 
 
-@dataclass(frozen=True, eq=False)
 class LayerDropout:
-    """Dropout of the inputs of a layer's addition."""
+    """Dropout of the inputs of the addition to a layer, by its name in the model."""
 
-    layer: str
-    """Its name in the model."""
-    probability: float
-    drawn: Drawn
-    salt: Tensor = field(init=False)
-    threshold: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "salt", salt_of(self.layer))
-        object.__setattr__(self, "threshold", threshold_of(self.probability))
+    def __init__(self, layer: str, probability: float, drawn: Drawn) -> None:
+        self._layer, self._drawn = layer, drawn
+        self._salt, self._threshold = salt_of(layer), threshold_of(probability)
 
     def mask(self, inputs: Tensor, first: int = 0) -> Mask | None:
         """Of ``inputs``, (..., channels), which begin with the ``first`` of the layer's channels; None drops nothing.
@@ -54,17 +45,15 @@ class LayerDropout:
         Raises:
             UserError: they are not a row for each token.
         """
-        keys = self.drawn.keys
+        keys = self._drawn.keys
         if keys is None:
             return None
         rows = inputs.numel() // inputs.shape[-1]
         if rows != len(keys):
-            raise UserError(
-                Problem(
-                    where="adapter.dropout",
-                    found=f"{self.layer} is given {rows:,} rows for {len(keys):,} tokens",
-                    needed="one row for each token, in their order: a mask is drawn from what a token is",
-                    change="adapter.dropout=0, or adapter.targets without this layer",
-                )
+            raise user_error(
+                where="adapter.dropout",
+                found=f"{self._layer} is given {rows:,} rows for {len(keys):,} tokens",
+                needed="one row for each token, in their order: a mask is drawn from what a token is",
+                change="adapter.dropout=0, or adapter.targets without this layer",
             )
-        return Mask(keys, self.salt, first, self.threshold)
+        return Mask(keys, self._salt, first, self._threshold)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.model import adapter_files
 from tonnage.model.adapter_files import AdapterFiles, read_adapter
 from tonnage.model.code import check_config_code, named_code, refused, without_code
@@ -90,7 +90,7 @@ def find_model(
         if revision is not None:
             needed = "a hub id: a local directory is as it is"
             change = "leave revision out, or give the model's hub id"
-            raise UserError(Problem(f"a revision of the local directory {model}", needed, change, "revision"))
+            raise user_error(f"a revision of the local directory {model}", needed, change, "revision")
     else:
         directory = _from_hub(model, revision, random_weights=random_weights, code=code)
         commit = directory.name if COMMIT.fullmatch(directory.name) else None
@@ -134,13 +134,11 @@ def _adapted(directory: Path, *, random_weights: bool, tokenizer: bool, code: bo
     own = any((directory / name).is_file() for name in TOKENIZER_FILES)
     base, revision = adapter.base, adapter.revision
     if (Path(base) / adapter_files.CONFIG).is_file() and not (Path(base) / CONFIG).is_file():
-        raise UserError(
-            Problem(
-                where=str(directory / adapter_files.CONFIG),
-                found=f"an adapter of an adapter ({base})",
-                needed="the adapter of a model",
-                change="merge the first one into its model: tonnage export RUN DIR --merge",
-            )
+        raise user_error(
+            where=str(directory / adapter_files.CONFIG),
+            found=f"an adapter of an adapter ({base})",
+            needed="the adapter of a model",
+            change="merge the first one into its model: tonnage export RUN DIR --merge",
         )
     if Path(base).is_dir():
         revision = None
@@ -166,13 +164,11 @@ def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]
         if dangling := [directory / name for name in missing if (directory / name).is_symlink()]:
             raise UserError(*map(_dangling, dangling[:5]))
         if missing:
-            raise UserError(
-                Problem(
-                    where=str(directory / INDEX_FILE),
-                    found=f"{len(missing)} of {len(names)} weight files missing: {', '.join(missing[:5])}",
-                    needed="every file that the index names",
-                    change="download the model again",
-                )
+            raise user_error(
+                where=str(directory / INDEX_FILE),
+                found=f"{len(missing)} of {len(names)} weight files missing: {', '.join(missing[:5])}",
+                needed="every file that the index names",
+                change="download the model again",
             )
         _check_inside(directory, names)
         return tuple(directory / name for name in names), index
@@ -182,15 +178,13 @@ def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]
     if (file := directory / SINGLE_FILE).is_symlink() or (file := directory / INDEX_FILE).is_symlink():
         raise UserError(_dangling(file))
     others = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
-    raise UserError(
-        Problem(
-            where=str(directory),
-            found=f"no safetensors weights (only {', '.join(others[:3])})" if others else "no weights",
-            needed=f"{SINGLE_FILE} or {INDEX_FILE} with its shards",
-            change="save it again with safetensors (other files are not read)"
-            if others
-            else "add the weights, or set `init: random` to train from scratch",
-        )
+    raise user_error(
+        where=str(directory),
+        found=f"no safetensors weights (only {', '.join(others[:3])})" if others else "no weights",
+        needed=f"{SINGLE_FILE} or {INDEX_FILE} with its shards",
+        change="save it again with safetensors (other files are not read)"
+        if others
+        else "add the weights, or set `init: random` to train from scratch",
     )
 
 
@@ -208,23 +202,17 @@ def _read_index(path: Path) -> Mapping[str, str]:
     """Name of a tensor -> name of a file beside the index."""
     weight_map = read_json_object(path).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    wrong = [name for name in files if not _is_name(name)]
+    wrong = [name for name in files if not (isinstance(name, str) and FILE_NAME.fullmatch(name))]
     if wrong or not files:
         observed = f"an index that names {str(wrong[0])[:80]!r}" if wrong else "an index that names no file"
-        raise UserError(
-            Problem(
-                where=str(path),
-                found=observed,
-                needed="weight_map: the name of every tensor and of a .safetensors file in the same directory",
-                change="download the model again",
-            )
+        raise user_error(
+            where=str(path),
+            found=observed,
+            needed="weight_map: the name of every tensor and of a .safetensors file in the same directory",
+            change="download the model again",
         )
     assert isinstance(weight_map, dict)
     return weight_map
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and FILE_NAME.fullmatch(name) is not None
 
 
 def _check_inside(directory: Path, names: list[str]) -> None:
@@ -237,13 +225,11 @@ def _check_inside(directory: Path, names: list[str]) -> None:
         except (OSError, RuntimeError):  # a link to itself
             target = Path("/")
         if not any(target.is_relative_to(place) for place in inside):
-            raise UserError(
-                Problem(
-                    where=str(directory / name),
-                    found="a link out of the model directory",
-                    needed="files in the directory itself",
-                    change="copy the file that it points to, or give the directory that holds it",
-                )
+            raise user_error(
+                where=str(directory / name),
+                found="a link out of the model directory",
+                needed="files in the directory itself",
+                change="copy the file that it points to, or give the directory that holds it",
             )
 
 
@@ -273,7 +259,7 @@ def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: b
         observed = f"no such directory and no such hub model ({type(error).__name__})"
     except (LocalEntryNotFoundError, OSError) as error:
         observed = f"no such directory, and the hub cannot be reached ({type(error).__name__})"
-    raise UserError(Problem(where=f"{key}: {model}", found=observed, needed=needed, change=change))
+    raise user_error(where=f"{key}: {model}", found=observed, needed=needed, change=change)
 
 
 def find_tokenizer(name: str) -> Path:
@@ -330,13 +316,11 @@ def read_whole_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
     try:
         config = AutoConfig.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
     except Exception as error:  # a stranger's values meet the classes of 200 families
-        raise UserError(
-            Problem(
-                where=str(path),
-                found=_first_line(error),
-                needed="a configuration that the installed transformers knows",
-                change="mend config.json, or update transformers",
-            )
+        raise user_error(
+            where=str(path),
+            found=_first_line(error),
+            needed="a configuration that the installed transformers knows",
+            change="mend config.json, or update transformers",
         ) from error
     assert isinstance(config, PreTrainedConfig)
     for section in (config, *filter(None, (getattr(config, name, None) for name in config.sub_configs))):
@@ -410,28 +394,24 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
             raise
         if named is not None and not trust_remote_code and "custom code" in str(error):
             raise refused(named, path) from error
-        raise UserError(
-            Problem(
-                where=str(files.directory),
-                found=f"tokenizer does not load: {_first_line(error)}",
-                needed="tokenizer files that the installed transformers can read",
-                change="save the tokenizer beside the model (tokenizer.save_pretrained)",
-            )
+        raise user_error(
+            where=str(files.directory),
+            found=f"tokenizer does not load: {_first_line(error)}",
+            needed="tokenizer files that the installed transformers can read",
+            change="save the tokenizer beside the model (tokenizer.save_pretrained)",
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     templates = tokenizer.chat_template
     listed = list(templates.values()) if isinstance(templates, dict) else [templates]
     if any(not isinstance(one, str | None) for one in listed):
-        raise UserError(
-            Problem(
-                where=str(files.directory),
-                found="a chat template that is no text",
-                needed="a Jinja template, or several by name",
-                change="mend chat_template in tokenizer_config.json",
-            )
+        raise user_error(
+            where=str(files.directory),
+            found="a chat template that is no text",
+            needed="a Jinja template, or several by name",
+            change="mend chat_template in tokenizer_config.json",
         )
     if not tokenizer.get_vocab():
-        raise UserError(Problem("a tokenizer without tokens", "a vocabulary", where=str(files.directory)))
+        raise user_error("a tokenizer without tokens", "a vocabulary", where=str(files.directory))
     return tokenizer
 
 
@@ -441,9 +421,7 @@ def _check_files(directory: Path) -> None:
         path = directory / name
         if os.path.lexists(path) and not path.is_file():
             observed = "a link that leads nowhere" if not path.exists() else "no regular file"
-            raise UserError(
-                Problem(observed, f"a file, as {name} is one", "put the file there, or take this away", str(path))
-            )
+            raise user_error(observed, f"a file, as {name} is one", "put the file there, or take this away", str(path))
 
 
 def _try_out(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -466,28 +444,22 @@ def _first_line(error: BaseException) -> str:
     return message[:300] or type(error).__name__
 
 
-def check_fit(
-    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int, *, resizable: int = 0
-) -> None:
+def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     """Check that tokenizer, model and ``max_length`` belong together.
-
-    ``resizable``: number of tokens that we added ourselves; the embedding will grow for them.
 
     Raises:
         UserError: no part of the model is one of text, the tokenizer has ids the embedding lacks, or ``max_length`` is
             beyond the model's positions.
     """
     if not isinstance(getattr(config, "vocab_size", None), int):  # of a model of images and text, it is a part's
-        raise UserError(
-            Problem(
-                where=f"model type {config.model_type}",
-                found="a model of more than text, whose text transformers has no causal language model for",
-                needed="a model of text, or one whose text model is of a known family",
-                change="choose a decoder-only text model",
-            )
+        raise user_error(
+            where=f"model type {config.model_type}",
+            found="a model of more than text, whose text transformers has no causal language model for",
+            needed="a model of text, or one whose text model is of a known family",
+            change="choose a decoder-only text model",
         )
     problems = []
-    highest = max(tokenizer.get_vocab().values()) - resizable
+    highest = max(tokenizer.get_vocab().values())
     if highest >= config.vocab_size:
         problems.append(
             Problem(

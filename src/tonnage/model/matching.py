@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.model.build import on_meta
 from tonnage.model.files import ModelFiles, read_whole_config
-from tonnage.model.merging import Group, Match, faults, gather, some
+from tonnage.model.merging import Group, Match, faults, gather, of_another_shape, several_for, some
 from tonnage.model.names import Names, Whole
 from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
@@ -102,13 +102,11 @@ def check_weights(
         config.tie_word_embeddings = False
         model = on_meta(copy.deepcopy(config), torch.float32)
         if Names(model).tied:
-            raise UserError(
-                Problem(
-                    where=where,
-                    found="a head that is another one than the embedding",
-                    needed=f"one tensor: a {config.model_type} ties them",
-                    change="save the model again with transformers",
-                )
+            raise user_error(
+                where=where,
+                found="a head that is another one than the embedding",
+                needed=f"one tensor: a {config.model_type} ties them",
+                change="save the model again with transformers",
             )
         whole = find_whole(model, described_whole)
         matched = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
@@ -134,12 +132,7 @@ def _stamp(files: Iterable[Path]) -> str:
 def base_digest(matched: Match) -> str:
     """A digest that distinguishes a model's weights from those of another model, or of the same one changed since
     (``towers.digest``)."""
-    return digest(
-        [
-            *(stored for stored, _ in matched.places),
-            *(stored for group in matched.groups for stored, _ in group.sources),
-        ]
-    )
+    return digest(matched.sources)
 
 
 def find_places(
@@ -190,13 +183,11 @@ def match(
     if problem := quantised(unplaced, placed, names.has_place, method, where):
         raise _Quantised(problem)
     if adapters := [tensor.key for tensor in unplaced if ADAPTER.search(tensor.key)]:
-        raise UserError(
-            Problem(
-                where=where,
-                found=f"{len(adapters):,} tensors of an adapter that is not merged, such as {adapters[0]}",
-                needed="a model",
-                change="merge it first (peft: model.merge_and_unload().save_pretrained(DIR))",
-            )
+        raise user_error(
+            where=where,
+            found=f"{len(adapters):,} tensors of an adapter that is not merged, such as {adapters[0]}",
+            needed="a model",
+            change="merge it first (peft: model.merge_and_unload().save_pretrained(DIR))",
         )
     if not placed:
         raise UserError(_nothing_found(stored, len(missing), where))
@@ -336,7 +327,7 @@ def _beginning(key: str) -> str:
 
 
 def _written(pattern: str) -> str:
-    """As an item of a list in a config: keys of strangers may hold what means something else to YAML."""
+    """A pattern in a list of a config: in quotes where YAML might take a stranger's key for something else."""
     return pattern if re.fullmatch(r"[A-Za-z_][\w.*-]*", pattern) else json.dumps(pattern)
 
 
@@ -348,14 +339,7 @@ def _other_shapes(
         expected = shapes[name]
         has_grown = name in growing and stored.shape[1:] == expected[1:] and stored.shape[:1] < expected[:1]
         if stored.shape != expected and not (has_grown and len(stored.shape) == len(expected)):
-            wrong.append(
-                Problem(
-                    where=f"{stored.file.name}: {stored.key}",
-                    found=f"shape {stored.shape}",
-                    needed=f"{expected}, as config.json says",
-                    change="use the config.json that belongs to these weights",
-                )
-            )
+            wrong.append(of_another_shape(stored, expected))
     yield from wrong[:SHOWN]
 
 
@@ -368,12 +352,7 @@ def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) 
             by_name.setdefault(name, []).append(group.sources[0][0])
     for name, several in by_name.items():
         if len(several) > 1:
-            yield Problem(
-                where=several[0].file.name,
-                found=f"{len(several)} tensors for {name}: {some([stored.key for stored in several])}",
-                needed="one",
-                change="save the model again with transformers",
-            )
+            yield several_for(name, several)
 
 
 def _head_differs(matched: Match) -> bool:

@@ -30,21 +30,10 @@ from transformers.core_model_loading import (
 )
 
 from tonnage.errors import Problem
+from tonnage.model.dtypes import DTYPES
 from tonnage.model.names import Names, Slot, Whole
-from tonnage.model.stored import Stored
+from tonnage.model.stored import Stored, read
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-}
-"""Types of torch, by the words of safetensors."""
 SHOWN = 5
 
 
@@ -72,6 +61,11 @@ class Group:
                 return None
             rows.setdefault(slot.number, []).append(stored)
         return [rows[number] for number in sorted(rows)]
+
+    def read(self, model: PreTrainedModel, rows: Sequence[Sequence[Stored]] | None = None) -> dict[str, Tensor]:
+        """The parameters, or some of their ``row_sources``, read from the files. ``model`` as for ``converted``."""
+        sources = [stored for stored, _ in self.sources] if rows is None else [one for row in rows for one in row]
+        return self.converted({stored: view[...] for stored, view in read(sources)}, model)
 
     def converted(self, tensors: dict[Stored, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
         """The parameters that come of ``tensors``: all of the group's, or those of some rows; they are taken out.
@@ -114,6 +108,12 @@ class Match:
     """Whether prefixes of wrappers were taken off."""
     zeroed: Mapping[str, range] = field(default_factory=dict)
     """Rows of parameters that are zero once they are loaded, whatever is stored (``zeroed``)."""
+
+    @property
+    def sources(self) -> list[Stored]:
+        """All stored tensors that parameters are made of."""
+        merged = (stored for group in self.groups for stored, _ in group.sources)
+        return [*(stored for stored, _ in self.places), *merged]
 
 
 def _keeps_rows(operation: Any) -> bool:
@@ -161,16 +161,16 @@ def _fits(group: Group, names: Names, model: PreTrainedModel) -> bool:
     if len(set(slots)) < len(slots) or any(numbers != list(range(len(lists[0]))) for numbers in lists):
         return False
     try:
-        converted = group.converted({stored: _on_meta(stored) for stored, _ in group.sources}, model)
+        empty = {
+            stored: torch.empty(stored.shape, dtype=DTYPES.get(stored.dtype, torch.float32), device="meta")
+            for stored, _ in group.sources
+        }
+        converted = group.converted(empty, model)
     except Exception:  # whatever operations make of shapes that do not fit together
         return False
     return {name: tuple(value.shape) for name, value in converted.items()} == {
         name: names.shapes[name] for name in group.parameters.values()
     }
-
-
-def _on_meta(stored: Stored) -> Tensor:
-    return torch.empty(stored.shape, dtype=DTYPES.get(stored.dtype, torch.float32), device="meta")
 
 
 def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -> Iterator[Problem]:
@@ -182,24 +182,16 @@ def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -
     lost = [key for slot, (key, _) in expected.items() if slot not in by_slot]
     problems = []
     if lost:
-        problems.append(
-            Problem(
-                where=where,
-                found=f"{len(lost):,} of the {len(expected):,} tensors that make up {parameter} are not in the weight "
-                f"files: {some(lost)}",
-                needed="all of them",
-                change="download the model again, or give complete weights",
-            )
+        observed = (
+            f"{len(lost):,} of the {len(expected):,} tensors that make up {parameter} are not in the weight files"
         )
+        change = "download the model again, or give complete weights"
+        problems.append(Problem(f"{observed}: {some(lost)}", "all of them", change, where))
     for slot, several in by_slot.items():
         if len(several) > 1:
-            keys = [stored.key for stored in several]
-            observed = f"{len(several)} tensors for one part of {parameter}: {some(keys)}"
-            problems.append(Problem(observed, "one", "save the model again with transformers", several[0].file.name))
+            problems.append(several_for(f"one part of {parameter}", several))
         if slot in expected and several[0].shape != expected[slot][1]:
-            observed, needed = f"shape {several[0].shape}", f"{expected[slot][1]}, as config.json says"
-            change = "use the config.json that belongs to these weights"
-            problems.append(Problem(observed, needed, change, f"{several[0].file.name}: {several[0].key}"))
+            problems.append(of_another_shape(several[0], expected[slot][1]))
     if expected and (more := [several[0].key for slot, several in by_slot.items() if slot not in expected]):
         observed = f"{len(more):,} tensors more than the {len(expected):,} that make up {parameter}: {some(more)}"
         change = "use the config.json that belongs to these weights"
@@ -223,6 +215,19 @@ def _wanted(group: Group, names: Names, model: PreTrainedModel) -> dict[Slot, tu
         return {}
     parts = {key: (names.merged(key), tuple(value.shape)) for key, value in written.items()}
     return {part[1]: (key, shape) for key, (part, shape) in parts.items() if part is not None}
+
+
+def several_for(place: str, several: Sequence[Stored]) -> Problem:
+    """The problem with tensors of which a place takes one."""
+    observed = f"{len(several)} tensors for {place}: {some([stored.key for stored in several])}"
+    return Problem(observed, "one", "save the model again with transformers", several[0].file.name)
+
+
+def of_another_shape(stored: Stored, expected: tuple[int, ...]) -> Problem:
+    """The problem with a tensor of another shape than the model's."""
+    change = "use the config.json that belongs to these weights"
+    where = f"{stored.file.name}: {stored.key}"
+    return Problem(f"shape {stored.shape}", f"{expected}, as config.json says", change, where)
 
 
 def some(keys: Sequence[str]) -> str:

@@ -73,7 +73,7 @@ class Names:
         """Name in the model of the files -> in the model that is trained."""
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         """Of every parameter; of tied ones under the first name."""
-        self.tied = _tied_names(model)
+        self.tied = tied_names(model)
         """Other names under which a checkpoint may hold a tied parameter -> the first."""
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         vocabulary = {id(value) for end in ends if end is not None for value in end.parameters(recurse=False)}
@@ -194,11 +194,11 @@ def unwrapped(key: str) -> str:
     return key
 
 
-def _tied_names(model: PreTrainedModel) -> dict[str, str]:
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Names of parameters that are another's as well -> the first of its names."""
     first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[name] = first.setdefault(id(parameter), name)
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
     return {name: canonical for name, canonical in names.items() if name != canonical}
 
 

@@ -35,29 +35,22 @@ class Packed(Stored):
     block: tuple[int, int] | None
     """Rows and columns that share a scale; None for pairs of 4-bit floats, whose scales say it themselves."""
 
-    def view(self) -> PackedView:
-        """What reads parts of it, as bf16."""
-        return PackedView(self)
-
-
-@dataclass(frozen=True)
-class PackedView:
-    """Reads parts of a packed tensor, as a slice of safetensors does of another."""
-
-    packed: Packed
+    def view(self) -> Packed:
+        """What reads parts of it, as a slice of safetensors does of another tensor: itself."""
+        return self
 
     def __getitem__(self, index: Any) -> Tensor:
-        """The part at ``index``: an ellipsis, or slices for the first dimensions."""
+        """The part at ``index``, in bf16: an ellipsis, or slices for the first dimensions."""
         slices = () if index is Ellipsis else index if isinstance(index, tuple) else (index,)
-        bounds = [part.indices(size)[:2] for part, size in zip(slices, self.packed.shape, strict=False)]
-        region = [slice(*pair) for pair in bounds] + [slice(0, size) for size in self.packed.shape[len(bounds) :]]
-        return self._of_pairs(region) if self.packed.block is None else self._of_blocks(region, self.packed.block)
+        bounds = [part.indices(size)[:2] for part, size in zip(slices, self.shape, strict=False)]
+        region = [slice(*pair) for pair in bounds] + [slice(0, size) for size in self.shape[len(bounds) :]]
+        return self._of_pairs(region) if self.block is None else self._of_blocks(region, self.block)
 
     def _of_pairs(self, region: Sequence[slice]) -> Tensor:
         """``region`` of the transposed matrices that 4-bit floats make up; those of an expert are read whole."""
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-        blocks, scales = (_part(tensor, (region[0],)) for tensor in (self.packed.values, self.packed.scales))
+        blocks, scales = (_part(tensor, (region[0],)) for tensor in (self.values, self.scales))
         whole: Tensor = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
         return whole[(slice(None), *region[1:])]
 
@@ -66,14 +59,14 @@ class PackedView:
         from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
         *first, rows, columns = region
-        pairs = list(zip((rows, columns), block, self.packed.shape[-2:], strict=True))
+        pairs = list(zip((rows, columns), block, self.shape[-2:], strict=True))
         around = [slice(p.start // size * size, min(-(-p.stop // size) * size, whole)) for p, size, whole in pairs]
         grid = [slice(part.start // size, -(-part.stop // size)) for part, size, _ in pairs]
-        values = _part(self.packed.values, (*first, *around)).float()
-        if len(self.packed.scales.shape) == len(self.packed.shape):
-            scales = _part(self.packed.scales, (*first, *grid))
+        values = _part(self.values, (*first, *around)).float()
+        if len(self.scales.shape) == len(self.shape):
+            scales = _part(self.scales, (*first, *grid))
         else:
-            scales = _part(self.packed.scales, ()).reshape(1, 1)
+            scales = _part(self.scales, ()).reshape(1, 1)
         # transformers divides a matrix into equal blocks, so one whose last blocks are cut short is filled up
         lacking = [
             blocks * size - side for blocks, size, side in zip(scales.shape[-2:], block, values.shape[-2:], strict=True)
@@ -101,29 +94,22 @@ def unpack(stored: Sequence[Stored], config: Any) -> tuple[Stored, ...]:
     What ``config`` does not say to be packed in a way that is known, or what does not fit together, is left as it is.
     """
     by_key = {one.key: one for one in stored}
-    described = _told(config)
+    entry = getattr(config, "quantization_config", None) or {}
+    described: Mapping[str, Any] = entry if isinstance(entry, Mapping) else entry.to_dict()
     method = described.get("quant_method")
     packed = (
         _pairs_of_8_bits(by_key, described) if method == FP8 else _pairs_of_4_bits(by_key) if method == MXFP4 else {}
     )
     gone = {part for one in packed.values() for part in (one.values, one.scales)}
-    gone |= {one for one in stored if one.key.endswith(".activation_scale") and _weight(one.key) in packed}
+    scales = {f"{key.removesuffix('weight')}activation_scale" for key in packed if key.endswith(".weight")}
+    gone |= {one for one in stored if one.key in scales}
     return (*(one for one in stored if one not in gone), *packed.values())
-
-
-def _weight(key: str) -> str:
-    return key.removesuffix("activation_scale") + "weight"
 
 
 def packing(stored: Sequence[Stored]) -> str | None:
     """How those of ``unpack`` that are packed are stored, in words; None if none is."""
     kinds = {MXFP4 if one.block is None else FP8 for one in stored if isinstance(one, Packed)}
     return " and ".join(f"{kind} ({IN_WORDS[kind]})" for kind in sorted(kinds)) or None
-
-
-def _told(config: Any) -> Mapping[str, Any]:
-    entry = getattr(config, "quantization_config", None) or {}
-    return entry if isinstance(entry, Mapping) else entry.to_dict()
 
 
 def _pairs_of_8_bits(by_key: Mapping[str, Stored], described: Mapping[str, Any]) -> dict[str, Packed]:

@@ -21,10 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.quantized import Format, packed_tensors, rows_per_block
 from tonnage.kernels.adapted import adapted_linear
-from tonnage.kernels.dropout import Mask
 from tonnage.kernels.products import linear
 from tonnage.kernels.quantized import PackedWeight, pack
 from tonnage.kernels.quantized_products import linear as packed_linear
@@ -79,9 +78,9 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
     names = {id(module): path for path, module in root.named_modules()}
     layers: list[PackedLayer] = []
     for module in (module for block in blocks for module in block.modules()):
-        for name in _packable(module):
-            weight = module._parameters[name]
-            assert weight is not None
+        for name, weight in _matrices(module).items():
+            if weight.requires_grad:
+                continue
             path, shape = f"{names[id(module)]}.{name}", tuple(weight.shape)
             region = tuple(slice(0, size) for size in shape)
             if isinstance(weight, DTensor):
@@ -97,20 +96,13 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
             owner.packed_shapes = {**getattr(owner, "packed_shapes", {}), name: shape}
             layers.append(PackedLayer(module, name, path, form, shape, region))
     if not layers:
-        raise UserError(
-            Problem(
-                where="adapter.quantize",
-                found=f"{form}, and no linear layer of the model is frozen",
-                needed="linear layers of the blocks, or experts, that are not trained",
-                change="adapter.quantize=none",
-            )
+        raise user_error(
+            where="adapter.quantize",
+            found=f"{form}, and no linear layer of the model is frozen",
+            needed="linear layers of the blocks, or experts, that are not trained",
+            change="adapter.quantize=none",
         )
     return layers
-
-
-def _packable(module: nn.Module) -> Sequence[str]:
-    """Names of the parameters of a module that can be packed."""
-    return [name for name, parameter in _matrices(module).items() if not parameter.requires_grad]
 
 
 def packable_names(root: nn.Module, blocks: Iterable[nn.Module]) -> frozenset[str]:
@@ -165,14 +157,12 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
         rows_only and part[0] % rows_per_block(shape, form) == 0 if rows_only else form == "nf4" and part[-1] % 64 == 0
     )
     if not same:
-        raise UserError(
-            Problem(
-                where="adapter.quantize, parallel.tensor",
-                found=f"{form}, and {path} of {tuple(shape)} in parts of {tuple(part)}",
-                needed="nf4, and parts of which each row is a multiple of 64 numbers: so that a part has the blocks of "
-                "the whole",
-                change="adapter.quantize=nf4 with a smaller parallel.tensor, or parallel.tensor=1",
-            )
+        raise user_error(
+            where="adapter.quantize, parallel.tensor",
+            found=f"{form}, and {path} of {tuple(shape)} in parts of {tuple(part)}",
+            needed="nf4, and parts of which each row is a multiple of 64 numbers: so that a part has the blocks of "
+            "the whole",
+            change="adapter.quantize=nf4 with a smaller parallel.tensor, or parallel.tensor=1",
         )
 
 
@@ -199,16 +189,12 @@ def compute(
     frozen: Tensor | PackedWeight | None = packed_weight(module, "weight") if weight is None else weight
     assert frozen is not None
     if down is not None and up is not None:
-        return adapted_linear(inputs, frozen, bias, down, up, module.lora_factor, _mask(module, inputs, first_channel))
+        dropout: LayerDropout | None = module.__dict__.get("lora_dropout")
+        mask = None if dropout is None else dropout.mask(inputs, first_channel)
+        return adapted_linear(inputs, frozen, bias, down, up, module.lora_factor, mask)
     if isinstance(frozen, PackedWeight):
         return packed_linear(inputs, frozen, bias)
     return linear(inputs, frozen, bias)
-
-
-def _mask(module: Any, inputs: Tensor, first_channel: int) -> Mask | None:
-    """What the dropout of a layer's addition drops, if it has one (``adapters``)."""
-    dropout: LayerDropout | None = module.__dict__.get("lora_dropout")
-    return None if dropout is None else dropout.mask(inputs, first_channel)
 
 
 def forward_linear(module: Any, inputs: Tensor) -> Tensor:

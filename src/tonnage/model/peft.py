@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.kernels.regions import region_of
 from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles
 from tonnage.model.adapters import Adapter, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
@@ -92,15 +92,14 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     shapes = {name: shape for target in targets for name, shape in target.named_shapes(files.rank).items()}
     for name, shape in shapes.items():
         stored = keys[names[name]]
-        expected = _flat(name, shape)
+        expected = tuple(to_peft(name, torch.empty(shape, device="meta")).shape)
         if stored.shape != expected:
             raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {expected}")
     also = whole_of(model, anatomy, half)
     if also is None or not targets:
         raise _another_model(files, f"weights trained whole beside it: {', '.join(sorted(half)[:3])}")
     excluded = not_adapted(model)
-    all_linear = [target for target in eligible if target.experts or target.path.rpartition(".")[2] not in excluded]
-    chosen = short_names(targets, all_linear)
+    chosen = short_names(targets, [target for target in eligible if target.experts or target.name not in excluded])
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
     return Adapter(files.rank, files.factor, chosen, tuple(also))
 
@@ -110,25 +109,18 @@ def _kept_beside(target: Target) -> str:
     return f"{PREFIX}{target.path}.base_layer.weight"
 
 
-def _flat(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) == 2:
-        return (shape[1], shape[0]) if name.endswith("lora_embedding_A") else tuple(shape)
-    experts, first, second = shape
-    return (experts * first, second) if name.endswith("lora_A") else (first, second * experts)
-
-
 def short_names(targets: Sequence[Target], eligible: Sequence[Target]) -> str | tuple[str, ...]:
     """The shortest way in which a config can name ``targets`` among the ``eligible``; embeddings last."""
     if embeddings := [target for target in targets if target.embeds]:
         plain = [target for target in targets if not target.embeds]
         others = short_names(plain, [target for target in eligible if not target.embeds]) if plain else ()
-        ends = tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in embeddings))
+        ends = tuple(dict.fromkeys(target.name for target in embeddings))
         return (*((others,) if isinstance(others, str) else others), *ends)
     eligible = [target for target in eligible if not target.embeds]
     if {target.path for target in targets} == {target.path for target in eligible}:
         return "all-linear"
-    ends = tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets))
-    same = [target for target in eligible if target.path.rpartition(".")[2] in ends]
+    ends = tuple(dict.fromkeys(target.name for target in targets))
+    same = [target for target in eligible if target.name in ends]
     return ends if len(same) == len(targets) else tuple(target.path for target in targets)
 
 
@@ -163,13 +155,11 @@ def _check_same(files: AdapterFiles, key: str, stored: Tensor, weight: Tensor) -
 
 
 def _another_model(files: AdapterFiles, observed: str) -> UserError:
-    return UserError(
-        Problem(
-            where=str(files.directory / WEIGHTS),
-            found=observed,
-            needed=f"an adapter of {files.base}, which its {CONFIG} names",
-            change="use the model that the adapter was trained for, or mend base_model_name_or_path",
-        )
+    return user_error(
+        where=str(files.directory / WEIGHTS),
+        found=observed,
+        needed=f"an adapter of {files.base}, which its {CONFIG} names",
+        change="use the model that the adapter was trained for, or mend base_model_name_or_path",
     )
 
 

@@ -14,14 +14,15 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
+from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import ModelFiles, read_model_config, read_whole_config
 from tonnage.model.matching import check_weights, find_places, matches, missing_from_files, unexpected
 from tonnage.model.quantised import QUANTISATION, method_of
-from tonnage.model.stored import read_headers
+from tonnage.model.stored import FLOATS, read_headers
 
-TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOAT_DTYPES = frozenset(DTYPES[name] for name in FLOATS)
 
 
 def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow_unexpected: Sequence[str] = ()) -> Any:
@@ -50,17 +51,13 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow
         if is_packed:  # of those weights, transformers alone knows which belongs where
             _check_names(model, names, allow_unexpected, str(files.directory))
             _check_unpacked(model, str(files.directory))
-    broken = [
-        name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)
-    ]
+    broken = [name for name, value in model.named_parameters() if value.dtype in FLOAT_DTYPES and not _is_finite(value)]
     if broken:
-        raise UserError(
-            Problem(
-                where=str(files.directory),
-                found=f"weights that are not finite: {', '.join(broken[:5])}",
-                needed="weights without NaN and infinity",
-                change="use a whole copy of the model, or an earlier checkpoint of it",
-            )
+        raise user_error(
+            where=str(files.directory),
+            found=f"weights that are not finite: {', '.join(broken[:5])}",
+            needed="weights without NaN and infinity",
+            change="use a whole copy of the model, or an earlier checkpoint of it",
         )
     return model
 
@@ -87,16 +84,14 @@ def _check_unpacked(model: Any, where: str) -> None:
     packed = [
         f"{name}.weight ({module.weight.dtype})"
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.weight.dtype not in TYPES.values()
+        if type(module) is nn.Linear and module.weight.dtype not in FLOAT_DTYPES
     ]
     if packed:
-        raise UserError(
-            Problem(
-                where=where,
-                found=f"{len(packed):,} quantised weights that transformers cannot unpack, such as {packed[0]}",
-                needed="the scales of every quantised weight",
-                change="use a whole copy of the model, or the original that this one was quantised from",
-            )
+        raise user_error(
+            where=where,
+            found=f"{len(packed):,} quantised weights that transformers cannot unpack, such as {packed[0]}",
+            needed="the scales of every quantised weight",
+            change="use a whole copy of the model, or the original that this one was quantised from",
         )
 
 
@@ -115,13 +110,11 @@ def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: boo
             return model, names
     except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
         lines = str(error).strip().split("\n")
-        raise UserError(
-            Problem(
-                where=str(files.directory),
-                found=f"transformers cannot load it ({type(error).__name__}: {lines[0][:300]})",
-                needed="a model that the installed transformers can load",
-                change="save the model again, or install what it asks for",
-            )
+        raise user_error(
+            where=str(files.directory),
+            found=f"transformers cannot load it ({type(error).__name__}: {lines[0][:300]})",
+            needed="a model that the installed transformers can load",
+            change="save the model again, or install what it asks for",
         ) from error
 
 
@@ -139,7 +132,7 @@ def _without_report() -> Iterator[None]:
 def _by_ourselves(files: ModelFiles, config: PreTrainedConfig, allow_unexpected: Sequence[str]) -> Any:
     """A model whose names transformers would not find, or that is a part of the one in the files."""
     dtype = next(stored.dtype for stored in read_headers(files.weights) if stored.is_float)
-    model = on_meta(config, TYPES[dtype])
+    model = on_meta(config, DTYPES[dtype])
     match = find_places(model, files, allow_unexpected=allow_unexpected)
     allocate(model, torch.device("cpu"))
     load_buffers(model, match)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST_JSON = 64 << 20
@@ -28,17 +28,10 @@ MOST_TENSORS = 500_000
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, in the words of safetensors, whose numbers are weights as they stand."""
 WIDTHS = {
-    "F64": 8,
-    "I64": 8,
-    "U64": 8,
-    "F32": 4,
-    "I32": 4,
-    "U32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I16": 2,
-    "U16": 2,
-} | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1)
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1),
+}
 """Bytes of a number, by the words of safetensors, where it is not 4."""
 BEGINNINGS = (
     (b"PK\x03\x04", "a pickle of torch.save"),
@@ -99,7 +92,7 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
             problems.append(_no_safetensors(file, error))
         if len(tensors) > MOST_TENSORS:
             needed = f"at most {MOST_TENSORS:,}"
-            raise UserError(Problem(f"more than {MOST_TENSORS:,} tensors", needed, "give a model", str(file)))
+            raise user_error(f"more than {MOST_TENSORS:,} tensors", needed, "give a model", str(file))
     if problems:
         raise UserError(*problems)
     return tuple(tensors.values())
@@ -198,7 +191,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         observed = f"a file that cannot be read ({error.strerror})"
     needed = f"a JSON object of at most {LARGEST_JSON >> 20} MiB"
-    raise UserError(Problem(observed, needed, "download the model again, or mend the file", str(path)))
+    raise user_error(observed, needed, "download the model again, or mend the file", str(path))
 
 
 def _kind(value: object) -> str:

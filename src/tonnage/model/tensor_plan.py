@@ -13,13 +13,13 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.model.anatomy import Anatomy
 
 COLUMNS, ROWS, INSIDE = "colwise", "rowwise", "replicated_with_grad_allreduce"
@@ -49,7 +49,7 @@ def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
         UserError: transformers has no plan for the family, or one of another kind than by columns and rows.
     """
     styles: dict[str, str] = dict(model.tp_plan or {})
-    by_style: dict[str, list[nn.Module]] = {COLUMNS: [], ROWS: [], INSIDE: []}
+    by_style: dict[str, list[Any]] = {COLUMNS: [], ROWS: [], INSIDE: []}
     strange = {_generic(path): style for path, _ in model.named_parameters() if (style := styles.get(_generic(path)))}
     for path, module in model.named_modules():
         style = styles.get(_generic(path))
@@ -61,26 +61,25 @@ def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
             by_style[style].append(module)
     if strange or not by_style[COLUMNS] or not by_style[ROWS]:
         path, style = next(iter(strange.items()), ("", ""))
-        raise UserError(
-            Problem(
-                where="parallel.tensor",
-                found=f"a plan of transformers for model type {model.config.model_type} that treats {path} as {style}"
-                if strange
-                else f"no plan of transformers for model type {model.config.model_type}",
-                needed="a family whose blocks transformers cuts by columns and rows alone, as llama, mistral, qwen2, "
-                "qwen3, gemma2, gemma3, olmo, phi or gpt_neox",
-                change="leave parallel.tensor out: more workers shard the states without it",
-            )
+        raise user_error(
+            where="parallel.tensor",
+            found=f"a plan of transformers for model type {model.config.model_type} that treats {path} as {style}"
+            if strange
+            else f"no plan of transformers for model type {model.config.model_type}",
+            needed="a family whose blocks transformers cuts by columns and rows alone, as llama, mistral, qwen2, "
+            "qwen3, gemma2, gemma3, olmo, phi or gpt_neox",
+            change="leave parallel.tensor out: more workers shard the states without it",
         )
     divided = {id(module) for modules in by_style.values() for module in modules}
+    paths = {id(module): path for path, module in model.named_modules()}
     entrances: dict[int, nn.Module] = {}
     for module in by_style[COLUMNS]:
-        parent = _parent_of(model, module)
+        parent = model.get_submodule(paths[id(module)].rpartition(".")[0])
         entrance = parent if _is_divided(parent, divided) else module
         entrances[id(entrance)] = entrance
     return TensorPlan(
-        columns=tuple(_linear(by_style[COLUMNS])),
-        rows=tuple(_linear(by_style[ROWS])),
+        columns=tuple(by_style[COLUMNS]),
+        rows=tuple(by_style[ROWS]),
         inside=tuple(by_style[INSIDE]),
         entrances=tuple(entrances.values()),
         embedding=anatomy.embedding,
@@ -103,13 +102,11 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
     if largest % degree or (degree - 1) * -(-config.vocab_size // degree) >= config.vocab_size:
         listed = " and ".join(f"{number} {name}" for name, number in counts.items())
         fitting = [str(number) for number in range(1, largest + 1) if largest % number == 0]
-        raise UserError(
-            Problem(
-                where="parallel.tensor",
-                found=f"parallel.tensor is {degree}, and the model has {listed or 'no number of heads'}",
-                needed=f"a number that divides them: {', '.join(fitting)}",
-                change="set parallel.tensor to one of them",
-            )
+        raise user_error(
+            where="parallel.tensor",
+            found=f"parallel.tensor is {degree}, and the model has {listed or 'no number of heads'}",
+            needed=f"a number that divides them: {', '.join(fitting)}",
+            change="set parallel.tensor to one of them",
         )
 
 
@@ -135,17 +132,8 @@ def _generic(path: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
-def _parent_of(model: nn.Module, module: nn.Module) -> nn.Module:
-    path = next(path for path, one in model.named_modules() if one is module)
-    return model.get_submodule(path.rpartition(".")[0])
-
-
 def _is_divided(parent: nn.Module, divided: set[int]) -> bool:
     """Whether all of a module's parameters are in divided modules, so that nothing else in it multiplies its input."""
     return all(
         id(module) in divided for module in parent.modules() if next(module.parameters(recurse=False), None) is not None
     )
-
-
-def _linear(modules: Iterable[nn.Module]) -> Iterable[nn.Linear]:
-    return (module for module in modules if isinstance(module, nn.Linear))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,88 +47,37 @@ INNER_WIDTHS = re.compile(
 )
 SMALL = {
     # Ranks and states.
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "o_lora_rank": 16,
-    "laurel_rank": 8,
-    "adapter_rank": 8,
-    "gated_norm_rank": 8,
-    "hc_lowrank": 8,
-    "mamba_d_state": 16,
-    "state_size": 16,
-    "ssm_state_size": 16,
-    "mamba_dt_rank": 8,
-    "time_step_rank": 8,
-    "hidden_size_per_layer_input": 8,
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank", "ple_embed_dim"), 16),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 16),
+    **dict.fromkeys(("laurel_rank", "adapter_rank", "gated_norm_rank", "hc_lowrank"), 8),
+    **dict.fromkeys(("mamba_dt_rank", "time_step_rank", "hidden_size_per_layer_input"), 8),
     # Heads of what is not attention: as many, of such a size, that they make up twice the width.
-    "mamba_n_heads": 2 * HEADS,
-    "mamba_num_heads": 2 * HEADS,
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 2 * HEADS),
     "n_mamba_heads": 2,
-    "mamba_d_head": HEAD_SIZE,
-    "mamba_head_dim": HEAD_SIZE,
-    "mamba_headdim": HEAD_SIZE,
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), HEAD_SIZE),
     "linear_num_key_heads": GROUPS,
-    "linear_num_value_heads": HEADS,
-    "linear_num_heads": HEADS,
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), HEADS),
     # Experts.
-    "num_experts": 4,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "moe_num_experts": 4,
-    "zero_expert_num": 2,
-    "num_experts_per_tok": 2,
-    "num_experts_per_token": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "moe_num_shared_experts": 1,
-    "n_group": 2,
-    "num_expert_group": 2,
-    "topk_group": 1,
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "zero_expert_num"), 2),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "topk_group"), 1),
+    **dict.fromkeys(("n_group", "num_expert_group"), 2),
     # Which layers are of another kind.
-    "first_k_dense_replace": 1,
-    "num_dense_layers": 1,
-    "moe_layer_start_index": 1,
-    "moe_layer_interval": 2,
-    "decoder_sparse_step": 2,
-    "interleave_moe_layer_step": 2,
-    "expert_layer_period": 2,
-    "expert_layer_offset": 1,
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
-    "layer_group_size": 2,
-    "sliding_window_pattern": 2,
-    "_sliding_window_pattern": 2,
-    "global_attn_every_n_layers": 2,
-    "no_rope_layer_interval": 2,
-    "n_layers_per_attn_res_block": 2,
-    "max_window_layers": 1,
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "max_window_layers"), 1),
+    **dict.fromkeys(("expert_layer_offset", "attn_layer_offset"), 1),
+    **dict.fromkeys(("expert_layer_period", "attn_layer_period", "moe_layer_interval"), 2),
+    **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "layer_group_size"), 2),
+    **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"), 2),
+    **dict.fromkeys(("no_rope_layer_interval", "n_layers_per_attn_res_block", "num_layers_per_stack"), 2),
     "num_nextn_predict_layers": 0,
-    "num_layers_per_stack": 2,
     # Lengths.
-    "sliding_window": WINDOW,
-    "sliding_window_size": WINDOW,
-    "window_size": WINDOW,
-    "attention_window_size": WINDOW,
+    **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "attention_window_size"), WINDOW),
+    **dict.fromkeys(("attention_chunk_size", "chunk_size", "mamba_chunk_size", "block_size"), WINDOW),
+    **dict.fromkeys(("keep_window_size", "index_topk", "floor_scale", "log_scaling_n_floor", "rel_extent"), WINDOW),
     "local_attention": 2 * WINDOW,
-    "attention_chunk_size": WINDOW,
-    "chunk_size": WINDOW,
-    "mamba_chunk_size": WINDOW,
-    "block_size": WINDOW,
-    "keep_window_size": WINDOW,
-    "index_topk": WINDOW,
-    "index_block_size": 2,
-    "index_topk_blocks": 2,
-    "floor_scale": WINDOW,
-    "log_scaling_n_floor": WINDOW,
-    "rel_extent": WINDOW,
-    "block_multiple_of": 8,
-    "ffn_round_up_to_multiple_of": 8,
-    "make_ngram_vocab_size_divisible_by": 8,
+    **dict.fromkeys(("index_block_size", "index_topk_blocks", "split_ngram_parts"), 2),
+    **dict.fromkeys(("block_multiple_of", "ffn_round_up_to_multiple_of", "make_ngram_vocab_size_divisible_by"), 8),
     "ngram_vocab_size_base": VOCABULARY,
-    "split_ngram_parts": 2,
-    "ple_embed_dim": 16,
 }
 """What keys of a configuration become if they are larger."""
 LAYER_COUNTS = (
@@ -176,29 +126,22 @@ def shrink(config: PreTrainedConfig, *, long_documents: bool = True) -> PreTrain
     Raises:
         Exception: of any kind, where the family's class does not take what comes out.
     """
-    whole = config.to_dict()
-    for key in NO_PART:
-        whole.pop(key, None)
-    _, layers = count_layers(whole)
-    numbers = _layers_kept(whole, layers)
+    whole, layers, numbers = _architecture(config)
     small = {key: _smaller(key, value, numbers, layers) for key, value in whole.items()}
     _mend(small, whole)
+    first_positions = SHORT if long_documents else POSITIONS
     if isinstance(small.get("original_max_position_embeddings"), int):
-        small["original_max_position_embeddings"] = _first_positions(long_documents)
+        small["original_max_position_embeddings"] = first_positions
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(small.get(key), Mapping):
-            small[key] = _rope(small[key], small, whole, long_documents)
+            small[key] = _rope(small[key], small, whole, first_positions)
     return type(config).from_dict(small)
 
 
 def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same with its own widths: fewer layers and tokens, shorter windows. For families whose sizes hang together
     in ways that ``shrink`` does not know."""
-    whole = config.to_dict()
-    for key in NO_PART:
-        whole.pop(key, None)
-    _, layers = count_layers(whole)
-    numbers = _layers_kept(whole, layers)
+    whole, layers, numbers = _architecture(config)
     lengths = {key for key, value in SMALL.items() if value == WINDOW or "window" in key}
     small: dict[str, Any] = {
         key: _smaller(key, value, numbers, layers)
@@ -214,6 +157,13 @@ def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
     if overrides := whole.get("per_layer_config"):
         small["per_layer_config"] = overrides_of(overrides, numbers)
     return type(config).from_dict(small)
+
+
+def _architecture(config: PreTrainedConfig) -> tuple[dict[str, Any], int, list[int]]:
+    """What a configuration says of the architecture, the number of its layers, and which of these stay."""
+    whole = {key: value for key, value in config.to_dict().items() if key not in NO_PART}
+    _, layers = count_layers(whole)
+    return whole, layers, _layers_kept(whole, layers)
 
 
 def count_layers(described: Mapping[str, Any]) -> tuple[str, int]:
@@ -243,11 +193,11 @@ def _layers_kept(whole: Mapping[str, Any], layers: int) -> list[int]:
     numbers = [set(whole[key]) for key in LAYER_NUMBERS if isinstance(whole.get(key), list)]
     if sharing := whole.get(SHARING_LAYERS):
         numbers.append(set(range(layers - sharing, layers)))
-    of_kind: dict[str, int] = {}
+    of_kind = Counter[str]()
     chosen: list[int] = []
     for layer in range(layers):
         kind = repr([value[layer] for value in lists] + [layer in those for those in numbers])
-        of_kind[kind] = of_kind.get(kind, 0) + 1
+        of_kind[kind] += 1
         if of_kind[kind] <= 2 and len(chosen) < MOST_LAYERS:
             chosen.append(layer)
     more = [layer for layer in range(layers) if layer not in chosen]
@@ -323,16 +273,12 @@ def _mend(small: dict[str, Any], whole: Mapping[str, Any]) -> None:
         small["n_groups"] = min(small["n_groups"], GROUPS)
 
 
-def _first_positions(long_documents: bool) -> int:
-    return SHORT if long_documents else POSITIONS
-
-
 def _rope(
-    rope: Mapping[str, Any], small: Mapping[str, Any], whole: Mapping[str, Any], long_documents: bool
+    rope: Mapping[str, Any], small: Mapping[str, Any], whole: Mapping[str, Any], first_positions: int
 ) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in rope.values()):  # a set for every kind of layer
         return {
-            key: _rope(value, small, whole, long_documents) if isinstance(value, Mapping) else value
+            key: _rope(value, small, whole, first_positions) if isinstance(value, Mapping) else value
             for key, value in rope.items()
         }
     changed = dict(rope)
@@ -346,7 +292,7 @@ def _rope(
         parts = len(rope["mrope_section"])
         changed["mrope_section"] = [rotated - (parts - 1) * (rotated // parts), *[rotated // parts] * (parts - 1)]
     if isinstance(rope.get("original_max_position_embeddings"), int):
-        changed["original_max_position_embeddings"] = _first_positions(long_documents)
+        changed["original_max_position_embeddings"] = first_positions
     return changed
 
 

@@ -23,7 +23,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.model.names import Names, Whole
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import Stored, read
@@ -99,14 +99,12 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
             whole = kind(config)
         parts = list(_same(model, whole))
     except Exception as error:  # whatever the classes of the families stumble over
-        raise UserError(
-            Problem(
-                where=f"model type {config.model_type}",
-                found=f"no {kind.__name__} can be built as config.json says ({type(error).__name__}: "
-                f"{str(error).strip()[:300]})",
-                needed="the configuration of a model of more than text that the installed transformers can build",
-                change="mend config.json, or choose another model",
-            )
+        raise user_error(
+            where=f"model type {config.model_type}",
+            found=f"no {kind.__name__} can be built as config.json says ({type(error).__name__}: "
+            f"{str(error).strip()[:300]})",
+            needed="the configuration of a model of more than text that the installed transformers can build",
+            change="mend config.json, or choose another model",
         ) from error
     own: dict[str, str] = {}
     for outer, inner in parts:

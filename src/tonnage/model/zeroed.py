@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.kernels.regions import region_of
 
 _MARK = "_is_hf_initialized"
@@ -59,13 +59,11 @@ def _rows(name: str, model: PreTrainedModel, operation: Any, part: Tensor) -> ra
     width = whole[0].numel()
     start, odd = divmod(int(part.storage_offset()), width)
     if operation is not _aten.zero_.default or odd or part.numel() % width or not part.is_contiguous():
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"a class that changes {name} whenever transformers loads it ({operation})",
-                needed="weights that are what their files say",
-                change="choose another model family, or another version of transformers",
-            )
+        raise user_error(
+            where=f"model type {model.config.model_type}",
+            found=f"a class that changes {name} whenever transformers loads it ({operation})",
+            needed="weights that are what their files say",
+            change="choose another model family, or another version of transformers",
         )
     return range(start, start + part.numel() // width)
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.errors import DiskFailed, Problem, UserError
+from tonnage.errors import DiskFailed, user_error
 from tonnage.offload.files import PAGE, REFUSED, reserve
 
 _POPULATE_READ = 22
@@ -285,13 +285,12 @@ def _reserved(directory: Path, size: int, contents: str) -> int:
     except OSError as error:
         os.close(descriptor)
         space = os.statvfs(directory)
-        problem = Problem(
+        raise user_error(
             where=str(directory),
             found=f"{space.f_bavail * space.f_frsize / 1e9:.2f} GB free ({error.strerror})",
             needed=f"{size / 1e9:.2f} GB for {contents}",
             change="free some space, or set memory.offload_dirs to other directories",
-        )
-        raise UserError(problem) from error
+        ) from error
     return descriptor
 
 

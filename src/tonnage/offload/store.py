@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.host.arena import arena
 from tonnage.offload.files import PAGE, TileFile
 
@@ -241,8 +241,7 @@ def _make_files(directories: Sequence[Path], shape: Shape, spare_bytes: int) -> 
                 file.close()
             needed = f"{shape.file_bytes(len(directories)) / 1e9:.2f} GB to reserve"
             observed = error.strerror or str(error)
-            problem = Problem(where=str(path), found=observed, needed=needed, change="use another directory")
-            raise UserError(problem) from error
+            raise user_error(where=str(path), found=observed, needed=needed, change="use another directory") from error
         finally:
             path.unlink(missing_ok=True)
     return files

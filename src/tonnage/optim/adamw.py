@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from tonnage.kernels import adamw as kernels
 from tonnage.kernels.moments import SHORTEST_ROW, Codec, blocks_in, keeps_blocks, noise_key, row_length
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import local_part, region_of
 from tonnage.kernels.threads import num_threads as threads_of_loops
 from tonnage.kernels.threads import use_loop_threads
 from tonnage.offload.pages import Pages
@@ -26,7 +26,6 @@ from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
-from tonnage.optim.tiers import local as local
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
@@ -67,22 +66,15 @@ class AdamW:
     ) -> None:
         self.betas, self.eps, self.seed = betas, eps, seed
         self._pages = pages
-        self._lazy, turns = turns is not None, turns or {}
+        self._lazy = turns is not None
         self._background: Background | None = None
         self.waited_seconds = 0.0
         """Time in which training stood still for the disk: in an update or, in the background, waiting for one."""
         self.num_steps = 0
         """Updates made so far."""
-        on_device = device_copies or {}
+        of_names = turns or {}, copies or {}, device_copies or {}
         self._trained = {
-            name: _trained(
-                name,
-                parameter,
-                0.0 if name in undecayed else decay,
-                turns.get(name, 0),
-                (copies or {}).get(name, 1),
-                on_device.get(name),
-            )
+            name: _trained(name, parameter, 0.0 if name in undecayed else decay, *of_names)
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
@@ -131,7 +123,7 @@ class AdamW:
     @property
     def is_unseen(self) -> bool:
         """Whether ``step`` returns before the device has made the update, or computed the scale of its gradients."""
-        devices = {local(trained.parameter).device for trained in self._trained.values()}
+        devices = {local_part(trained.parameter).device for trained in self._trained.values()}
         beside = isinstance(self.tier, InMemory) and isinstance(self.gradients, gradient_tiers.InMemory)
         return beside and not self._lazy and all(map(kernels.is_unseen, devices))
 
@@ -202,7 +194,7 @@ class AdamW:
     def _weight(self, piece: Piece) -> Iterator[Tensor]:
         """The weights of a piece, to be changed in place; if they are in a file, in a copy, which is written there."""
         trained = piece.trained
-        weight = local(trained.parameter).detach().view(-1)[piece.start : piece.stop]
+        weight = local_part(trained.parameter).detach().view(-1)[piece.start : piece.stop]
         if self._pages is None or trained.name not in self._pages:
             yield weight
         else:
@@ -229,7 +221,7 @@ class AdamW:
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what ``tensors`` returned, after it was filled with other values."""
-        self.tier.adopt({name: local(tensor) for name, tensor in tensors.items()})
+        self.tier.adopt({name: local_part(tensor) for name, tensor in tensors.items()})
 
     @property
     def state_bytes(self) -> int:
@@ -238,7 +230,12 @@ class AdamW:
 
 
 def _trained(
-    name: str, parameter: nn.Parameter, decay: float, turn: int, copies: int, copy: nn.Parameter | None
+    name: str,
+    parameter: nn.Parameter,
+    decay: float,
+    turns: Mapping[str, int],
+    copies: Mapping[str, int],
+    device_copies: Mapping[str, nn.Parameter],
 ) -> Trained:
     """A parameter and this rank's place in it. Random bits begin where its rows do; parts that have other columns of
     the same rows have bits of their own."""
@@ -248,10 +245,10 @@ def _trained(
         parameter,
         decay=decay if parameter.dim() >= 2 else 0.0,
         first=region[0].start * row_length(shard.shape) if region else 0,
-        turn=turn,
-        copies=copies,
+        turn=turns.get(name, 0),
+        copies=copies.get(name, 1),
         noise=name + "".join(f"@{side.start}" for side in region[1:] if side.start),
-        copy=copy,
+        copy=device_copies.get(name),
     )
 
 
@@ -266,7 +263,7 @@ def _like(parameter: Tensor, shard: Tensor) -> Tensor:
     row. It stays where it is (``DTensor.from_local`` copies what rests on the host to the device)."""
     if not isinstance(parameter, DTensor):
         return shard
-    same = shard.shape == local(parameter).shape
+    same = shard.shape == local_part(parameter).shape
     shape = parameter.shape if same else torch.Size((parameter.shape[0], blocks_in(row_length(parameter.shape))))
     form = TensorMeta(shape, torch.empty(shape, device="meta").stride(), shard.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=form)

@@ -10,20 +10,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.host.locked import locked_for, sent
+from tonnage.kernels.regions import local_part
 from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import GRADIENTS
-from tonnage.offload.round_trips import RoundTrips
-from tonnage.optim.tiers import Trained, content, local
+from tonnage.offload.ring import Ring, Tensors
+from tonnage.optim.tiers import Trained, content
 from tonnage.optim.tiles import aligned, locked_tensors
 
 NORM_ELEMENTS = 1 << 22
@@ -36,7 +37,7 @@ go."""
 
 
 class Gradients(Protocol):
-    """The gradients of a step, this rank's parts of them."""
+    """The gradients of a step, this rank's parts of them; by default where autograd puts them."""
 
     def names(self) -> list[str]:
         """Parameters that have a gradient here, in their order."""
@@ -63,7 +64,7 @@ class Gradients(Protocol):
 
     def divide(self, name: str, numel: int) -> None:
         """The gradient of a parameter's shard comes (``add_part``) and leaves in parts of so many elements."""
-        ...
+        return
 
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
         """A micro-batch's gradient of a part of a parameter's shard, from element ``first`` on, fp32 and contiguous; it
@@ -72,7 +73,7 @@ class Gradients(Protocol):
 
     def came(self, parameter: nn.Parameter) -> None:
         """A micro-batch's gradient of a parameter is complete; called where it was not autograd that added it."""
-        ...
+        return
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """Replace the gradient of a parameter's shard by what ``change`` makes of it, before the norm is asked for."""
@@ -81,25 +82,23 @@ class Gradients(Protocol):
     @property
     def waited_seconds(self) -> float:
         """Time spent waiting for a disk."""
-        ...
+        return 0.0
 
     def settle(self) -> None:
         """Release the device's memory of those that are leaving: what is done next waits for them."""
-        ...
+        return
 
     def clear(self, *, keep: bool = False) -> None:
         """Forget them: free their memory or, with ``keep``, set it to zero for the next step to add to."""
         ...
 
 
-class InMemory:
+class InMemory(Gradients):
     """Gradients where autograd puts them."""
 
-    waited_seconds = 0.0
-
     def __init__(self, trained: Sequence[Trained]) -> None:
-        self._trained = {trained_parameter.name: trained_parameter.parameter for trained_parameter in trained}
-        self._copies = {trained_parameter.name: trained_parameter.copies for trained_parameter in trained}
+        self._trained = {one.name: one.parameter for one in trained}
+        self._copies = {one.name: one.copies for one in trained}
         self._taken: dict[str, Tensor] = {}
         self._divided: dict[str, int] = {}
         self._there: Sequence[str] = ()
@@ -109,14 +108,14 @@ class InMemory:
         return [
             name
             for name, parameter in self._trained.items()
-            if parameter.grad is not None and local(parameter.grad).numel()
+            if parameter.grad is not None and local_part(parameter.grad).numel()
         ]
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``."""
         gradient = self._taken.get(name, self._trained[name].grad)
         assert gradient is not None
-        return local(gradient).contiguous()
+        return local_part(gradient).contiguous()
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
@@ -147,25 +146,19 @@ class InMemory:
         """See ``Gradients``."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, dtype=_dtype_of(parameter))
-        local(parameter.grad).view(-1)[first : first + gradient.numel()] += gradient.view(-1)
-
-    def came(self, parameter: nn.Parameter) -> None:
-        """See ``Gradients``. Nothing to do: it is in place."""
-
-    def settle(self) -> None:
-        """See ``Gradients``. None leaves."""
+        local_part(parameter.grad).view(-1)[first : first + gradient.numel()] += gradient.view(-1)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``."""
         gradient = self._trained[name].grad
         assert gradient is not None
-        local(gradient).copy_(change(local(gradient)))
+        local_part(gradient).copy_(change(local_part(gradient)))
 
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
         for parameter in self._trained.values():
             if keep and parameter.grad is not None:
-                local(parameter.grad).zero_()
+                local_part(parameter.grad).zero_()
             else:
                 parameter.grad = None
 
@@ -175,24 +168,15 @@ class _Leaving(Gradients):
 
     def __init__(self, trained: Sequence[Trained]) -> None:
         """Watch the parameters' gradients."""
-        parameters = {
-            trained_parameter.name: trained_parameter.parameter
-            for trained_parameter in trained
-            if local(trained_parameter.parameter).numel()
-        }
-        self._names = {id(trained_parameter.computed): trained_parameter.name for trained_parameter in trained}
-        self._copies = {trained_parameter.name: trained_parameter.copies for trained_parameter in trained}
-        self._shapes = {name: local(parameter).shape for name, parameter in parameters.items()}
-        self._dtypes = {
-            trained_parameter.name: _dtype_of(trained_parameter.computed)
-            for trained_parameter in trained
-            if trained_parameter.name in parameters
-        }
+        held = [one for one in trained if local_part(one.parameter).numel()]
+        self._names = {id(one.computed): one.name for one in trained}
+        self._copies = {one.name: one.copies for one in trained}
+        self._shapes = {one.name: local_part(one.parameter).shape for one in held}
+        self._dtypes = {one.name: _dtype_of(one.computed) for one in held}
         self._norms: dict[str, dict[int, Tensor]] = {}
         """By name and by where a part of it begins: 0, where it came as a whole."""
-        for trained_parameter in trained:
-            hook = partial(self._take, trained_parameter.name)
-            trained_parameter.computed.register_post_accumulate_grad_hook(hook)
+        for parameter in trained:
+            parameter.computed.register_post_accumulate_grad_hook(partial(self._take, parameter.name))
 
     def _sizes(self) -> dict[str, int]:
         return {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
@@ -201,7 +185,7 @@ class _Leaving(Gradients):
         """A micro-batch's gradient of a parameter is complete."""
         if parameter.grad is None:  # it comes later (``parallel.deferred``), though autograd is through with it
             return
-        gradient = local(parameter.grad).detach().contiguous()
+        gradient = local_part(parameter.grad).detach().contiguous()
         parameter.grad = None
         if gradient.numel():  # else it may be a view of what others were reduced with
             self._add(name, gradient)
@@ -216,10 +200,6 @@ class _Leaving(Gradients):
     def came(self, parameter: nn.Parameter) -> None:
         """See ``Gradients``."""
         self._take(self._names[id(parameter)], parameter)
-
-    def settle(self) -> None:
-        """See ``Gradients``. On a CPU none keeps memory of another device."""
-        return
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
@@ -322,8 +302,7 @@ class OnDisk(_Leaving):
         return self.pages.waited_seconds
 
 
-@dataclass
-class _Sent:
+class _Sent(NamedTuple):
     """Elements of a gradient that are on their way to the host."""
 
     name: str
@@ -333,11 +312,11 @@ class _Sent:
     """Which elements of the shard they are."""
     is_last: bool
     """Whether they are the last piece of that gradient."""
-    gradient: Tensor
-    """Their source on the device; nobody may write to it before they have left."""
-    buffer: Tensor
-    there: Any
-    """Mark after which the buffer has them."""
+    source: Tensor
+    """On the device; nobody may write to it before they have left."""
+    values: Tensor
+    """In a buffer, when ``mark`` is passed."""
+    mark: Any
 
 
 class FromDevice(OnDisk):
@@ -350,7 +329,6 @@ class FromDevice(OnDisk):
         directories: Sequence[Path],
         *,
         device: torch.device,
-        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Reserve the space, and take the buffers.
 
@@ -361,8 +339,8 @@ class FromDevice(OnDisk):
         largest = max((shape.numel() for shape in self._shapes.values()), default=0)
         size = 4 * min(SENT_ELEMENTS, largest)
         memory = locked_for("memory.gradient_tier", BUFFERS * size, device, "memory.gradient_tier=host")
-        self._free = deque(memory.split(size)) if size else deque[Tensor]()
-        self._outward = stream(device)
+        self._buffers = cycle(memory.split(max(1, size)))
+        self._outward = Stream(device)
         self._leaving = deque[_Sent]()
         self._piece_norms: list[Tensor] = []
         """Norms of pieces of what is being taken up."""
@@ -380,31 +358,31 @@ class FromDevice(OnDisk):
     def _leave(self, name: str, first: int, gradient: Tensor) -> None:
         """Let elements of a shard's gradient leave, from ``first`` on."""
         for start in range(0, len(gradient), SENT_ELEMENTS):
-            if not self._free:
+            if len(self._leaving) == BUFFERS:
                 self._arrive()
-            piece, buffer = gradient[start : start + SENT_ELEMENTS], self._free.popleft()
+            piece = gradient[start : start + SENT_ELEMENTS]
+            values = next(self._buffers)[: piece.nbytes].view(piece.dtype)
             stop = start + len(piece)
             self._outward.follow()
             with self._outward:
-                _typed(buffer, piece).copy_(piece, non_blocking=True)
+                values.copy_(piece, non_blocking=True)
             mark, elements = self._outward.mark(), slice(first + start, first + stop)
-            self._leaving.append(_Sent(name, first, elements, stop == len(gradient), piece, buffer, mark))
+            self._leaving.append(_Sent(name, first, elements, stop == len(gradient), piece, values, mark))
             self.copied_bytes += piece.nbytes
 
     @torch.no_grad()
     def _arrive(self) -> None:
         """Wait for the piece that left first, add it to the sum of earlier micro-batches, and write that."""
         transfer = self._leaving.popleft()
-        transfer.there.synchronize()
+        transfer.mark.synchronize()
         dtype, norms = self._dtypes[transfer.name], self._norms.setdefault(transfer.name, {})
-        values = _typed(transfer.buffer, transfer.gradient)
+        values = transfer.values
         if transfer.first in norms:
             values += self._part(transfer.name, transfer.elements)
         values = values.to(dtype)
         self._piece_norms += _norms(values)
         start = transfer.elements.start * dtype.itemsize
         self.pages.rewrite(transfer.name, start, content(values))
-        self._free.append(transfer.buffer)
         if transfer.is_last:
             norms[transfer.first], self._piece_norms = _norm_of(self._piece_norms), []
             self.pages.rest(self.pages.ahead([transfer.name], transfer.first * dtype.itemsize)[:1])
@@ -423,7 +401,6 @@ class FromDevice(OnDisk):
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``. Pieces that are still on their way are dropped."""
         self._outward.finish()
-        self._free.extend(transfer.buffer for transfer in self._leaving)
         self._leaving.clear()
         self._piece_norms = []
         super().clear()
@@ -433,15 +410,12 @@ class OnHost(_Leaving):
     """Gradients in the host's memory, locked, of exactly their size. They leave and come in streams beside the device's
     other work."""
 
-    waited_seconds = 0.0
-
     def __init__(
         self,
         trained: Sequence[Trained],
         *,
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
-        stream: Callable[[torch.device], Stream] = Stream,
         used_there: bool = False,
     ) -> None:
         """Take the memory. ``used_there``: whether the host computes the update.
@@ -453,8 +427,9 @@ class OnHost(_Leaving):
         self._used_there = used_there
         forms = {name: (self._dtypes[name], tuple(shape)) for name, shape in self._shapes.items()}
         self._homes = locked_tensors("memory.gradient_tier", forms, device, "memory.gradient_tier=device")
-        self._device, self.trips = device, RoundTrips(self._homes.__getitem__, device, LEAVING, stream)
-        self._there: dict[str, Tensor] = {}
+        self._device = device
+        outward, inward = Stream(device), Stream(device)
+        self.ring = Ring(Tensors(self._homes.__getitem__, device), inward, outward, LEAVING)
         self._order: list[str] = []
         self._parts_bytes = 0
         """Of parts, which leave at once."""
@@ -464,53 +439,48 @@ class OnHost(_Leaving):
     @property
     def copied_bytes(self) -> int:
         """To the host and back, so far."""
-        return self.trips.copied_bytes + self._parts_bytes
+        return self.ring.home.copied_bytes + self._parts_bytes
 
     def _earlier(self, name: str) -> Tensor:
         """The sum of earlier micro-batches. The next gradients begin to come, too: they become whole in the same order
         each time."""
         after = self._order.index(name) + 1
         self._call([name, *(other for other in self._order[after : after + LEAVING] if other in self._norms)])
-        return self.trips.have(name)
+        return self.ring.take(name)
 
     def _send(self, name: str, gradient: Tensor) -> None:
         if name not in self._order:
             self._order.append(name)
-        self.trips.give(name, gradient)
+        self.ring.give(name, gradient)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``. It is changed on the device, where all norms are taken."""
         if not self._used_there:
             super().change(name, change)
             return
-        self._call([name])
-        gradient = change(self.trips.have(name))
+        self.ring.call(name)
+        gradient = change(self.ring.take(name))
         self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``; a copy on the device, unless it is used there."""
         if self._used_there:
-            if self.trips.leaving:
-                self.trips.outward.finish()
+            if self.ring.leaving:
+                self.ring.outward.finish()
             return self._homes[name]
-        if name not in self._there:
-            self._call([name])
-            self._there[name] = self.trips.have(name)
-        return self._there[name]
+        self.ring.call(name)
+        return self.ring.have(name)
 
     def take(self) -> None:
         """See ``Gradients``."""
         if self._used_there:
-            self.trips.outward.finish()
+            self.ring.outward.finish()
         super().take()
 
     def settle(self) -> None:
         """See ``Gradients``."""
-        self.trips.settle()
-
-    def divide(self, name: str, numel: int) -> None:
-        """See ``Gradients``. It has its place already."""
+        self.ring.settle()
 
     def _part(self, name: str, part: slice) -> Tensor:
         return self._homes[name].view(-1)[part].to(self._device)
@@ -524,33 +494,25 @@ class OnHost(_Leaving):
         """See ``Gradients``."""
         if self._used_there:
             return
-        for name in self._there.keys() - set(coming):
-            del self._there[name]
-        for name in self.trips.coming.keys() - set(coming):
-            self.trips.have(name)
+        for name in self.ring.here.keys() - set(coming):
+            self.ring.drop(name)
         self._call(coming)
 
     def _call(self, names: Iterable[str]) -> None:
         """Begin to copy to the device what is not there."""
         for name in names:
-            if name not in self._there:
-                self.trips.call(name)
+            self.ring.call(name)
 
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
         super().clear()
-        self.trips.settle()
+        self.ring.settle()
 
 
 def _dtype_of(parameter: nn.Parameter) -> torch.dtype:
     """The type of a parameter's gradient, summed over micro-batches."""
     dtype: torch.dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
     return dtype
-
-
-def _typed(buffer: Tensor, like: Tensor) -> Tensor:
-    """The first bytes of a buffer, as many as ``like`` has, in the type of ``like``."""
-    return buffer[: like.nbytes].view(like.dtype)
 
 
 def _norm(gradient: Tensor) -> Tensor:

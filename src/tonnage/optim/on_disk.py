@@ -20,18 +20,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.locked import host_memory
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.offload.store import Counters, Shape, TileStore
-from tonnage.optim.tiers import Piece, Trained
+from tonnage.optim.tiers import Piece, Tier, Trained
 from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
 
-class OnDisk:
+class OnDisk(Tier):
     """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
 
     hands_out_copies = True
@@ -43,8 +43,6 @@ class OnDisk:
         *,
         directories: Sequence[Path],
         log: Callable[[str], None] = lambda message: None,
-        tile_bytes: int | None = None,
-        num_buffers: int | None = None,
         resident_bytes: int = 0,
     ) -> None:
         """Reserve the space and begin with zeros. At most ``resident_bytes`` of the tiles stay in memory.
@@ -54,21 +52,20 @@ class OnDisk:
         """
         devices = {trained_parameter.parameter.device.type for trained_parameter in trained} - {"cpu"}
         if devices:
-            problem = Problem(
+            raise user_error(
                 where="memory.optimizer_tier",
                 found=f"disk, with parameters on {', '.join(sorted(devices))}",
                 needed="parameters on the CPU, where the disk tier works so far",
                 change="memory.optimizer_tier=device",
             )
-            raise UserError(problem)
         self._trained, self._codec, self._directory = trained, codec, directories[0]
-        self._tiles = lay_out(trained, codec, tile_bytes or OPTIMIZER["disk"].unit_bytes)
+        self._tiles = lay_out(trained, codec, OPTIMIZER["disk"].unit_bytes)
         largest = max((end_of(places) for places in self._tiles), default=1)
         stay = staying(len(self._tiles), resident_bytes, largest)
         self._resident = dict(zip(stay, cut_up(host_memory(len(stay) * aligned(largest)), largest), strict=True))
         self._streamed = [number for number in range(len(self._tiles)) if number not in self._resident]
         num_tiles = max(1, len(self._streamed))
-        shape = Shape(largest, num_tiles, min(num_buffers or OPTIMIZER["disk"].slots, num_tiles))
+        shape = Shape(largest, num_tiles, min(OPTIMIZER["disk"].slots, num_tiles))
         self._ahead = max(1, shape.num_buffers - 2)
         self._store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
         log(
@@ -92,9 +89,6 @@ class OnDisk:
         """See ``Tier``."""
         for index in range(min(self._ahead, len(self._streamed))):
             self._store.prefetch(index)
-
-    def settle(self) -> None:
-        """See ``Tier``. The CPU does at once what it is asked for."""
 
     def tensors(self) -> dict[str, Tensor]:
         """See ``Tier``; a copy as of now, mapped from a file that vanishes with it.

@@ -12,10 +12,7 @@ is written from there.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,24 +20,27 @@ from torch import Tensor
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.optim.tiers import Piece, Trained
-from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
+from tonnage.offload.ring import Home, Pairs, Ring
+from tonnage.optim.tiers import Piece, Tier, Trained
+from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
 
 
-@dataclass
-class _Buffer:
-    """Room for a tile on the device."""
+class _Tiles(Home[int]):
+    """Tiles by their numbers, at home in tensors that are whole."""
 
-    memory: Tensor
-    ready: Any
-    """Mark after which the tile is there or, once it was copied back, another may come."""
+    def __init__(self, whole: Mapping[str, Tensor], tiles: Sequence[Sequence[Place]]) -> None:
+        self._whole, self._tiles = whole, tiles
+
+    def pairs(self, unit: int, memory: Tensor) -> Pairs:
+        """See ``Home``."""
+        self.copied_bytes += end_of(self._tiles[unit])
+        for place in self._tiles[unit]:
+            for name, part, values in place.parts(memory):
+                yield self._whole[name].view(-1)[part], values
 
 
-class OnHost:
+class OnHost(Tier):
     """The host tier (``tiers.Tier``)."""
-
-    hands_out_copies = False
-    waited_seconds = 0.0
 
     def __init__(
         self,
@@ -49,10 +49,7 @@ class OnHost:
         *,
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
-        tile_bytes: int | None = None,
-        num_buffers: int | None = None,
         resident_bytes: int = 0,
-        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory and begin with zeros. At most ``resident_bytes`` of the tiles stay on the device.
 
@@ -61,20 +58,19 @@ class OnHost:
         """
         otherwise = "memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device"
         self._whole = locked_tensors("memory.optimizer_tier", whole_streams(trained, codec), device, otherwise)
-        self._tiles = lay_out(trained, codec, tile_bytes or OPTIMIZER["host"].unit_bytes)
+        self._tiles = lay_out(trained, codec, OPTIMIZER["host"].unit_bytes)
         largest = max(map(end_of, self._tiles), default=1)
         stay = staying(len(self._tiles), resident_bytes, largest)
-        moving = min(num_buffers or OPTIMIZER["host"].slots, len(self._tiles) - len(stay))
+        moving = min(OPTIMIZER["host"].slots, len(self._tiles) - len(stay))
         memory = torch.zeros((len(stay) + moving) * aligned(largest), dtype=torch.uint8, device=device)
         rooms = cut_up(memory, largest)
         self._resident = dict(zip(stay, rooms, strict=False))
-        self._inward, self._work, self._outward = stream(device), stream(device), stream(device)
+        self._inward, self._work, self._outward = Stream(device), Stream(device), Stream(device)
         self._work.follow()  # the memory may have been another tensor's until now
         self._work.finish()
-        self._free = deque(_Buffer(room, self._work.mark()) for room in rooms[len(stay) :])
-        self._there: dict[int, _Buffer] = {}
-        self.copied_bytes = 0
-        """To the device and back, so far."""
+        self._ring = Ring(_Tiles(self._whole, self._tiles), self._inward, self._outward)
+        self._ring.open(rooms[len(stay) :], self._work.mark())
+        self._num_slots = moving
         log(
             f"optimizer state in host memory: {self.state_bytes / 1e9:.2f} GB in {len(self._tiles)} tiles, "
             f"{len(self._resident)} of them on the device as well, where all take {memory.nbytes / 1e6:.0f} MB"
@@ -87,7 +83,8 @@ class OnHost:
             n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
         ]
         moving = [number for number in chosen if number not in self._resident]
-        self._let_go(set(self._there).difference(moving))
+        for number in self._ring.here.keys() - set(moving):
+            self._ring.drop(number)
         self._inward.wait(self._outward.mark())
         self._work.follow()
         with self._work:
@@ -97,14 +94,9 @@ class OnHost:
                     yield from (place.over(self._resident[number]) for place in places)
                     continue
                 self._bring(moving)
-                buffer = self._there.pop(moving.pop(0))
-                self._work.wait(buffer.ready)
-                yield from (place.over(buffer.memory) for place in places)
-                self._outward.wait(self._work.mark())
-                with self._outward:
-                    self._copy_back(number, buffer.memory)
-                buffer.ready = self._outward.mark()
-                self._free.append(buffer)
+                memory = self._ring.have(moving.pop(0))
+                yield from (place.over(memory) for place in places)
+                self._ring.give(number, memory)
 
     def prefetch(self) -> None:
         """See ``Tier``."""
@@ -119,21 +111,26 @@ class OnHost:
         """See ``Tier``; not copies."""
         for number, memory in self._resident.items():
             with self._outward:
-                self._copy_back(number, memory)
+                self._ring.copy_out(self._ring.home.pairs(number, memory))
         self._outward.finish()
         return dict(self._whole)
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """See ``Tier``."""
         self._outward.finish()
-        self._let_go(self._there)
+        self._ring.forget()
         for name, own in self._whole.items():
             if tensors[name].data_ptr() != own.data_ptr():
                 own.copy_(tensors[name])
         with self._work:
             for number, memory in self._resident.items():
-                self._copy_in(number, memory)
+                self._ring.copy_in(self._ring.home.pairs(number, memory))
         self._work.finish()
+
+    @property
+    def copied_bytes(self) -> int:
+        """To the device and back, so far."""
+        return self._ring.home.copied_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -141,32 +138,6 @@ class OnHost:
         return sum(tensor.nbytes for tensor in self._whole.values())
 
     def _bring(self, coming: Sequence[int]) -> None:
-        """Begin to copy the first of ``coming`` to the device, as many as there are buffers for."""
-        for number in coming:
-            if number in self._there:
-                continue
-            if not self._free:
-                break
-            buffer = self._free.popleft()
-            self._inward.wait(buffer.ready)
-            with self._inward:
-                self._copy_in(number, buffer.memory)
-            buffer.ready = self._inward.mark()
-            self._there[number] = buffer
-
-    def _let_go(self, numbers: Iterable[int]) -> None:
-        """Free the buffers of tiles that came and are not needed; they are unchanged."""
-        for number in list(numbers):
-            self._free.append(self._there.pop(number))
-
-    def _copy_in(self, number: int, memory: Tensor) -> None:
-        self.copied_bytes += end_of(self._tiles[number])
-        for place in self._tiles[number]:
-            for name, part, values in place.parts(memory):
-                values.copy_(self._whole[name].view(-1)[part], non_blocking=True)
-
-    def _copy_back(self, number: int, memory: Tensor) -> None:
-        self.copied_bytes += end_of(self._tiles[number])
-        for place in self._tiles[number]:
-            for name, part, values in place.parts(memory):
-                self._whole[name].view(-1)[part].copy_(values, non_blocking=True)
+        """Begin to copy the first of ``coming`` to the device, as many as there are slots for."""
+        for number in coming[: self._num_slots]:
+            self._ring.call(number)

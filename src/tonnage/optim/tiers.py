@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, cut, row_length
+from tonnage.kernels.regions import local_part
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Trained:
     @property
     def row(self) -> int:
         """Elements that this rank has of one row of dimension 0: all its columns, or this rank's part of them."""
-        return row_length(local(self.parameter).shape)
+        return row_length(local_part(self.parameter).shape)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Piece:
 
 
 class Tier(Protocol):
-    """Where state rests."""
+    """Where state rests; by default, in memory, where nothing is waited for."""
 
-    hands_out_copies: bool
+    hands_out_copies: bool = False
     """Whether what ``tensors`` returns stays as it is when the state changes."""
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
@@ -79,11 +79,12 @@ class Tier(Protocol):
 
     def prefetch(self) -> None:
         """Begin to bring what ``pieces`` will hand out first; returns at once."""
-        ...
+        return
 
     def settle(self) -> None:
-        """Wait until the pieces handed out so far are updated: a device does what it is asked for later."""
-        ...
+        """Wait until the pieces handed out so far are updated, unless what uses parameters is asked of their device
+        later, and in the same order."""
+        return
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's parts of all state, as ``NAME.m`` and so on, shaped as the shards are."""
@@ -101,19 +102,16 @@ class Tier(Protocol):
     @property
     def waited_seconds(self) -> float:
         """Time spent waiting for a disk."""
-        ...
+        return 0.0
 
 
-class InMemory:
+class InMemory(Tier):
     """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
-
-    hands_out_copies = False
-    waited_seconds = 0.0
 
     def __init__(self, trained: Sequence[Trained], codec: Codec) -> None:
         self._pieces: dict[str, Piece] = {}
         for one in trained:
-            shard = local(one.parameter)
+            shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
             moments = Moments.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = Piece(one, 0, shard.numel(), low, moments)
@@ -121,12 +119,6 @@ class InMemory:
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
         """See ``Tier``."""
         return (self._pieces[name] for name in names)
-
-    def prefetch(self) -> None:
-        """Nothing to bring."""
-
-    def settle(self) -> None:
-        """Nothing to wait for: what uses parameters is asked of their device later, and in the same order."""
 
     def tensors(self) -> dict[str, Tensor]:
         """See ``Tier``; not copies."""
@@ -147,11 +139,6 @@ class InMemory:
     def state_bytes(self) -> int:
         """See ``Tier``."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: the shard of a ``DTensor``, else the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def content(tensor: Tensor) -> memoryview:

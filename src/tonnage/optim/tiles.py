@@ -16,7 +16,8 @@ from torch import Tensor
 from tonnage.host.locked import locked_for
 from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
-from tonnage.optim.tiers import Piece, Trained, local
+from tonnage.kernels.regions import local_part
+from tonnage.optim.tiers import Piece, Trained
 
 ALIGNMENT = 64
 """Bytes: every stream begins on a cache line."""
@@ -54,7 +55,7 @@ def whole_streams(trained: Sequence[Trained], codec: Codec) -> dict[str, tuple[t
     """Type and shape of every tensor of the state, by name."""
     forms: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for trained_parameter in trained:
-        shape = tuple(local(trained_parameter.parameter).shape)
+        shape = tuple(local_part(trained_parameter.parameter).shape)
         for name, (dtype, _) in streams_of(trained_parameter, codec, math.prod(shape)).items():
             stream_shape = (shape[0], blocks_in(row_length(shape))) if name.endswith("scale") else shape
             forms[f"{trained_parameter.name}.{name}"] = dtype, stream_shape
@@ -91,7 +92,7 @@ def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[l
     """The pieces of every tile: parameters by their turns, each tile as full as rows and blocks allow."""
     tiles: list[list[Place]] = []
     for trained_parameter in sorted(trained, key=lambda trained_parameter: trained_parameter.turn):
-        row, num_elements = trained_parameter.row, local(trained_parameter.parameter).numel()
+        row, num_elements = trained_parameter.row, local_part(trained_parameter.parameter).numel()
         start = 0
         while start < num_elements:
             end = aligned(end_of(tiles[-1])) if tiles else 0

@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tonnage.host.locked import locked_for
 from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import INPUTS
-from tonnage.offload.round_trips import RoundTrips
+from tonnage.offload.ring import Ring, Tensors
 
 
 class BlockInputs:
@@ -31,7 +31,6 @@ class BlockInputs:
         input_bytes: int,
         device: torch.device,
         *,
-        stream: Callable[[torch.device], Stream] = Stream,
         log: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Take the memory: ``input_bytes`` for every block. A larger input stays on the device.
@@ -44,7 +43,8 @@ class BlockInputs:
         )
         self._rooms = memory.view(len(blocks), input_bytes)
         self._forms: dict[int, tuple[torch.Size, torch.dtype]] = {}
-        self.trips = RoundTrips(self._home, device, INPUTS.slots, stream)
+        outward, inward = Stream(device), Stream(device)
+        self.ring = Ring(Tensors(self._home, device), inward, outward, INPUTS.slots)
         for number, block in enumerate(blocks):
             block.forward = partial(self._run, number, block.forward)
         log(f"inputs of {len(blocks)} blocks in host memory: {memory.nbytes / 1e9:.2f} GB")
@@ -52,7 +52,7 @@ class BlockInputs:
     @property
     def copied_bytes(self) -> int:
         """To the host and back, so far."""
-        return self.trips.copied_bytes
+        return self.ring.home.copied_bytes
 
     def _run(self, number: int, forward: Callable[..., Any], hidden: Tensor, *rest: Any, **named: Any) -> Any:
         identity = hidden.data_ptr(), hidden.shape  # and not the tensor: autograd keeps these functions
@@ -65,19 +65,19 @@ class BlockInputs:
         if not is_input or saved.nbytes > self._rooms.shape[1]:
             return saved
         if number == 0:  # of another micro-batch
-            self.trips.forget()
+            self.ring.forget()
             self._forms.clear()
         self._forms[number] = saved.shape, saved.dtype
-        self.trips.give(number, saved.detach())
+        self.ring.give(number, saved.detach())
         return number
 
     def _restore(self, saved: int | Tensor) -> Tensor:
         """What was saved. If it is a block's input, that of the block before begins to come back."""
         if isinstance(saved, Tensor):
             return saved
-        hidden = self.trips.have(saved)
-        if saved - 1 in self._forms and saved - 1 not in self.trips.leaving:
-            self.trips.call(saved - 1)
+        hidden = self.ring.take(saved)
+        if saved - 1 in self._forms and saved - 1 not in self.ring.leaving:
+            self.ring.call(saved - 1)
         return hidden
 
     def _home(self, number: int) -> Tensor:

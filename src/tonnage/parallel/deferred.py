@@ -35,8 +35,10 @@ class WeightGradients:
         self._kept: defaultdict[tuple[int, int], list[Kept]] = defaultdict(list)
         self._key: tuple[int, int] | None = None
         layers: list[Any] = [module for block in blocks for module in block.modules() if type(module) is nn.Linear]
-        for layer in filter(_is_trained, layers):  # that of a frozen one may be packed, or have an addition
-            layer.forward = partial(_forward, self, layer)
+        for layer in layers:
+            weight = layer._parameters.get("weight")
+            if weight is not None and weight.requires_grad:  # a frozen one may be packed, or have an addition
+                layer.forward = partial(_forward, self, layer)
 
     @contextmanager
     def put_off(self, stage: int, micro_batch: int) -> Iterator[None]:
@@ -62,11 +64,6 @@ class WeightGradients:
         if self._key is not None:
             self._kept[self._key].append(kept)
         return self._key is not None
-
-
-def _is_trained(layer: nn.Linear) -> bool:
-    weight = layer._parameters.get("weight")
-    return weight is not None and weight.requires_grad
 
 
 def _forward(later: WeightGradients, module: nn.Linear, inputs: Tensor) -> Tensor:

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from tonnage.host.locked import locked_for
 from tonnage.offload.pages import Pages, Place
+from tonnage.offload.ring import Home, Pairs
 
 ALIGNMENT = 256
 """Every parameter starts at a multiple of so many bytes, as an allocator's memory does."""
 Places = Mapping[str, tuple[int, int]]
 """Where in the bytes of its block each parameter begins and ends, by the names that parameters have in the model."""
+Block = tuple[int, int]
+"""The number of a block, and after how many updates of the optimizer it comes."""
 
 
-class HostHome:
+class HostHome(Home[Block]):
     """Every block in one locked piece of memory, which is taken when the block is first asked for."""
 
     pages = None
@@ -37,24 +40,23 @@ class HostHome:
     def bytes_of(self, name: str) -> Tensor:
         """The bytes of a parameter."""
         number, start, stop = self._places[name]
-        return self.whole(number)[start:stop]
+        return self._whole(number)[start:stop]
 
-    def whole(self, unit: int) -> Tensor:
+    def pairs(self, unit: Block, memory: Tensor) -> Pairs:
         """See ``Home``."""
-        if unit not in self._blocks:
-            size = self._ends[unit]
+        whole = self._whole(unit[0])
+        self.copied_bytes += whole.nbytes
+        return [(whole, memory[: whole.numel()])]
+
+    def _whole(self, number: int) -> Tensor:
+        if number not in self._blocks:
+            size = self._ends[number]
             memory = locked_for("parameters in host memory", aligned(size), self._device, self._otherwise)
-            self._blocks[unit] = memory[:size]
-        return self._blocks[unit]
-
-    def prefetch(self, unit: int) -> None:
-        """Nothing to do: all blocks are in memory."""
-
-    def sent(self, mark: Any) -> None:
-        """Nothing to do: all blocks stay in memory."""
+            self._blocks[number] = memory[:size]
+        return self._blocks[number]
 
 
-class FileHome:
+class FileHome(Home[Block]):
     """Each parameter in a file: one of the run's own or, if the parameter is ``stored`` somewhere unchanged, that one,
     which is only read. A block is assembled in a buffer (``Staging``) on its way."""
 
@@ -87,19 +89,21 @@ class FileHome:
         """The bytes of a parameter, mapped."""
         return torch.frombuffer(self.pages.memory(name), dtype=torch.uint8)
 
-    def whole(self, unit: int) -> Tensor:
+    def pairs(self, unit: Block, memory: Tensor) -> Pairs:
         """See ``Home``. The memory of its files is given back."""
-        buffer, block = self._staging.take(), self._blocks[unit]
+        buffer, block = self._staging.take(), self._blocks[unit[0]]
         self.waited_seconds += self.pages.bring(block)
         for name, (start, stop) in block.items():
             buffer[start:stop].copy_(self.bytes_of(name))
         self.pages.rest(block)
-        return buffer[: _end(block)]
+        end = _end(block)
+        self.copied_bytes += end
+        return [(buffer[:end], memory[:end])]
 
-    def prefetch(self, unit: int) -> None:
+    def prefetch(self, unit: Block) -> None:
         """See ``Home``. There may be no block of that number."""
-        if 0 <= unit < len(self._blocks):
-            self.pages.prefetch(self._blocks[unit])
+        if 0 <= unit[0] < len(self._blocks):
+            self.pages.prefetch(self._blocks[unit[0]])
 
     def sent(self, mark: Any) -> None:
         """See ``Home``."""

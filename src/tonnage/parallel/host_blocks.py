@@ -1,8 +1,8 @@
 """Parameters of blocks that rest in the host's memory or on disk, and come to the device block by block.
 
 They have a home (``homes``), and the device has slots for two blocks (``ring``). Nothing goes back: what is frozen does
-not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
-(``host_shards``); of what the tensor axis divides each rank has its part here, with which it computes.
+not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards, for
+FSDP2 to gather; of what the tensor axis divides each rank has its part here, with which it computes.
 
 A block that is not recomputed saves views of its weights for its backward pass. They are noted by their place in the
 block, and found again where the block is then. While a parameter is elsewhere its memory must not be read: it holds no
@@ -22,15 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Place
 from tonnage.offload.residency import BLOCKS
-from tonnage.parallel.homes import FileHome, HostHome, aligned
-from tonnage.parallel.parts import is_gathered, padded_shape, with_local
-from tonnage.parallel.ring import Ring, Slot
+from tonnage.offload.ring import Ring
+from tonnage.parallel.homes import Block, FileHome, HostHome, aligned
+from tonnage.parallel.parts import before_backward, is_gathered, padded_shape, turned, with_local
 from tonnage.parallel.tiled import TiledWeight
 
 OF_WEIGHTS = 0.9
@@ -99,10 +100,7 @@ class Part:
 
     def put(self, content: Tensor) -> nn.Parameter:
         """Put a new parameter, with this content, in its place."""
-        like = self.parameter
-        parameter = (
-            with_local(like, content) if isinstance(like, DTensor) else nn.Parameter(content, like.requires_grad)
-        )
+        parameter = with_local(self.parameter, content)
         self.owner._parameters[self.name] = parameter
         return parameter
 
@@ -147,7 +145,6 @@ class BlocksElsewhere:
         stored: Mapping[str, Place],
         beside: Mapping[str, int] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
-        stream: Callable[[torch.device], Stream],
     ) -> None:
         """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
         ``beside`` is as of ``FileHome``. ``otherwise`` is what to change where memory cannot be locked.
@@ -165,14 +162,18 @@ class BlocksElsewhere:
             if directories
             else HostHome(places, device, otherwise)
         )
-        self.ring = Ring(self.home, device, stream(device))
+        self.ring = Ring(self.home, Stream(device))
+        self.updates: Callable[[], int] = int
+        """Returns the number of updates so far: blocks that came before the last one are old."""
+        self.await_block: Callable[[int], None] = lambda number: None
+        """Waits until the last update of a block is made."""
         self.parameters: list[Tensor] = [part.parameter for block in parts for part in block]
         """As the model has them, until they begin to come and go."""
 
     @property
     def copied_bytes(self) -> int:
         """To the device, so far."""
-        return self.ring.copied_bytes
+        return self.home.copied_bytes
 
     @torch.no_grad()
     def rest(self) -> None:
@@ -190,13 +191,26 @@ class BlocksElsewhere:
     def begin(self) -> None:
         """From now on parameters are on the device, while their block needs them."""
         self.parameters.clear()
-        ends = [part.end for several in self._parts for part in several]
-        self.ring.open(min(BLOCKS.slots, len(self._blocks)), max(ends, default=0))
+        size = max((part.end for several in self._parts for part in several), default=0)
+        number = min(BLOCKS.slots, len(self._blocks))
+        self.ring.open(torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in range(number))
+
+    def _have(self, number: int) -> Tensor:
+        """The bytes of a block on the device, for what is done from now on."""
+        return self.ring.have(self._updated(number))
 
     def _call(self, number: int, keeping: int) -> None:
         """Begin to bring a block to the device, if there is one of that number, and to read the one after it."""
         if 0 <= number < len(self._blocks):
-            self.ring.call(number, keeping, following=2 * number - keeping)
+            update = self.updates()
+            self.ring.call(self._updated(number), (keeping, update), following=(2 * number - keeping, update))
+
+    def _updated(self, number: int) -> Block:
+        """A block as last updated."""
+        block = number, self.updates()
+        if block not in self.ring.here:
+            self.await_block(number)
+        return block
 
 
 class HostBlocks(BlocksElsewhere):
@@ -217,7 +231,6 @@ class HostBlocks(BlocksElsewhere):
         stored: Mapping[str, Place] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
         tiled: Sequence[TiledWeight] = (),
-        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory, as ``BlocksElsewhere`` does, and put them there. Parameters that several modules of ``root``
         share, or that are gathered, are left alone. So is what comes in tiles (``tiled``), for which there is space in
@@ -242,7 +255,6 @@ class HostBlocks(BlocksElsewhere):
             stored=stored,
             beside={name: parameter.numel() * parameter.itemsize for name, parameter in in_tiles.items()},
             otherwise=otherwise,
-            stream=stream,
         )
         self.rest()
         self.ring.left, self.ring.came = self._leave, self._enter
@@ -257,7 +269,7 @@ class HostBlocks(BlocksElsewhere):
             block.forward = partial(self._run, number, block.forward)
 
     def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-        self.ring.have(number)
+        self._have(number)
         following = number + 1
         if following == len(self._blocks) and not torch.is_grad_enabled() and not self._trains:
             following = 0  # of the next forward pass
@@ -267,19 +279,16 @@ class HostBlocks(BlocksElsewhere):
         else:
             with saved_tensors_hooks(partial(self._save, number), self._restore):
                 output = forward(*inputs, **named)
-        first = output[0] if isinstance(output, (tuple, list)) else output
-        if first.requires_grad:
-            first.register_hook(partial(self._before_backward, number))
+        before_backward(output, partial(self._before_backward, number))
         return output
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
-        self.ring.have(number)
+        self._have(number)
         self._call(number - 1, keeping=number)
 
     def _save(self, number: int, saved: Tensor) -> Tensor | _Saved:
-        slot = self.ring.of(number)
-        assert slot is not None
-        if saved.untyped_storage().data_ptr() != slot.memory.untyped_storage().data_ptr():
+        memory = self.ring.here[self._updated(number)].memory
+        if saved.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
             return saved
         start = int(saved.storage_offset()) * saved.itemsize
         return _Saved(number, start, saved.dtype, saved.size(), saved.stride())
@@ -287,18 +296,19 @@ class HostBlocks(BlocksElsewhere):
     def _restore(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        slot = self.ring.have(saved.number)
+        memory = self._have(saved.number)
         last = sum((size - 1) * stride for size, stride in zip(saved.size, saved.stride, strict=True))
-        content = slot.memory[saved.start : saved.start + (last + 1) * saved.dtype.itemsize].view(saved.dtype)
+        content = memory[saved.start : saved.start + (last + 1) * saved.dtype.itemsize].view(saved.dtype)
         return content.as_strided(saved.size, saved.stride, content.storage_offset())
 
-    def _leave(self, number: int) -> None:
-        for part in self._parts[number]:
-            part.turn_to(self._nowhere(part))
+    def _leave(self, block: Block) -> None:
+        if all(number != block[0] for number, _ in self.ring.here):  # else a newer one is there
+            for part in self._parts[block[0]]:
+                part.turn_to(self._nowhere(part))
 
-    def _enter(self, number: int, slot: Slot[int]) -> None:
-        for part in self._parts[number]:
-            part.turn_to(part.seen_in(slot.memory))
+    def _enter(self, block: Block, memory: Tensor) -> None:
+        for part in self._parts[block[0]]:
+            part.turn_to(part.seen_in(memory))
 
     def _nowhere(self, part: Part) -> Tensor:
         """What a parameter is while its block is not on the device: a tensor of its shape without useful values."""
@@ -308,17 +318,134 @@ class HostBlocks(BlocksElsewhere):
         return self._useless[part.dtype].expand(part.shape)
 
 
+class Elsewhere(Tensor):
+    """A shard that rests elsewhere, as FSDP2 has it: with the rows that make all shards equal, and without memory."""
+
+    fetch: Callable[[], Tensor]
+    """Its bytes on the device, for what the caller does next."""
+
+    @staticmethod
+    def __new__(
+        cls, size: torch.Size, dtype: torch.dtype, device: torch.device, fetch: Callable[[], Tensor]
+    ) -> Elsewhere:
+        made: Elsewhere = Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=device)
+        made.fetch = fetch
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Allow what FSDP2 does to keep a shard: views of it. Nothing reads its content."""
+        tensor = args[0]
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return cls(tensor.shape, tensor.dtype, tensor.device, tensor.fetch)
+        if func is torch.ops.aten.view.default:
+            shape = torch.empty(tensor.shape, device="meta").view(args[1]).shape
+            return cls(shape, tensor.dtype, tensor.device, tensor.fetch)
+        raise NotImplementedError(f"{func} of a shard that is not on the device")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype})"
+
+    def fsdp_pre_all_gather(
+        self,
+        mesh: Any,
+        outer_size: torch.Size,
+        outer_stride: tuple[int, ...],
+        module: nn.Module,
+        mp_policy: MixedPrecisionPolicy,
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """The shard to send, in the type in which it is gathered; integers stay as they are."""
+        shard = self.fetch()
+        return (shard.to(mp_policy.param_dtype) if shard.is_floating_point() else shard,), None
+
+    def fsdp_post_all_gather(
+        self, all_gather_outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """The gathered tensor is the parameter."""
+        (gathered,) = all_gather_outputs
+        return None if out is not None else (gathered, (gathered,))
+
+
+class HostShards(BlocksElsewhere):
+    """This rank's shards of trained parameters or, unless it ``trains``, of frozen ones.
+
+    FSDP2 asks what it is to gather for what it sends (its extension ``fsdp_pre_all_gather``), in the queue of the
+    device in which it sends that, before a block runs, forward or backward. What is asked here is a shard without
+    memory (``Elsewhere``), which fetches its bytes then; FSDP2 gathers them in its own types and its own order, and
+    reduces gradients as of any other shard. So each worker's link carries its own part alone, and what is whole is
+    whole on devices only.
+
+        host      shard of block 1     shard of block 2               (of this rank; each worker has its own)
+        stream    ────copied────┐      ────copied────┐
+        FSDP2     gathers 0     └─ cast, gathers 1   └─ cast, gathers 2
+        device    block 0 runs         block 1 runs         block 2 runs
+
+    To be made while they are on the meta device. They are to ``rest`` once all else has its own memory.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        blocks: Sequence[nn.Module],
+        device: torch.device,
+        *,
+        trains: bool = True,
+        directories: Sequence[Path] = (),
+        stored: Mapping[str, Place] = MappingProxyType({}),
+    ) -> None:
+        """Take the memory, as ``BlocksElsewhere`` does; parameters that several modules of ``root`` share are left
+        alone."""
+
+        def takes(name: str, parameter: nn.Parameter) -> bool:
+            return is_gathered(parameter) and parameter.requires_grad == trains
+
+        parts = laid_out(root, blocks, takes)
+        super().__init__(blocks, parts, device, directories=directories, stored=stored)
+        self._entering: int | None = None
+
+    def begin(self) -> None:
+        """From now on they come to the device when FSDP2 gathers their block."""
+        super().begin()
+        for number, (block, parts) in enumerate(zip(self._blocks, self._parts, strict=True)):
+            for part in parts:
+                assert isinstance(part.parameter, DTensor)
+                away = Elsewhere(part.padded, part.dtype, self._device, partial(self._fetch, number, part))
+                part.owner._parameters[part.name] = turned(part.parameter, away)
+            block.register_forward_pre_hook(partial(self._enter, number), prepend=True)
+            block.register_forward_hook(partial(self._enter, None), always_call=True)
+
+    def _enter(self, number: int | None, *_: Any) -> None:
+        """Note which block is about to run forward; None when it has run."""
+        self._entering = number
+
+    def _fetch(self, number: int, part: Part) -> Tensor:
+        """The shard of a parameter on the device. The block that is gathered next begins to come meanwhile."""
+        memory = self._have(number)
+        self._call(number + 1 if self._entering == number else number - 1, keeping=number)
+        return part.seen_in(memory)
+
+
 def laid_out(
     root: nn.Module, blocks: Sequence[nn.Module], takes: Callable[[str, nn.Parameter], bool]
 ) -> list[list[Part]]:
-    """Lay out those parameters of every block that ``takes`` accepts, one after another in the block's bytes; shards
-    are padded to equal sizes."""
+    """Lay out those parameters of every block that ``takes`` accepts and that no other module of the blocks has, one
+    after another in the block's bytes; shards are padded to equal sizes."""
     names = {id(parameter): name for name, parameter in root.named_parameters()}
+    held = [
+        [
+            (module, name, parameter)
+            for module in block.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        for block in blocks
+    ]
+    holders = Counter(id(parameter) for block in held for _, _, parameter in block)
     layout = []
-    for block in own_parameters(blocks):
+    for block in held:
         parts = list[Part]()
         for module, name, parameter in block:
-            if takes(names[id(parameter)], parameter):
+            if holders[id(parameter)] == 1 and takes(names[id(parameter)], parameter):
                 start = aligned(parts[-1].end) if parts else 0
                 shape = region_of(parameter)[0].shape
                 padded = padded_shape(parameter) if isinstance(parameter, DTensor) and is_gathered(parameter) else shape
@@ -330,21 +457,3 @@ def laid_out(
                 parts.append(Part(module, name, names[id(parameter)], start, like, shape, padded))
         layout.append(parts)
     return layout
-
-
-def own_parameters(blocks: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str, nn.Parameter]]]:
-    """Of every block, the parameters that no other module of the blocks has: (module, name in it, parameter)."""
-    held = [
-        [
-            (module, name, parameter)
-            for module in block.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
-        for block in blocks
-    ]
-    holders = Counter(id(parameter) for block in held for _, _, parameter in block)
-    return [
-        [(module, name, parameter) for module, name, parameter in block if holders[id(parameter)] == 1]
-        for block in held
-    ]

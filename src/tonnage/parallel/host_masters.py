@@ -7,17 +7,17 @@ has them runs:
     device    forward and backward passes, with copies        gradients leave (``optim.gradients``)
     host      copies of what runs next                        update, in the order in which a forward pass needs it
 
-Of what workers share each has its own shard there, and updates it; what comes to its device is gathered from
-(``host_shards``). Of what the tensor axis divides each has its part, and a copy of that on its device. So a device
-needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
+Of what workers share each has its own shard there, and updates it; FSDP2 gathers what comes to its device
+(``host_blocks.HostShards``). Of what the tensor axis divides each has its part, and a copy of that on its device. So a
+device needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,88 @@ from torch.distributed.tensor import DTensor
 from tonnage.host.locked import locked_for
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.streams import Stream
-from tonnage.parallel.homes import FileHome, aligned
-from tonnage.parallel.host_blocks import BlocksElsewhere
-from tonnage.parallel.host_shards import Elsewhere
-from tonnage.parallel.host_tiles import HostTiles
+from tonnage.offload.residency import TILES
+from tonnage.offload.ring import Home, Pairs, Ring
+from tonnage.parallel.homes import FileHome, Staging, aligned
+from tonnage.parallel.host_blocks import BlocksElsewhere, Elsewhere
 from tonnage.parallel.parts import is_gathered, padded_shape, turned, with_local
 from tonnage.parallel.tiled import TiledWeight
+
+
+class _Tile(NamedTuple):
+    """A tile of a weight, in one of the times that it comes."""
+
+    weight: TiledWeight
+    number: int
+    time: int
+
+
+class HostTiles(Home[_Tile]):
+    """Tiles of some weights (``tiled``), which come to ``device`` one after another; their home.
+
+    There is room for two on the device: the one that is computed with, and the next one. What rests on disk is copied
+    into a locked buffer on its way. Nothing goes back: gradients leave tile by tile (``optim.gradients``).
+
+        device    computes with tile 0      computes with tile 1
+        stream    1 comes                   2 comes
+        disk      2 is read                 3 is read
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[TiledWeight],
+        device: torch.device,
+        files: FileHome | None,
+    ) -> None:
+        """Take room on the device and, where weights rest in ``files``, the buffers.
+
+        Raises:
+            UserError: so much of the host's memory cannot be locked.
+        """
+        largest = max(weight.part_numel * weight.parameter.itemsize for weight in weights)
+        self._ring = Ring(self, Stream(device))
+        size = aligned(largest)
+        self._ring.open(torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(TILES.slots))
+        self._files, self._times = files, 0
+        self._staging = None if files is None else Staging(largest, device, "memory.parameter_tier=host")
+        self.num_bytes = 0 if self._staging is None else self._staging.num_bytes
+        """Of the host's memory, for buffers."""
+        for weight in weights:
+            weight.come_by(self.bring, device)
+
+    def bring(self, weight: TiledWeight, order: Sequence[int]) -> Iterator[Tensor]:
+        """The rows of one tile after another, for what the calling thread does next: each until the next is asked
+        for."""
+        self._times += 1
+        tiles: list[_Tile | None] = [_Tile(weight, number, self._times) for number in order]
+        for tile, following, later in zip(tiles, [*tiles[1:], None], [*tiles[2:], None, None], strict=False):
+            assert tile is not None
+            memory = self._ring.have(tile, following)
+            if following is not None:
+                self._ring.call(following, keeping=tile, following=later)
+            rows = weight.own(tile.number)
+            yield memory[: rows.nbytes].view(rows.dtype).view(rows.shape)
+
+    def pairs(self, unit: _Tile, memory: Tensor) -> Pairs:
+        """See ``Home``. The memory of its files is given back."""
+        content = unit.weight.own(unit.number).reshape(-1).view(torch.uint8)
+        self.copied_bytes += content.nbytes
+        if self._staging is not None and self._files is not None:
+            buffer, parts = self._staging.take()[: content.numel()], unit.weight.parts([unit.number])
+            self._files.waited_seconds += self._files.pages.bring(parts)
+            content = buffer.copy_(content)
+            self._files.pages.rest(parts)
+        return [(content, memory[: content.numel()])]
+
+    def prefetch(self, unit: _Tile) -> None:
+        """See ``Home``."""
+        if self._files is not None:
+            self._files.pages.prefetch(unit.weight.parts([unit.number]))
+
+    def sent(self, mark: Any) -> None:
+        """See ``Home``."""
+        if self._staging is not None:
+            self._staging.sent(mark)
 
 
 @dataclass
@@ -71,7 +147,6 @@ class HostMasters:
         device: torch.device,
         blocks: BlocksElsewhere | None,
         tiled: Sequence[TiledWeight] = (),
-        stream: Callable[[torch.device], Stream] = Stream,
     ) -> None:
         """Take the memory. Of what comes in tiles (``tiled``) the device has no copies, and it rests in files where the
         ``blocks`` do.
@@ -89,11 +164,12 @@ class HostMasters:
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
         in_tiles = set(map(id, (weight.parameter for weight in tiled)))
-        self._tiled, self._stream = tiled, stream
+        self._tiled = tiled
         self._in_tiles = {name for name, parameter in self._stay.items() if id(parameter) in in_tiles}
         self._is_gathered = any(map(is_gathered, _trained(model).values()))
         home = blocks.home if blocks is not None else None
-        files = {name: home.bytes_of(name) for name in self._in_tiles} if isinstance(home, FileHome) else {}
+        self._files = home if isinstance(home, FileHome) else None
+        files = {name: self._files.bytes_of(name) for name in self._in_tiles} if self._files is not None else {}
         locked = {name: parameter for name, parameter in self._stay.items() if name not in files}
         sizes = [aligned(region_of(parameter)[0].numel() * parameter.itemsize) for parameter in locked.values()]
         otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
@@ -109,20 +185,17 @@ class HostMasters:
         self.copies: dict[str, nn.Parameter] = {}
         """By name, what the model has on the device, once it has begun."""
         if not self._is_gathered:
-            self._rest()
+            self.rest()
 
     def rest(self) -> None:
         """Give shards their memory, once all else that FSDP2 manages has its own: FSDP2 would pad whatever it sees
-        before, in memory of its own. Shards of blocks ``rest`` already."""
-        if self._is_gathered:
-            self._rest()
-
-    def _rest(self) -> None:
+        before, in memory of its own. Shards of blocks ``rest`` already, and so does what is no shard."""
+        if self._before:
+            return
         for name, parameter in self._stay.items():
             part, _ = region_of(parameter)
             content = self._memory[name][: part.numel() * parameter.itemsize].view(parameter.dtype).view(part.shape)
-            master = with_local(parameter, content) if isinstance(parameter, DTensor) else nn.Parameter(content)
-            self._before[name], self._stay[name] = parameter, self._put(parameter, master)
+            self._before[name], self._stay[name] = parameter, self._put(parameter, with_local(parameter, content))
         self.parameters = _trained(self._model)
 
     def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -150,21 +223,18 @@ class HostMasters:
 
     def _bring_tiles(self) -> None:
         """Let tiles come to the device when they are computed with."""
-        home = self._blocks.home if self._blocks is not None else None
         names = {id(parameter): name for name, parameter in self._stay.items()}
-        files = home if isinstance(home, FileHome) else None
-        if files is not None:
+        if self._files is not None:
             for weight in self._tiled:
-                weight.rest_in(files.pages, names[id(weight.parameter)])
-        self._tiles = HostTiles(self._tiled, self._device, files, stream=self._stream)
+                weight.rest_in(self._files.pages, names[id(weight.parameter)])
+        self._tiles = HostTiles(self._tiled, self._device, self._files)
         self.num_bytes += self._tiles.num_bytes
 
     def _copied(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
         """The model's copy on the device of a parameter that stays there; FSDP2 asks for a shard's copy itself."""
         part, before = region_of(parameter)[0], self._before[name]
         if not is_gathered(parameter):
-            copy = torch.empty_like(part, device=self._device)
-            return with_local(parameter, copy) if isinstance(parameter, DTensor) else nn.Parameter(copy)
+            return with_local(parameter, torch.empty_like(part, device=self._device))
         assert isinstance(parameter, DTensor)
         assert isinstance(before, DTensor)
         room = torch.zeros(padded_shape(parameter), dtype=parameter.dtype, device=self._device)
@@ -184,17 +254,16 @@ class HostMasters:
     @property
     def copied_bytes(self) -> int:
         """To the device, so far."""
-        of_blocks = self._blocks.copied_bytes if self._blocks is not None else 0
-        of_tiles = self._tiles.copied_bytes if self._tiles is not None else 0
-        return of_blocks + of_tiles + sum(copies.copied_bytes for copies in self._renewed)
+        copying = self._blocks, self._tiles, *self._renewed
+        return sum(one.copied_bytes for one in copying if one is not None)
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None], first_turn: int = 0) -> None:
         """``updates`` returns how many updates there were, and ``wait_for`` waits for that of a turn. What no block
         holds has the ``first_turn``; the blocks follow it, one turn each."""
         self._updates = updates
         if self._blocks is not None and self._moves:
-            ring = self._blocks.ring
-            ring.updates, ring.await_unit = updates, lambda number: wait_for(first_turn + number + 1)
+            self._blocks.updates = updates
+            self._blocks.await_block = lambda number: wait_for(first_turn + number + 1)
 
     def _put(self, parameter: nn.Parameter, replacement: nn.Parameter) -> nn.Parameter:
         """Replace a parameter of the model in every module that has it; returns the replacement."""

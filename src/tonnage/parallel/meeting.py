@@ -31,7 +31,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.parallel.place import Place
@@ -112,12 +112,10 @@ def _begin(store: Store, place: Place, timeout_seconds: float) -> Store:
 
 
 def _absent(rank: int, timeout_seconds: float) -> UserError:
-    return UserError(
-        Problem(
-            found=f"worker {rank} did not come within {timeout_seconds:g} s (launch.timeout)",
-            needed="all workers of the run",
-            change="look at why it did not start; start all of them",
-        )
+    return user_error(
+        found=f"worker {rank} did not come within {timeout_seconds:g} s (launch.timeout)",
+        needed="all workers of the run",
+        change="look at why it did not start; start all of them",
     )
 
 
@@ -134,13 +132,11 @@ def _find(place: Place, file: Path, timeout: timedelta) -> Store:
                 if store is not None:
                     return store
         time.sleep(LOOK_SECONDS)
-    raise UserError(
-        Problem(
-            found=f"worker {place.rank} did not find worker 0 within {timeout.total_seconds():g} s",
-            needed=f"worker 0, and {file.parent} on a file system that all workers share",
-            change="set MASTER_ADDR and MASTER_PORT for all workers if the directory is not shared",
-            where=str(file),
-        )
+    raise user_error(
+        found=f"worker {place.rank} did not find worker 0 within {timeout.total_seconds():g} s",
+        needed=f"worker 0, and {file.parent} on a file system that all workers share",
+        change="set MASTER_ADDR and MASTER_PORT for all workers if the directory is not shared",
+        where=str(file),
     )
 
 
@@ -158,13 +154,11 @@ def _connect(name: str, port: int, word: str, timeout: timedelta) -> Store | Non
 
 
 def _taken(place: Place, file: Path) -> UserError:
-    return UserError(
-        Problem(
-            found=f"another process is worker {place.rank} of the launch that works here",
-            needed="one launch at a time",
-            change="wait for its end, or stop it",
-            where=str(file.parent),
-        )
+    return user_error(
+        found=f"another process is worker {place.rank} of the launch that works here",
+        needed="one launch at a time",
+        change="wait for its end, or stop it",
+        where=str(file.parent),
     )
 
 

@@ -189,7 +189,7 @@ def gather_ahead(blocks: Sequence[tuple[nn.Module, UnitInFp32 | None]], learn: S
     block's time. That takes memory for each block ahead and, forward, for what was received of the block that runs,
     which FSDP2 holds as well (``planning.memory``).
 
-    Not for blocks that take turns in limited memory (``host_shards``, ``tiled``) or are updated while the next step
+    Not for blocks that take turns in limited memory (``host_blocks``, ``tiled``) or are updated while the next step
     begins, as each waits for its own update alone (``training.resting``), nor for CPUs, where gloo gathers while its
     caller waits. What no block holds is gathered as ever, and one block while its backward pass begins: at the loss
     memory is scarcest.

@@ -6,6 +6,9 @@ which FSDP2 gathers it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -38,9 +41,18 @@ def padded_shape(parameter: DTensor) -> torch.Size:
     return torch.Size(shape)
 
 
-def with_local(parameter: DTensor, local: Tensor) -> nn.Parameter:
-    """A parameter that is divided like another one, whose part on this rank is ``local``, wherever that lies."""
-    return nn.Parameter(DTensor(local, parameter._spec, requires_grad=False), parameter.requires_grad)
+def with_local(parameter: Tensor, local: Tensor) -> nn.Parameter:
+    """A parameter like another one, divided as that is, whose part on this rank is ``local``, wherever that lies
+    (``DTensor.from_local`` would copy it to the device of the mesh)."""
+    whole = DTensor(local, parameter._spec, requires_grad=False) if isinstance(parameter, DTensor) else local
+    return nn.Parameter(whole, parameter.requires_grad)
+
+
+def before_backward(output: Any, hook: Callable[[Tensor], None]) -> None:
+    """Let ``hook`` run, with the gradient of a block's ``output``, before the block's backward pass."""
+    first = output[0] if isinstance(output, (tuple, list)) else output
+    if first.requires_grad:
+        first.register_hook(hook)
 
 
 def turned(parameter: DTensor, local: Tensor) -> nn.Parameter:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 DEFAULT_PORT = 29500
 """Where ``MASTER_PORT`` is not given: torch's own."""
@@ -100,20 +100,18 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
         local_rank = local_rank or 0
     for value, variables in ((rank, (names.rank,)), (size, names.size), (local_rank, names.local_rank)):
         if value is None:
-            raise UserError(
-                Problem(
-                    found=f"{names.rank}={environ[names.rank]!r} without a number in {' or '.join(variables)}",
-                    needed="a rank, the number of ranks, and the rank within this machine",
-                    change="set RANK, WORLD_SIZE and LOCAL_RANK for every process, or start with torchrun",
-                    where="environment",
-                )
+            raise user_error(
+                found=f"{names.rank}={environ[names.rank]!r} without a number in {' or '.join(variables)}",
+                needed="a rank, the number of ranks, and the rank within this machine",
+                change="set RANK, WORLD_SIZE and LOCAL_RANK for every process, or start with torchrun",
+                where="environment",
             )
     assert rank is not None
     assert size is not None
     assert local_rank is not None
     if not 0 <= rank < size:
         problem = f"rank {rank} of {size} ({names.rank}, {names.size[0]})"
-        raise UserError(Problem(problem, f"a rank from 0 to {size - 1}", where="environment"))
+        raise user_error(problem, f"a rank from 0 to {size - 1}", where="environment")
     address = environ.get("MASTER_ADDR", "")
     return Place(
         rank=rank,

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from tonnage.model.attention import is_computed_anew
@@ -101,7 +101,7 @@ class _Results:
         self._in_memory: dict[int, list[list[Any]]] = defaultdict(list)
 
     def keep(self, operation: Any, result: Any) -> None:
-        held = [tree_map(_detached, result)]
+        held = [tree_map_only(Tensor, Tensor.detach, result)]
         self._of[operation].append(held)
         for part in tree_leaves(result):
             for memory in _memory_of(part):
@@ -118,14 +118,16 @@ class _Results:
         return self._of[operation].popleft()
 
 
-class _Keep(TorchDispatchMode):
-    """The forward pass."""
-
+class _Mode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, results: _Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._results = results
+
+
+class _Keep(_Mode):
+    """The forward pass."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -137,14 +139,8 @@ class _Keep(TorchDispatchMode):
         return result
 
 
-class _Reuse(TorchDispatchMode):
+class _Reuse(_Mode):
     """The forward pass that runs again, within the backward pass."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, results: _Results) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._results = results
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_dear(operation) and not is_computed_anew() and (held := self._results.take(operation)):
@@ -167,10 +163,6 @@ def _written_by(operation: Any) -> tuple[tuple[int, str], ...]:
         for place, argument in enumerate(arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-
-
-def _detached(part: Any) -> Any:
-    return part.detach() if isinstance(part, Tensor) else part
 
 
 def _memory_of(value: Any) -> Iterator[int]:

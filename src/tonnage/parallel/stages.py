@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import NAME, PackedRow
 
@@ -162,13 +162,11 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
 
 
 def _cannot_cut(model: PreTrainedModel, observed: str) -> UserError:
-    return UserError(
-        Problem(
-            where=f"parallel.pipeline, model type {model.config.model_type}",
-            found=observed,
-            needed="a family whose blocks follow one another",
-            change="parallel.pipeline=1",
-        )
+    return user_error(
+        where=f"parallel.pipeline, model type {model.config.model_type}",
+        found=observed,
+        needed="a family whose blocks follow one another",
+        change="parallel.pipeline=1",
     )
 
 

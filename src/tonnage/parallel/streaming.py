@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
+from tonnage.kernels.regions import local_part
 from tonnage.offload.pages import Pages, Place
 from tonnage.offload.residency import blocks_in_memory
-from tonnage.parallel.parts import is_gathered, with_local
+from tonnage.parallel.parts import before_backward, is_gathered, with_local
 from tonnage.parallel.tiled import TiledWeight
 
 WHAT = "the parameters of the blocks"
@@ -54,12 +55,12 @@ def stream_blocks(
         name: parameter
         for block in parameters
         for name, parameter in block.items()
-        if _is_even(parameter) and (trains_all or not parameter.requires_grad) and _local(parameter).nbytes
+        if _is_even(parameter) and (trains_all or not parameter.requires_grad) and local_part(parameter).nbytes
     }
     lying = {name: stored[name] for name, parameter in chosen.items() if name in stored and not parameter.requires_grad}
-    in_tiles = {names[id(weight.parameter)]: weight for weight in tiled if _local(weight.parameter).nbytes}
+    in_tiles = {names[id(weight.parameter)]: weight for weight in tiled if local_part(weight.parameter).nbytes}
     resting = chosen | {name: weight.parameter for name, weight in in_tiles.items()}
-    sizes = {name: _local(parameter).nbytes for name, parameter in resting.items() if name not in lying}
+    sizes = {name: local_part(parameter).nbytes for name, parameter in resting.items() if name not in lying}
     pages = Pages(sizes, directories, WHAT if not tiled else f"{WHAT} and what comes in tiles", lying)
     for name, parameter in over_pages(resting, pages).items():
         if name in in_tiles:
@@ -92,9 +93,7 @@ class StreamedBlocks:
 
     def after_forward(self, number: int, block: nn.Module, inputs: Any, output: Any) -> None:
         """Have the block read again before its backward pass, which begins with the gradient of ``output``."""
-        first = output[0] if isinstance(output, (tuple, list)) else output
-        if first.requires_grad:
-            first.register_hook(partial(self._before_backward, number))
+        before_backward(output, partial(self._before_backward, number))
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
         self._move(range(number, number - self._ahead - 1, -1))
@@ -123,10 +122,6 @@ def _is_even(parameter: nn.Parameter) -> bool:
     return True
 
 
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str, nn.Parameter]:
     """Those of ``parameters`` that ``pages`` has, with its memory; new objects, which sharding takes up when it sees
     them in their modules before its first use."""
@@ -134,8 +129,5 @@ def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str
 
 
 def _over(parameter: nn.Parameter, memory: memoryview) -> nn.Parameter:
-    local = _local(parameter)
-    moved = torch.frombuffer(memory, dtype=local.dtype).view(local.shape)
-    if isinstance(parameter, DTensor):  # it stays there: ``DTensor.from_local`` copies it to the device of the mesh
-        return with_local(parameter, moved)
-    return nn.Parameter(moved, requires_grad=parameter.requires_grad)
+    local = local_part(parameter)
+    return with_local(parameter, torch.frombuffer(memory, dtype=local.dtype).view(local.shape))

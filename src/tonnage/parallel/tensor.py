@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tonnage.kernels.regions import part_of
+from tonnage.kernels.regions import local_part, part_of
 from tonnage.model.adapters import DOWN, EMBEDDING_DOWN, EMBEDDING_UP, UP
 from tonnage.model.packed_layers import compute
 from tonnage.model.tensor_plan import TensorPlan, first_argument
@@ -118,11 +118,6 @@ def copies_of(parameters: Mapping[str, Tensor]) -> dict[str, int]:
             if parameter.placements[axis].is_replicate():
                 found[name] = parameter.device_mesh.size(axis)
     return found
-
-
-def local_part(parameter: Tensor) -> Tensor:
-    """This rank's part of a parameter, through which gradients reach it."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def all_reduce(tensor: Tensor, ranks: Ranks, operation: str = "sum") -> Tensor:

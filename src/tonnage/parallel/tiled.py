@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tonnage.kernels.regions import part_of
+from tonnage.kernels.regions import local_part, part_of
 from tonnage.offload.pages import Pages
 from tonnage.parallel.tensor import Ranks, all_reduce
 
@@ -31,7 +31,7 @@ Holder = tuple[nn.Module, str]
 Taker = Callable[[nn.Parameter, int, Tensor], None]
 """Takes up a part of a gradient (``optim.gradients.Gradients.add_part``)."""
 Bringer = Callable[["TiledWeight", Sequence[int]], Iterator[Tensor]]
-"""Brings the rows of tiles to a device where they do not rest (``host_tiles``)."""
+"""Brings the rows of tiles to a device where they do not rest (``host_masters.HostTiles``)."""
 
 
 class TiledWeight:
@@ -152,8 +152,7 @@ class TiledWeight:
     def own(self, number: int) -> Tensor:
         """The rows of a tile that this rank has, as they rest."""
         parameter, first = self.parameter, self.first(number)
-        local = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
-        return local[first : first + self.length(number)]
+        return local_part(parameter).detach()[first : first + self.length(number)]
 
     def parts(self, numbers: Sequence[int]) -> list[str]:
         """This rank's parts of some tiles, by their names among the pages."""

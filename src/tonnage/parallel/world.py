@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 TEXT_BYTES = 4096
 AXES = ("pipeline", "replicate", "shard", "tensor")
@@ -153,13 +153,11 @@ def _own_gpu() -> torch.device:
         number = 0
     if number < num_gpus:
         return torch.device("cuda", number)
-    raise UserError(
-        Problem(
-            found=f"{num_gpus} GPU{'s' * (num_gpus != 1)} on {socket.gethostname()}, the plan is for GPUs, and this is "
-            f"worker {number} there, counted from 0",
-            needed="a GPU for each worker",
-            change="look at nvidia-smi and CUDA_VISIBLE_DEVICES; to plan for what is here: tonnage train --resume RUN",
-        )
+    raise user_error(
+        found=f"{num_gpus} GPU{'s' * (num_gpus != 1)} on {socket.gethostname()}, the plan is for GPUs, and this is "
+        f"worker {number} there, counted from 0",
+        needed="a GPU for each worker",
+        change="look at nvidia-smi and CUDA_VISIBLE_DEVICES; to plan for what is here: tonnage train --resume RUN",
     )
 
 
@@ -168,13 +166,11 @@ def _check_built_for(device: torch.device) -> None:
     built = [int(match[1]) for name in torch.cuda.get_arch_list() if (match := re.match(r"sm_(\d+)", name))]
     major, minor = torch.cuda.get_device_capability(device)
     if built and 10 * major + minor < min(built):
-        raise UserError(
-            Problem(
-                found=f"{torch.cuda.get_device_name(device)}, of compute capability {major}.{minor}, and torch "
-                f"{torch.__version__}, whose kernels are for {min(built) // 10}.{min(built) % 10} and newer",
-                needed="a torch that was built for the GPU",
-                change="install a build of torch for an older CUDA, or use another GPU",
-            )
+        raise user_error(
+            found=f"{torch.cuda.get_device_name(device)}, of compute capability {major}.{minor}, and torch "
+            f"{torch.__version__}, whose kernels are for {min(built) // 10}.{min(built) % 10} and newer",
+            needed="a torch that was built for the GPU",
+            change="install a build of torch for an older CUDA, or use another GPU",
         )
 
 

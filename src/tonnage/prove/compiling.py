@@ -7,7 +7,7 @@ import shutil
 
 from torch._dynamo.utils import counters
 
-from tonnage.prove.material import rows, tiny_model
+from tonnage.prove.material import tiny_llama
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Ran, Spec, hold, take
 
@@ -21,7 +21,7 @@ def prove(proof: Proof) -> None:
             proof.skip(check, f"{BLOCKS} blocks", why)
         return
     blocks, steps = (4, 3) if proof.brief else (BLOCKS, STEPS)
-    model, data = tiny_model(proof.folder / "llama", "llama", num_hidden_layers=blocks), rows(proof.folder)
+    model, data = tiny_llama(proof.folder, num_hidden_layers=blocks)
     for precision in ("bf16",) if proof.brief else ("fp32", "bf16"):
         ran: dict[str, Ran] = {}
         for how in ("off", "on"):

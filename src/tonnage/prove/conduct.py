@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.prove.machine import USEFUL, described, missing, of_which
 from tonnage.prove.pieces import CORES, CPU_SECONDS, LIMIT_SECONDS, TOGETHER, Piece, named
 from tonnage.prove.record import MOST_TEXT, PART, PieceResult, Record, keep, kept, result_file, write
@@ -38,9 +38,9 @@ ALLOCATORS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "THP_MEM_ALLOC_E
 def lacking() -> None:
     """Refuse a machine on which something is not installed. Raises ``UserError``, which names all of it."""
     if absent := missing():
-        observed, change = f"not installed: {', '.join(absent)}", "pip install them"
         kit = "where no registry is reached, bring the kit that tonnage doctor --prove-kit DIR makes elsewhere"
-        raise UserError(Problem(observed, "what the proof imports", f"{change}; {kit}", "--prove"))
+        change = f"pip install them; {kit}"
+        raise user_error(f"not installed: {', '.join(absent)}", "what the proof imports", change, "--prove")
 
 
 def conduct(
@@ -71,12 +71,10 @@ def conduct(
     machine = described()
     of = of_which({**machine, "brief": brief, "gpus asked": gpus}) + ("-brief" if brief else "")
     pieces, chosen = named(()), {piece.name for piece in named(tuple(only))}
-    before = {
-        piece.name: None if (again or only) and piece.name in chosen else kept(folder, piece.name, of)
-        for piece in pieces
-    }
-    on_gpu, results = bool(machine["gpus"]), {name: result for name, result in before.items() if result is not None}
-    at_work = set[subprocess.Popen[bytes]]()
+    anew = chosen if again or only else set[str]()
+    earlier = [kept(folder, piece.name, of) for piece in pieces if piece.name not in anew]
+    results = {result.name: result for result in earlier if result is not None}
+    on_gpu, at_work = bool(machine["gpus"]), set[subprocess.Popen[bytes]]()
     todo = [piece for piece in pieces if piece.name in chosen and piece.name not in results]
     limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import tonnage
-from tonnage.prove.material import FAMILIES, rows, tiny_model
+from tonnage.prove.material import FAMILIES, data_of, rows, tiny_model
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Elsewhere, Ran, Spec, hold, take
 
@@ -80,7 +80,7 @@ def _packed_beside_alone(proof: Proof, packed: Spec) -> None:
     """Losses of steps over all rows at once, laid out in two ways."""
     few, ran = rows(proof.folder, 24, seed=1), []
     for name, more in (("together", {}), ("alone", {"pack": False})):
-        data = {"train": few, "max_length": 128, "template": "plain", **more}
+        data = data_of(few) | more
         packs = tonnage.plan(packed.model, data, steps=1, launch={"workers": 1}, **packed.config).data.num_packs
         config = {**packed.config, "batch": {"sequences": packs}}
         spec = replace(packed, name=name, rows=few, steps=2, config=config, data=more)

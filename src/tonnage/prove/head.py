@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.prove.proof import Proof
-from tonnage.training.loss import linear_cross_entropy
+from tonnage.training.head import Head
 
 VOCABULARY, HIDDEN, TOKENS, CHUNK = 8192, 256, 700, 128
 
@@ -39,9 +39,7 @@ def _ours(
     operands: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None, chunk: int
 ) -> list[Tensor]:
     hidden, weight = (tensor.clone().requires_grad_() for tensor in operands)
-    loss = linear_cross_entropy(
-        hidden, weight, None, targets, weights, logit_scale=scale, logit_softcap=cap, chunk_tokens=chunk
-    )
+    loss = Head(weight, None, scale, cap, chunk).loss(hidden, targets, weights)
     return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
 
 

@@ -10,27 +10,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.errors import refusals, user_error
 
 MOST_BYTES = 50_000_000
+PYTHON = "3.12"
 BROUGHT = ("pydantic>=2.10", "rich>=14.0", "typer>=0.20", "xxhash>=3.5", "jinja2>=3.1", "pyyaml>=6.0")
 """With what they need in turn; ``datasets`` reads hubs and Parquet files, of which the proof has none."""
 THERE = (
-    "torch",
-    "transformers",
-    "numba",
-    "llvmlite",
-    "pyarrow",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "huggingface_hub",
-    "setuptools",
-    "triton",
+    *("torch", "transformers", "numba", "llvmlite", "pyarrow", "numpy"),
+    *("safetensors", "tokenizers", "huggingface_hub", "setuptools", "triton"),
 )
 """Taken to be there; none is brought."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -59,8 +50,8 @@ class Kit:
     num_bytes: int
 
 
-def write_kit(folder: Path, python: str = "3.12") -> Kit:
-    """Collect wheels for a Python on Linux and x86-64 into a folder, which is new or empty.
+def write_kit(folder: Path) -> Kit:
+    """Collect wheels for ``PYTHON`` on Linux and x86-64 into a folder, which is new or empty.
 
     Raises:
         UserError: the folder holds something, or pip could not get or build a wheel.
@@ -69,32 +60,23 @@ def write_kit(folder: Path, python: str = "3.12") -> Kit:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             observed = "a folder that holds something"
-            raise UserError(Problem(observed, "a new or empty one for the kit", "name another", str(folder)))
+            raise user_error(observed, "a new or empty one for the kit", "name another", str(folder))
     source = Path(__file__).resolve().parents[3]
     if not (source / "pyproject.toml").is_file():
         needed = "a checkout of tonnage, of which a wheel can be built"
-        raise UserError(Problem("tonnage as an installed package", needed, "call it from a checkout", "--prove-kit"))
+        raise user_error("tonnage as an installed package", needed, "call it from a checkout", "--prove-kit")
     _pip("wheel", "--no-deps", "--quiet", "--wheel-dir", str(folder), str(source))
     own = {path.name for path in folder.glob("*.whl")}
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    _pip(
-        "download",
-        "--quiet",
-        "--only-binary=:all:",
-        "--python-version",
-        python,
-        *platforms,
-        "-d",
-        str(folder),
-        *BROUGHT,
-    )
+    options = ("--quiet", "--only-binary=:all:", "--python-version", PYTHON, *platforms, "-d", str(folder))
+    _pip("download", *options, *BROUGHT)
     brought, left_out = choose({path.name: path.stat().st_size for path in folder.glob("*.whl")}, own)
     for path in folder.glob("*.whl"):
         if path.name not in brought:
             path.unlink()
     names = [name for name in left_out if not _is_there(name)]
     words = f", and, as the kit has no room for them: {', '.join(names)}" if names else ""
-    (folder / "HOW.txt").write_text(HOW.format(python=python, left_out=words), encoding="utf-8")
+    (folder / "HOW.txt").write_text(HOW.format(python=PYTHON, left_out=words), encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
     return Kit(folder, tuple(sorted(brought)), tuple(names), size)
 
@@ -122,17 +104,10 @@ def _is_there(wheel: str) -> bool:
 def _pip(*words: str) -> None:
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
-        uv = shutil.which("uv")
-        observed = "a Python without pip" + (", but uv" if uv else "")
-        raise UserError(Problem(observed, "pip, which gets wheels", "python -m ensurepip", "--prove-kit"))
+        observed = "a Python without pip" + (", but uv" if shutil.which("uv") else "")
+        raise user_error(observed, "pip, which gets wheels", "python -m ensurepip", "--prove-kit")
     done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        last = _last(done.stderr)
-        raise UserError(
-            Problem(f"pip {words[0]}: {last}", "wheels from a registry", "look at pip's own words", "--prove-kit")
-        )
-
-
-def _last(text: str) -> str:
-    lines: Sequence[str] = [line for line in text.strip().splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no word")
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no word"]
+        last = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+        raise user_error(f"pip {words[0]}: {last}", "wheels from a registry", "look at pip's own words", "--prove-kit")

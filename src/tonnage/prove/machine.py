@@ -119,13 +119,11 @@ def free_bytes(device: Any) -> int:
     """Memory of the device, or of the machine, that nobody uses now."""
     import torch
 
+    from tonnage.doctor.hardware import available_memory
+
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with suppress(OSError):
-        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        if match:
-            return int(match[1]) * 1024
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return available_memory() or int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 def _processor() -> str:

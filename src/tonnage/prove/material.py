@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 END, PADDING = "<|end|>", "<|pad|>"
 VOCABULARY = 258
@@ -50,34 +51,23 @@ LLAMA_3: Mapping[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 256,
 }
+
+
+def _llama(hidden: int, wide: int, blocks: int, heads: int, groups: int, **more: Any) -> Mapping[str, Any]:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+    }
+    return {**LLAMA_3, **sizes, **more}
+
+
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "8B": {
-        **LLAMA_3,
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-    "1B": {
-        **LLAMA_3,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "small": {
-        **LLAMA_3,
-        "vocab_size": 4096,
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
+    "8B": _llama(4096, 14_336, 32, 32, 8),
+    "1B": _llama(2048, 8192, 16, 32, 8, tie_word_embeddings=True),
+    "small": _llama(256, 768, 4, 4, 2, vocab_size=4096, tie_word_embeddings=True),
 }
 """Of Llama 3.1 8B and Llama 3.2 1B; and one for a CPU."""
 
@@ -96,18 +86,8 @@ def shape_of(family: str, **sizes: Any) -> Any:
     """The configuration of a model; a size that is None is the family's own."""
     named_sizes = {name: value for name, value in sizes.items() if value is not None}
     config = CONFIG_MAPPING[family](**named_sizes)
-    config.architectures = [ARCHITECTURES[family]]
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
     return config
-
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-}
 
 
 def tiny_model(folder: Path, family: str, **changes: Any) -> str:
@@ -122,11 +102,16 @@ def tiny_model(folder: Path, family: str, **changes: Any) -> str:
     return str(folder)
 
 
+def tiny_llama(folder: Path, **changes: Any) -> tuple[str, str]:
+    """Write a tiny Llama and rows into a folder; returns the model's directory and the file."""
+    return tiny_model(folder / "llama", "llama", **changes), rows(folder)
+
+
 def bare_shape(folder: Path, **sizes: Any) -> str:
     """Write the configuration of a Llama, without weights; returns its directory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shape_of("llama", **sizes).save_pretrained(folder)
-    tokenizer(min(sizes["vocab_size"], MOST_DRAWN)).save_pretrained(folder)
+    if not folder.exists():
+        shape_of("llama", **sizes).save_pretrained(folder)
+        tokenizer(min(sizes["vocab_size"], MOST_DRAWN)).save_pretrained(folder)
     return str(folder)
 
 
@@ -163,3 +148,13 @@ def full_rows(folder: Path, number: int, length: int, vocabulary: int, documents
                 tokens = [drawn.randrange(min(vocabulary, MOST_DRAWN)) for _ in range(size)]
                 file.write(json.dumps({"input_ids": tokens, "loss_mask": [1] * size}) + "\n")
     return str(path)
+
+
+def data_of(file: str, length: int = 128) -> dict[str, Any]:
+    """The ``data`` section of a config that trains on rows written here."""
+    return {"train": file, "max_length": length, "template": "plain"}
+
+
+def resting(tier: str, *names: str, **more: Any) -> dict[str, Any]:
+    """A ``memory`` section in which some rest on a tier; ``more`` are its other keys."""
+    return {f"{name}_tier": tier for name in names} | more

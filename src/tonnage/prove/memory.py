@@ -4,11 +4,11 @@ with less of it (``memory elsewhere``)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tonnage.prove.machine import free_bytes
-from tonnage.prove.material import SHAPES, bare_shape, full_rows
+from tonnage.prove.material import SHAPES, bare_shape, full_rows, resting
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Ran, Spec, take
 
@@ -16,7 +16,7 @@ LENGTH = 2048
 STEPS = 3
 BYTES_A_PARAMETER = 16
 """Room for weights, gradients and fp32 states, and as much again for what is computed."""
-DEVICE = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
+DEVICE = resting("device", "optimizer", "gradient", "parameter")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def _on_device(**memory: Any) -> dict[str, Any]:
 
 def _away(**tiers: Any) -> dict[str, Any]:
     fixed = {"parameter_tier": "device", "recompute": "full", "micro_batch": 1}
-    return {"memory": {"optimizer_tier": "host", "gradient_tier": "host", **fixed, **tiers}}
+    return {"memory": {**resting("host", "optimizer", "gradient"), **fixed, **tiers}}
 
 
 WAYS: Mapping[str, tuple[Way, ...]] = {
@@ -81,18 +81,24 @@ WAYS: Mapping[str, tuple[Way, ...]] = {
 def prove(proof: Proof) -> None:
     """Three steps in each way of the piece."""
     name, shape = sized(proof)
-    model = bare_shape(proof.folder / "shape", **shape)
     proof.more["shape"] = {"name": name, **shape}
-    for number, way in enumerate(WAYS[proof.piece][: 2 if proof.brief else None]):
-        data = full_rows(proof.folder, way.packs * way.steps, LENGTH, shape["vocab_size"])
-        settings = {"batch": {"sequences": way.packs}, "compile": "off", **way.config}
-        spec = Spec(f"way-{number}", model, data, way.steps, settings, {"max_length": LENGTH}, drawn=True)
-        ran = take(spec, proof.folder / "runs")
+    for way in WAYS[proof.piece][: 2 if proof.brief else None]:
+        ran = take_full_packs(proof, replace(way, config={"compile": "off", **way.config}), name, shape, LENGTH)
         if ran.refused:
             proof.not_run("peak", way.case, ran.refused, broke=ran.broke)
             continue
         hold_peak(proof, way.case, ran)
         proof.more[way.case] = ran.told
+
+
+def take_full_packs(proof: Proof, way: Way, name: str, shape: Mapping[str, Any], length: int) -> Ran:
+    """Take the steps of a way over packs of one document each, with weights that are drawn."""
+    model = bare_shape(proof.folder / "shape", **shape)
+    data = full_rows(proof.folder, way.packs * way.steps, length, shape["vocab_size"])
+    directory = f"{name}, {way.case}".replace(" ", "-").replace(",", "")
+    settings = {"batch": {"sequences": way.packs}, **way.config}
+    spec = Spec(directory, model, data, way.steps, settings, {"max_length": length}, drawn=True)
+    return take(spec, proof.folder / "runs")
 
 
 def hold_peak(proof: Proof, case: str, ran: Ran) -> None:

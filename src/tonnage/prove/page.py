@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
@@ -37,7 +37,8 @@ def render(record: Record) -> str:
         title=f"Proof on {where(record)}",
         verdict=verdict(record),
         machine=machine_lines(record),
-        pieces=[(piece, [line_of(finding) for finding in piece.findings]) for piece in record.pieces],
+        checks=CHECKS,
+        figure_of=figure_of,
     )
 
 
@@ -79,18 +80,9 @@ def machine_lines(record: Record) -> list[tuple[str, str]]:
     return [(name, words) for name, words in lines if words]
 
 
-def line_of(finding: Finding) -> dict[str, Any]:
-    """A finding as the page and the terminal show it."""
-    return {
-        "status": finding.status,
-        "shows": CHECKS[finding.check].shows if finding.check in CHECKS else finding.check,
-        "check": finding.check,
-        "case": finding.case,
-        "figure": "" if finding.figure is None else f"{number(finding.figure)} {finding.unit}".strip(),
-        "tolerance": finding.tolerance,
-        "why": finding.why,
-        "red": finding.red,
-    }
+def figure_of(finding: Finding) -> str:
+    """A figure with its unit, as the page and the terminal show it; empty without one."""
+    return "" if finding.figure is None else f"{number(finding.figure)} {finding.unit}".strip()
 
 
 def lines(record: Record) -> Iterable[tuple[str, str, str]]:
@@ -107,14 +99,12 @@ def _told(piece: PieceResult) -> str:
     failed = [finding for finding in piece.findings if finding.status == "failed"]
     if failed:
         finding = failed[0]
-        figure = "no figure" if finding.figure is None else f"{number(finding.figure)} {finding.unit}"
+        figure = figure_of(finding) or "no figure"
         more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
         return f"{finding.check}, {finding.case}: {figure}, {finding.tolerance} is needed{more}. {finding.why}".strip()
-    counts: dict[str, int] = {}
-    for finding in piece.findings:
-        counts[finding.status] = counts.get(finding.status, 0) + 1
+    counts = Counter(finding.status for finding in piece.findings)
     totals = ", ".join(f"{count} {status}" for status, count in counts.items())
     first = next((finding for finding in piece.findings if finding.status in ("passed", "told")), None)
     if first is None or first.figure is None:
         return f"{totals}: {piece.findings[0].why}"
-    return f"{totals}; {first.check}, {first.case}: {number(first.figure)} {first.unit}"
+    return f"{totals}; {first.check}, {first.case}: {figure_of(first)}"

@@ -53,7 +53,7 @@ PIECES: tuple[Piece, ...] = (
     Piece("small card", "speed", "an 8B shape, all weights, in 24 and 10 GB of the card", 100, gpu=True),
     Piece("beside", "beside", "TRL on the same rows", 50),
     Piece("several", "several", "ZeRO 0 to 3, hybrid, tensor and pipeline", 110, several=True),
-    Piece("fewer", "fewer", "a run that goes on with fewer workers", 60, several=True),
+    Piece("fewer", "several", "a run that goes on with fewer workers", 60, several=True),
     Piece("traffic", "traffic", "whether traffic is hidden behind computing", 60, several=True),
 )
 

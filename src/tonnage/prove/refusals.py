@@ -8,14 +8,13 @@ import torch
 
 import tonnage
 from tonnage.errors import UserError, WorkerFailed
-from tonnage.prove.material import bare_shape, rows, tiny_model
+from tonnage.prove.material import bare_shape, data_of, resting, rows, tiny_model
 from tonnage.prove.proof import NEEDS_GPU, Proof
 
 
 def prove(proof: Proof) -> None:
     """Mistakes that a plan can know, and memory that is not there."""
-    model, file = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder, 40)
-    data = {"train": file, "max_length": 128, "template": "plain"}
+    model, data = tiny_model(proof.folder / "llama", "llama"), data_of(rows(proof.folder, 40))
     devices = torch.cuda.device_count() if proof.on_gpu else 0
     mistakes: dict[str, dict[str, Any]] = {
         "a key that is none": {"optimizer": {"learning_rate": 1e-3}},
@@ -57,13 +56,7 @@ def _out_of_memory(proof: Proof, data: dict[str, Any]) -> None:
     wide = int(2 * total / 2 / (3 * hidden * blocks) // 256 * 256)
     shape = {"hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": blocks, "vocab_size": 512}
     model = bare_shape(proof.folder / "huge", **shape, num_attention_heads=32, num_key_value_heads=8)
-    memory = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
-    config: dict[str, Any] = {
-        "launch": {"workers": 1},
-        "steps": 1,
-        "init": "random",
-        "memory": memory,
-        "output": str(proof.folder / "out"),
-    }
+    config: dict[str, Any] = {"launch": {"workers": 1}, "steps": 1, "init": "random"}
+    config |= {"memory": resting("device", "optimizer", "gradient", "parameter"), "output": str(proof.folder / "out")}
     how = _refused(lambda: tonnage.train(model, data, force=True, **config))
     proof.found("out of memory", "a model twice as large as the device", *how)

@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tonnage
-from tonnage.prove.material import rows, tiny_model
+from tonnage.prove.material import data_of, tiny_llama
 from tonnage.prove.proof import NOTHING, Proof, unequal
-from tonnage.prove.tiers import RESIDENT, same_every_time
+from tonnage.prove.tiers import RESIDENT
 
 STEPS, STOP = 8, 4
+CONFIG: Mapping[str, Any] = {
+    "precision": "fp32",
+    "batch": {"sequences": 4},
+    "optimizer": {"lr": 1e-3},
+    "launch": {"workers": 1, "threads": 1},
+    "memory": dict(RESIDENT),  # or what was learnt from one run might cut up the next one's steps in another way
+    "deterministic": True,
+    "steps": STEPS,
+    "checkpoint": {"every": STOP},
+}
 QUESTIONS = ("the quick brown fox =", "seven wizards brew strong tea =", "old copper kettles =", "a lazy dog =")
 
 
 def prove(proof: Proof) -> None:
     """A run, the same run stopped after some steps and gone on with, and by hand."""
-    model, file = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
-    config = _config(steps=STEPS, checkpoint={"every": STOP})
-    whole = tonnage.train(model, _data(file), output=str(proof.folder / "whole"), **config)
-    with tonnage.start(model, _data(file), output=str(proof.folder / "stopped"), **config) as running:
-        for step in running:
-            if step.step == STOP:
-                break
-    stopped = running.run
+    model, file = tiny_llama(proof.folder)
+    data = data_of(file)
+    whole = tonnage.train(model, data, output=str(proof.folder / "whole"), **CONFIG)
+    stopped = stopped_after(STOP, model, data, output=str(proof.folder / "stopped"), **CONFIG)
     reached = stopped.steps[-1].step
     stopped.resume(from_step=STOP)  # on a fast device it was not stopped before its end
     case = f"stopped after step {reached} of {STEPS}, gone on with after step {STOP}"
     proof.found("resumed", case, unequal(_steps(stopped), _steps(whole)))
     proof.found("resumed, export", "weights", _differing(stopped.export, whole.export))
     if not proof.brief:
-        _by_hand(proof, model, file, config, whole)
+        _by_hand(proof, model, data, whole)
         _answers(proof, whole)
 
 
-def _config(**more: Any) -> dict[str, Any]:
-    return {
-        "precision": "fp32",
-        "batch": {"sequences": 4},
-        "optimizer": {"lr": 1e-3},
-        "launch": {"workers": 1, "threads": 1},
-        "memory": dict(RESIDENT),  # or what was learnt from one run might cut up the next one's steps in another way
-        **same_every_time(),
-        **more,
-    }
-
-
-def _data(given: str) -> dict[str, Any]:
-    return {"train": given, "max_length": 128, "template": "plain"}
+def stopped_after(step: int, model: str, data: Mapping[str, Any], **config: Any) -> tonnage.Run:
+    """Start a run, and stop it once it has taken a step."""
+    with tonnage.start(model, data, **config) as running:
+        for taken in running:
+            if taken.step == step:
+                break
+    return running.run
 
 
 def _steps(run: tonnage.Run) -> list[tuple[float, float]]:
@@ -72,8 +74,8 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _by_hand(proof: Proof, model: str, given: str, config: dict[str, Any], whole: tonnage.Run) -> None:
-    with tonnage.Session(model, _data(given), output=str(proof.folder / "session"), **config) as session:
+def _by_hand(proof: Proof, model: str, data: Mapping[str, Any], whole: tonnage.Run) -> None:
+    with tonnage.Session(model, data, output=str(proof.folder / "session"), **CONFIG) as session:
         for batch in session.batches():
             session.forward_backward(batch)
             session.update()
@@ -97,10 +99,6 @@ def _answers(proof: Proof, whole: tonnage.Run) -> None:
 
 
 def _on_the_cpu(run: Path, questions: Sequence[str]) -> list[str]:
-    import json
-    import subprocess
-    import sys
-
     program = (
         "import json, sys, tonnage; "
         "print(json.dumps(tonnage.open_run(sys.argv[1]).generate(sys.argv[2:], max_new_tokens=16)))"

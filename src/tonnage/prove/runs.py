@@ -68,14 +68,12 @@ class Ran:
     seconds: tuple[float, ...] = ()
     """Of each step."""
     tokens: tuple[int, ...] = ()
-    supervised: tuple[int, ...] = ()
     peak_bytes: int = 0
     """Of the device's allocator, or of this process on a CPU."""
     planned_bytes: float = 0.0
     """Of the plan, without the runtime."""
     planned_seconds: float = 0.0
     layout: Mapping[str, Any] = field(default_factory=dict)
-    parameters: int = 0
     refused: str = ""
     """Why there was no run, in a sentence."""
     broke: bool = False
@@ -107,16 +105,13 @@ class Ran:
 
 
 TOLD = (
-    "zero",
-    "recompute",
-    "recomputed",
-    "precision",
-    "moments",
-    "optimizer_tier",
-    "gradient_tier",
-    "parameter_tier",
-    "micro_batch",
+    *("zero", "recompute", "recomputed", "precision", "moments"),
+    *("optimizer_tier", "gradient_tier", "parameter_tier", "micro_batch"),
 )
+
+
+REFERENCE_SECONDS = 110
+"""After which runs in another process are given up."""
 
 
 class _Enough(Exception):
@@ -210,7 +205,6 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
             stack.enter_context(filling_where_they_lie())
         job = assemble(config, plan, world, recorder.log, phases)
         finish.append(job.optimizer.finish)
-        parameters = sum(parameter.numel() for parameter in job.parameters.values())
         with suppress(_Enough):  # of a step more than the run has, or the loop would not ask for its last one
             job, between_steps = replace(job, num_packs=job.num_packs + 1), BetweenSteps(0, 0, run.checkpoints, 1)
             train(job, between_steps, recorder, phases, enough)
@@ -221,16 +215,14 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         finish.clear()
     steps = [record for record in run.read_metrics() if "loss" in record]
     return Ran(
-        losses=tuple(one["loss"] for one in steps),
-        norms=tuple(one["grad_norm"] for one in steps),
-        seconds=tuple(one["step_seconds"] for one in steps),
-        tokens=tuple(one["tokens"] for one in steps),
-        supervised=tuple(one["supervised_tokens"] for one in steps),
+        losses=tuple(step["loss"] for step in steps),
+        norms=tuple(step["grad_norm"] for step in steps),
+        seconds=tuple(step["step_seconds"] for step in steps),
+        tokens=tuple(step["tokens"] for step in steps),
         peak_bytes=peak,
         planned_bytes=plan.choice.peak_bytes - plan.choice.runtime_bytes,
         planned_seconds=plan.choice.seconds.total,
         layout=asdict(plan.layout),
-        parameters=parameters,
     )
 
 
@@ -247,18 +239,14 @@ def _let_go() -> None:
 class Elsewhere:
     """Runs in a process of its own that sees no GPU, begun at once and asked for later."""
 
-    def __init__(self, specs: Sequence[Spec], folder: Path, seconds: float = 110.0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._out, self._end = folder / "ran.json", time.monotonic() + seconds
+    def __init__(self, specs: Sequence[Spec], folder: Path) -> None:
+        self._out, self._end = folder / "ran.json", time.monotonic() + REFERENCE_SECONDS
         file = folder / "specs.json"
         write(file, {"folder": str(folder), "specs": [asdict(spec) for spec in specs]})
         command = [sys.executable, "-m", "tonnage.prove.runs", str(file), str(self._out)]
+        no_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
-            command,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, env=no_gpu, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def ran(self) -> dict[str, Ran]:
@@ -272,11 +260,9 @@ class Elsewhere:
         if self._process.returncode:
             raise RuntimeError(f"the runs on the CPU, which are the reference, broke off:\n{output[-3000:]}")
         by_name = json.loads(self._out.read_text(encoding="utf-8"))
-        return {name: Ran(**{**fields, **_tuples(fields)}) for name, fields in by_name.items()}
-
-
-def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        for fields in by_name.values():
+            fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        return {name: Ran(**fields) for name, fields in by_name.items()}
 
 
 def main(asked: str, out: str) -> None:

@@ -5,15 +5,16 @@ what it costs to keep states in the host's memory."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tonnage.planning.machine import device_named
-from tonnage.prove.material import SHAPES, bare_shape, full_rows
-from tonnage.prove.memory import DEVICE, Way, hold_peak, parameters_of
+from tonnage.prove.material import SHAPES, resting
+from tonnage.prove.memory import DEVICE, Way, hold_peak, parameters_of, take_full_packs
 from tonnage.prove.proof import Proof
-from tonnage.prove.runs import Ran, Spec, take
+from tonnage.prove.runs import Ran
 
 LENGTH = 4096
 SMALL_LENGTH, FEW = 512, 4
@@ -25,9 +26,9 @@ def _states(packs: int) -> tuple[Way, ...]:
     tokens = f"{packs * LENGTH // 1024}k tokens a step"
     tiers: Mapping[str, Mapping[str, Any]] = {
         "resident": DEVICE,
-        "optimizer on the host": {"optimizer_tier": "host", "gradient_tier": "device", "optimizer_resident": 0},
-        "gradients on the host too": {"optimizer_tier": "host", "gradient_tier": "host"},
-        "all on the host": {"optimizer_tier": "host", "gradient_tier": "host", "parameter_tier": "host"},
+        "optimizer on the host": resting("host", "optimizer", gradient_tier="device", optimizer_resident=0),
+        "gradients on the host too": resting("host", "optimizer", "gradient"),
+        "all on the host": resting("host", "optimizer", "gradient", "parameter"),
     }
     return tuple(
         Way(
@@ -87,18 +88,14 @@ def measure(proof: Proof, way: Way) -> Ran:
     """Time a shape, on a CPU the small one: tokens a second, and its part of the peak."""
     name, length, steps = (way.shape, LENGTH, way.steps) if proof.on_gpu else ("small", SMALL_LENGTH, FEW)
     shape, label = SHAPES[name], f"{name}, {way.case}"
-    model = bare_shape(proof.folder / name, **shape)
-    data = full_rows(proof.folder, way.packs * steps, length, shape["vocab_size"])
-    settings = {"batch": {"sequences": way.packs}, "precision": "bf16", **way.config}
-    directory = label.replace(" ", "-").replace(",", "")
-    spec = Spec(directory, model, data, steps, settings, {"max_length": length}, drawn=True)
-    ran = take(spec, proof.folder / "runs")
+    way = replace(way, steps=steps, config={"precision": "bf16", **way.config})
+    ran = take_full_packs(proof, way, name, shape, length)
     if ran.refused:
         for check in ("tokens", *way.lines.values()):
             proof.not_run(check, label, ran.refused, broke=ran.broke)
         return ran
-    laid_out = f"recompute {ran.layout['recompute']}, {ran.layout['moments']} moments"
-    laid_out = f"{way.packs} x {length:,} tokens a step, {laid_out}"
+    states = f"recompute {ran.layout['recompute']}, {ran.layout['moments']} moments"
+    laid_out = f"{way.packs} x {length:,} tokens a step, {states}"
     proof.found("tokens", label, ran.tokens_per_second, laid_out)
     proof.found("seconds", label, ran.step_seconds / ran.planned_seconds)
     if proof.on_gpu:

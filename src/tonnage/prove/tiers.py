@@ -9,50 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tonnage.config import Config
-from tonnage.prove.material import rows, tiny_model
+from tonnage.prove.material import resting, tiny_llama
 from tonnage.prove.proof import Proof, apart, unequal
 from tonnage.prove.runs import Ran, Spec, hold, take
 
 STEPS, FEW = 8, 3
-RESIDENT: Mapping[str, Any] = {
-    "optimizer_tier": "device",
-    "gradient_tier": "device",
-    "parameter_tier": "device",
-    "activation_tier": "device",
-    "recompute": "none",
-    "micro_batch": 2,
-    "moments": "int8",
-}
+RESIDENT: Mapping[str, Any] = resting(
+    "device", "optimizer", "gradient", "parameter", "activation", recompute="none", micro_batch=2, moments="int8"
+)
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "recompute selective": {"recompute": "selective"},
     "recompute full": {"recompute": "full"},
-    "optimizer on the host": {"optimizer_tier": "host"},
-    "optimizer partly on the host": {"optimizer_tier": "host", "optimizer_resident": 200_000},
-    "optimizer on disk": {"optimizer_tier": "disk"},
-    "gradients on the host": {"optimizer_tier": "host", "gradient_tier": "host"},
-    "gradients on disk": {"optimizer_tier": "disk", "gradient_tier": "disk"},
-    "inputs of blocks on the host": {"recompute": "full", "activation_tier": "host"},
-    "all on the host": {
-        "optimizer_tier": "host",
-        "gradient_tier": "host",
-        "activation_tier": "host",
-        "recompute": "full",
-    },
-    "all on disk": {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"},
-    "gradients alone on disk": {"optimizer_tier": "host", "gradient_tier": "disk"},
-    "parameters on the host": {
-        "optimizer_tier": "host",
-        "gradient_tier": "host",
-        "parameter_tier": "host",
-        "recompute": "selective",
-    },
+    "optimizer on the host": resting("host", "optimizer"),
+    "optimizer partly on the host": resting("host", "optimizer", optimizer_resident=200_000),
+    "optimizer on disk": resting("disk", "optimizer"),
+    "gradients on the host": resting("host", "optimizer", "gradient"),
+    "gradients on disk": resting("disk", "optimizer", "gradient"),
+    "inputs of blocks on the host": resting("host", "activation", recompute="full"),
+    "all on the host": resting("host", "optimizer", "gradient", "activation", recompute="full"),
+    "all on disk": resting("disk", "optimizer", "gradient", "parameter"),
+    "gradients alone on disk": resting("host", "optimizer", gradient_tier="disk"),
+    "parameters on the host": resting("host", "optimizer", "gradient", "parameter", recompute="selective"),
     "parameters on the host, the rest on disk": {
-        "optimizer_tier": "disk",
-        "gradient_tier": "disk",
-        "parameter_tier": "host",
-        "activation_tier": "host",
-        "recompute": "full",
+        **resting("disk", "optimizer", "gradient"),
+        **resting("host", "parameter", "activation", recompute="full"),
     },
     "one block of two recomputed": {"recompute": "full", "recompute_blocks": 1},
 }
@@ -60,7 +40,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 def prove(proof: Proof) -> None:
     """Each way beside the run whose states all stay on the device."""
-    model, file = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
+    model, file = tiny_llama(proof.folder)
     steps = FEW if proof.brief else STEPS
 
     def ran(name: str, precision: str = "bf16", **memory: Any) -> Ran:
@@ -68,7 +48,7 @@ def prove(proof: Proof) -> None:
             "precision": precision,
             "optimizer": {"lr": 1e-3},
             "memory": {**RESIDENT, **memory},
-            **same_every_time(),
+            "deterministic": True,
         }
         return take(Spec(name, model, file, steps, config), proof.folder / "runs")
 
@@ -92,11 +72,6 @@ def prove(proof: Proof) -> None:
     whole = ran("fp32", "fp32", micro_batch=4)
     for size in (1, 2):
         hold(proof, "micro-batch", f"{size} instead of 4", ran(f"fp32-{size}", "fp32", micro_batch=size), whole)
-
-
-def same_every_time() -> dict[str, Any]:
-    """What asks for the same bits every time, where this version of tonnage has a key for that."""
-    return {"deterministic": True} if "deterministic" in Config.model_fields else {}
 
 
 def _same(proof: Proof, case: str, one: Ran, other: Ran) -> None:

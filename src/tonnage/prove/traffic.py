@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tonnage
-from tonnage.prove.material import SHAPES, bare_shape, full_rows
+from tonnage.prove.material import SHAPES, bare_shape, data_of, full_rows
 from tonnage.prove.proof import Proof
 
 STEPS, BLOCKS = 8, 4
@@ -21,7 +21,7 @@ def prove(proof: Proof) -> None:
     def rate(case: str, workers: int, **memory: Any) -> float:
         run = tonnage.train(
             model,
-            {"train": file, "max_length": length, "template": "plain"},
+            data_of(file, length),
             init="random",
             steps=STEPS,
             batch={"sequences": packs * workers},

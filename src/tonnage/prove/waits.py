@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tonnage.prove.material import rows, tiny_model
+from tonnage.prove.material import resting, tiny_llama
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Spec, take
 
@@ -17,14 +17,9 @@ BLOCKS, STEPS = 16, 8
 
 def prove(proof: Proof) -> None:
     """Of steps in the middle of a run, one micro-batch each and four."""
-    model, file = tiny_model(proof.folder / "llama", "llama", num_hidden_layers=BLOCKS), rows(proof.folder)
+    model, file = tiny_llama(proof.folder, num_hidden_layers=BLOCKS)
     for micro_batch, case in ((4, "one micro-batch"), (1, "four micro-batches")):
-        memory = {
-            "optimizer_tier": "device",
-            "gradient_tier": "device",
-            "recompute": "none",
-            "micro_batch": micro_batch,
-        }
+        memory = resting("device", "optimizer", "gradient", recompute="none", micro_batch=micro_batch)
         spec = Spec(case.replace(" ", "-"), model, file, STEPS, {"memory": memory, "compile": "off"})
         counted = _Counted()
         ran = take(spec, proof.folder / "runs", counted)

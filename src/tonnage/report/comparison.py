@@ -9,10 +9,10 @@ from typing import Any
 
 from tonnage.config import Config, read_config
 from tonnage.config.bounds import Bound, is_better
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
-from tonnage.rundir.figures import METHODS, Evaluated, Figure, Told
+from tonnage.rundir.figures import METHODS, NO_FIGURE, Evaluated, Figure, Told, finite
 
 NOTHING = "Nothing was evaluated: there are no validation rows. To have some: data.validation=0.02, or a file of them."
 DIGITS = 4
@@ -95,7 +95,7 @@ class Comparison:
             "step": self.step,
             "before": None if self.before is None else self.before.to_json(),
             "after": None if self.after is None else self.after.to_json(),
-            "figures": {name: _number(one.value) for name, one in self.figures().items()},
+            "figures": {name: finite(one.value) for name, one in self.figures().items()},
             "gate": {one.figure: {"bound": one.bound, "value": one.value, "holds": one.holds} for one in self.gate},
             "passed": self.passed,
             "intervals": METHODS,
@@ -143,11 +143,10 @@ def _evaluated(record: Mapping[str, Any], run: RunDirectory) -> Evaluated:
         evaluated = Evaluated.of_json(record.get("evaluation") or {})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         found_there = f"evaluation of step {record['step']}: {error!r}"
-        raise UserError(Problem(found_there, "what a run writes", where=str(run.metrics))) from error
+        raise user_error(found_there, "what a run writes", where=str(run.metrics)) from error
     loss = record.get("eval_loss")
     if evaluated.rows is None and isinstance(loss, int | float):  # a loss of the user's own, or an older run
-        none = Figure(math.nan, math.nan, math.nan)
-        figures = Told(0, 0, Figure(float(loss), math.nan, math.nan), none)
+        figures = Told(0, 0, Figure(float(loss), math.nan, math.nan), NO_FIGURE)
         return Evaluated(figures, general=evaluated.general, scores=evaluated.scores, answers=evaluated.answers)
     return evaluated
 
@@ -156,7 +155,7 @@ def _asked(config: Config, figures: Mapping[str, Figure]) -> tuple[Asked, ...]:
     found = []
     for name, bound in config.evaluate.gate.items():
         value = figures[name].value if name in figures else math.nan
-        found.append(Asked(name, str(Bound.of(bound)), _number(value), Bound.of(bound).holds(value)))
+        found.append(Asked(name, str(Bound.of(bound)), finite(value), Bound.of(bound).holds(value)))
     return tuple(found)
 
 
@@ -167,7 +166,3 @@ def _told(rows: str, before: Told | None, after: Told | None) -> Iterable[Line]:
         figure: Figure = getattr(after, name)
         if math.isfinite(figure.value):
             yield Line(rows, name, None if before is None else getattr(before, name), figure)
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.rundir.records import peak_memory
+from tonnage.rundir.records import is_step, peak_memory
 
 STRETCHES = 1500
 """Of a run; of several in one report, together at most twice as many."""
@@ -29,11 +29,6 @@ SERIES: dict[str, Callable[[Record], float | None]] = {
     "loss_scale": lambda record: record.get("loss_scale"),
 }
 """What is drawn of a step."""
-
-
-def is_step(record: Record) -> bool:
-    """Whether a record tells of a step."""
-    return "loss" in record and "eval_loss" not in record
 
 
 def curves(records: Sequence[Record], num_runs: int = 1) -> dict[str, Any]:

@@ -13,17 +13,16 @@ from typing import Any
 from tonnage.config import Config, read_config
 from tonnage.data.account import Account, SourceAccount
 from tonnage.data.pictures import Pictures
-from tonnage.data.telling import ALWAYS, LINES, LOSSES, file_name, remarks
-from tonnage.errors import Problem, UserError
+from tonnage.data.telling import file_name, remarks, table_lines
 from tonnage.files.reading import RECORD_BYTES, WRITTEN, read_bytes, read_record
 from tonnage.planning.drawn import facts, frontier_as_html, instants_as_html, measured_phases
 from tonnage.planning.plan import Plan
 from tonnage.planning.words import run_time, size, step_time
 from tonnage.report.comparison import Comparison, compare
-from tonnage.report.curves import curves, is_step
+from tonnage.report.curves import curves
 from tonnage.report.settings import Setting, settings
 from tonnage.rundir.directory import RunDirectory
-from tonnage.rundir.records import Outcome, peak_memory
+from tonnage.rundir.records import Outcome, is_step, peak_memory
 from tonnage.rundir.samples import Sample, read_samples
 
 BEGUN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) training steps (\d+) to \d+$", re.MULTILINE)
@@ -126,9 +125,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         UserError: there is no run, or a file of it is damaged.
     """
     run = RunDirectory(path)
-    if not (run.config.exists() and run.plan.exists()):
-        change = "name a directory that tonnage has written, such as runs/NAME"
-        raise UserError(Problem("no run", "a run directory", change, str(run.path)))
+    run.check_decided()
     config, plan = read_config(run.config, check_files=False), Plan.read(run.plan)
     records = run.read_metrics()
     steps = [record for record in records if is_step(record)]
@@ -137,7 +134,9 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     skipped = [record for record in steps if record.get("skipped")]
     sources, lines = _account_lines(account)
     questions, num_evaluations = _asked(read_samples(run))
-    log = read_bytes(run.log, RECORD_BYTES, WRITTEN).decode(errors="replace") if run.log.is_file() else ""
+    log, cut = (
+        read_bytes(path, RECORD_BYTES, WRITTEN) if path.is_file() else b"" for path in (run.log, run.cut_metrics)
+    )
     return Gathered(
         name=run.path.resolve().name,
         directory=str(run.path),
@@ -158,8 +157,8 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         asked=questions,
         comparison=compare(run),
         num_evaluations=num_evaluations,
-        beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log)],
-        lost_records=_lines_of(run.cut_metrics),
+        beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log.decode(errors="replace"))],
+        lost_records=cut.count(b"\n"),
         skipped=[(record["step"], str(record.get("not_finite", ""))) for record in skipped[:MOST_SKIPPED]],
         num_skipped=len(skipped),
         environment=_environment(run, plan),
@@ -241,12 +240,7 @@ def _account_lines(account: Account | None) -> tuple[list[str], list[Line]]:
     headings = [file_name(one.name) + (" (validation)" if one.role == "validation" else "") for one in shown]
     if len(account.sources) > 1:
         shown, headings = [*shown, account.total], [*headings, f"all {len(account.sources):,}"]
-    lines = []
-    for name, cell in LINES.items():
-        cells = [cell(source) for source in shown]
-        if name in ALWAYS or any(found not in ("", "0") for found in cells):
-            lines.append(Line(name, cells, name in LOSSES and any(found not in ("", "0") for found in cells)))
-    return headings, lines
+    return headings, [Line(*line) for line in table_lines(shown)]
 
 
 def _environment(run: RunDirectory, plan: Plan) -> list[tuple[str, str]]:
@@ -259,7 +253,3 @@ def _environment(run: RunDirectory, plan: Plan) -> list[tuple[str, str]]:
     lines += [("CUDA", found.cuda)] if found.cuda else []
     lines += [("model's commit", found.model_commit)] if found.model_commit else []
     return [*lines, *found.packages.items()]
-
-
-def _lines_of(path: Path) -> int:
-    return read_bytes(path, RECORD_BYTES, WRITTEN).count(b"\n") if path.is_file() else 0

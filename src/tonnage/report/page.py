@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage import __version__
-from tonnage.errors import Problem, TonnageError, UserError, refusals
+from tonnage.errors import TonnageError, refusals, user_error
 from tonnage.files.places import begins_with, check_file
 from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
@@ -43,9 +43,9 @@ def write_report(runs: Sequence[str | os.PathLike[str]], output: str | os.PathLi
         UserError: there is no run, a file of one is damaged, or the report cannot be written.
     """
     if output is None and len(runs) != 1:
-        raise UserError(Problem(f"{len(runs)} runs and no --output", "a file to write", "--output comparison.html"))
+        raise user_error(f"{len(runs)} runs and no --output", "a file to write", "--output comparison.html")
     if len(runs) > MOST_RUNS:
-        raise UserError(Problem(f"{len(runs)} runs", f"at most {MOST_RUNS} in one report", "leave some out"))
+        raise user_error(f"{len(runs)} runs", f"at most {MOST_RUNS} in one report", "leave some out")
     path = RunDirectory(runs[0]).report if output is None else Path(output)
     page = render([gather(Path(run), len(runs)) for run in runs])
     with refusals("the report could not be written", path):
@@ -77,24 +77,22 @@ def render(runs: Sequence[Gathered]) -> str:
     """The page, as HTML."""
     script, style = _part("page.js"), _part("page.css")
     names = _distinct(runs)
-    data = {"runs": [{"name": name, **_drawn(run)} for name, run in zip(names, runs, strict=True)]}
+    drawn = [
+        {"name": name, **run.curves, "restarts": [one.step for one in run.beginnings[1:]]}
+        for name, run in zip(names, runs, strict=True)
+    ]
     policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
         runs=list(zip(names, runs, strict=True)),
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         differences=_differences(runs),
-        data=_inside_of_script(data),
+        data=_inside_of_script({"runs": drawn}),
         script=script,
         style=style,
         policy=policy,
         version=__version__,
         methods=METHODS,
     )
-
-
-def _drawn(run: Gathered) -> dict[str, Any]:
-    """What the script draws of a run."""
-    return {**run.curves, "restarts": [one.step for one in run.beginnings[1:]]}
 
 
 def _distinct(runs: Sequence[Gathered]) -> list[str]:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.config import Config
-from tonnage.config.keys import Key, all_keys, as_written
-
-LEFT_OUT = ("launch.runtime_env", "launch.setup", "launch.options")
-"""What may hold secrets of a cluster; ``config.yaml`` has it."""
+from tonnage.config.keys import PRIVATE_KEYS, Key, all_keys, as_written
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str
                 place = f"{shown}." if len(value) == 1 else f"{shown}.{number}."
                 yield from _settings(item, described, place, "data.train.")
         else:
-            written = "(not shown)" if key in LEFT_OUT and value else as_written(value)
+            written = "(not shown)" if key in PRIVATE_KEYS and value else as_written(value)
             default = description.default if description is not None else ""
             if value is None and default == "":
                 continue

@@ -56,11 +56,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import Problem, UserError
-from tonnage.files.reading import parse_object, read_json, read_record
+from tonnage.errors import UserError, user_error
+from tonnage.files.reading import read_json, read_record
 from tonnage.files.writing import write_json, write_whole
 from tonnage.rundir.positions import POSITION_BYTES, Position
-from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, metrics_record
+from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, divide, metrics_record
 
 LAUNCHER = "TONNAGE_LAUNCHER"
 """Variable by which workers know the launcher of ours that follows them: ``local``, which also holds the run's lock and
@@ -159,6 +159,12 @@ class RunDirectory:
         """Whether a run was started here."""
         return os.path.lexists(self.config) or os.path.lexists(self.metrics)
 
+    def check_decided(self) -> None:
+        """Refuse a directory in which no run was decided on. Raises ``UserError``."""
+        if not (self.config.exists() and self.plan.exists()):
+            change = "name a directory that tonnage has written, such as runs/NAME"
+            raise user_error("no run", "a run directory", change, str(self.path))
+
     def checkpoint_to_resume(self) -> Path | None:
         """The checkpoint that workers go on from; None where a run starts.
 
@@ -170,10 +176,8 @@ class RunDirectory:
         name = read_record(self.resume, ResumeNote).checkpoint
         if not CHECKPOINT.fullmatch(name):
             observed = f"checkpoint is {name[:60]!r}"
-            raise UserError(
-                Problem(
-                    observed, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume)
-                )
+            raise user_error(
+                observed, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume)
             )
         return self.checkpoints / name
 
@@ -194,20 +198,18 @@ class RunDirectory:
         was_there = self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         if self.path.stat().st_mode & stat.S_IWOTH:
-            raise UserError(
-                Problem(
-                    found="a directory that everybody may write",
-                    needed="a run's directory that is yours: workers carry out what they read in it",
-                    change=f"chmod o-w {self.word}" if self.is_run() else "write output=... with another name",
-                    where=str(self.path),
-                )
+            raise user_error(
+                found="a directory that everybody may write",
+                needed="a run's directory that is yours: workers carry out what they read in it",
+                change=f"chmod o-w {self.word}" if self.is_run() else "write output=... with another name",
+                where=str(self.path),
             )
         with self._gone_again(was_there):
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(
-                    Problem("no regular file", "a file to lock", "write output=... with another name", str(self.lock))
+                raise user_error(
+                    "no regular file", "a file to lock", "write output=... with another name", str(self.lock)
                 )
             deadline = time.monotonic() + ORPHANS_SECONDS
             while True:
@@ -256,14 +258,12 @@ class RunDirectory:
     def is_taken(self, otherwise: str = "") -> UserError:
         """That another process works in this directory: which, and where. ``otherwise``: what else could be done."""
         holder = self._holder()
-        return UserError(
-            Problem(
-                found=f"another run works in this directory (process {holder.get('pid', '?')} on "
-                f"{holder.get('host', 'an unknown host')})",
-                needed="one run at a time",
-                change=f"wait for its end, or stop it: tonnage stop {self.word}{otherwise}",
-                where=str(self.path),
-            )
+        return user_error(
+            found=f"another run works in this directory (process {holder.get('pid', '?')} on "
+            f"{holder.get('host', 'an unknown host')})",
+            needed="one run at a time",
+            change=f"wait for its end, or stop it: tonnage stop {self.word}{otherwise}",
+            where=str(self.path),
         )
 
     def is_locked_here(self) -> bool:
@@ -299,14 +299,7 @@ class RunDirectory:
         """
         if not self.metrics.exists():
             return 0
-        earlier: list[bytes] = []
-        cut: list[bytes] = []
-        for line in self._metrics_bytes().splitlines(keepends=True):
-            try:
-                is_kept = line.endswith(b"\n") and parse_object(line, MetricsRecord, "")["step"] <= step
-            except UserError:
-                is_kept = False
-            (earlier if is_kept else cut).append(line)
+        earlier, cut = divide(self._metrics_bytes(), MetricsRecord, step)
         if cut:
             with self.cut_metrics.open("ab") as file:
                 file.writelines(line.rstrip(b"\n") + b"\n" for line in cut)
@@ -316,10 +309,8 @@ class RunDirectory:
     def _metrics_bytes(self) -> bytes:
         """What stands in ``metrics.jsonl``. Raises ``UserError`` where that is no file, but for instance a device."""
         if self.metrics.exists() and not self.metrics.is_file():
-            raise UserError(
-                Problem(
-                    "no regular file", "the records of the run", "restore the file, or remove it", str(self.metrics)
-                )
+            raise user_error(
+                "no regular file", "the records of the run", "restore the file, or remove it", str(self.metrics)
             )
         return self.metrics.read_bytes()
 
@@ -330,11 +321,8 @@ class RunDirectory:
             UserError: a line says what no run writes; names it and the key.
         """
         lines = self._metrics_bytes().split(b"\n") if self.metrics.exists() else []
-        records = []
-        for number, line in enumerate(lines, start=1):
-            if (record := metrics_record(line, f"{self.metrics}:{number}")) is not None:
-                records.append(record)
-        return records
+        records = (metrics_record(line, f"{self.metrics}:{number}") for number, line in enumerate(lines, start=1))
+        return [record for record in records if record is not None]
 
     def note_stop(self, who: str) -> None:
         """Note that ``who`` asked for a stop, where there is room for that."""
@@ -371,10 +359,8 @@ class RunDirectory:
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    checkpoints_found = [
-        path for path in checkpoints.glob(f"step-*/{COMPLETE}") if CHECKPOINT.fullmatch(path.parent.name)
-    ]
-    return sorted((path.parent for path in checkpoints_found), key=step_of)
+    complete = (path.parent for path in checkpoints.glob(f"step-*/{COMPLETE}"))
+    return sorted((path for path in complete if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:

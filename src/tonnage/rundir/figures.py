@@ -36,7 +36,7 @@ class Figure:
 
     def to_json(self) -> list[float | None]:
         """Value, low, high; None for what is no number."""
-        return [number if math.isfinite(number) else None for number in (self.value, self.low, self.high)]
+        return [finite(number) for number in (self.value, self.low, self.high)]
 
     @staticmethod
     def of_json(value: Any) -> Figure:
@@ -44,10 +44,18 @@ class Figure:
         return Figure(*(math.nan if one is None else float(one) for one in value))
 
 
+NO_FIGURE = Figure(math.nan, math.nan, math.nan)
+
+
+def finite(number: float) -> float | None:
+    """A number for JSON; None for what is none."""
+    return number if math.isfinite(number) else None
+
+
 def wilson(successes: float, rows: float) -> Figure:
     """A share of rows."""
     if not rows:
-        return Figure(math.nan, math.nan, math.nan)
+        return NO_FIGURE
     share, square = successes / rows, Z * Z
     middle = (share + square / (2 * rows)) / (1 + square / rows)
     half = Z / (1 + square / rows) * math.sqrt(share * (1 - share) / rows + square / (4 * rows * rows))
@@ -77,7 +85,7 @@ class RatioSums:
     def figure(self) -> Figure:
         """The ratio."""
         if not self.y:
-            return Figure(math.nan, math.nan, math.nan)
+            return NO_FIGURE
         ratio = self.x / self.y
         if self.rows < 2:
             return Figure(ratio, math.nan, math.nan)
@@ -113,12 +121,8 @@ class Told:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        figures = {"loss": self.loss, "token_accuracy": self.token_accuracy}
-        return {
-            "rows": self.rows,
-            "tokens": self.tokens,
-            **{name: one.to_json() for name, one in figures.items()},
-        }
+        loss, token_accuracy = self.loss.to_json(), self.token_accuracy.to_json()
+        return {"rows": self.rows, "tokens": self.tokens, "loss": loss, "token_accuracy": token_accuracy}
 
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Told:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, MinLen
 
-from tonnage.errors import Problem
+from tonnage.errors import Problem, UserError
 from tonnage.files.reading import NotJson, parse_object
 
 
@@ -108,6 +108,11 @@ class Outcome:
     measured: dict[str, float]
 
 
+def is_step(record: Mapping[str, Any]) -> bool:
+    """Whether a record tells of a step."""
+    return "loss" in record and "eval_loss" not in record
+
+
 def has_traffic(disk: Mapping[str, float]) -> bool:
     """Whether a record of the disk tells bytes."""
     return "read_bytes" in disk and "written_bytes" in disk
@@ -118,6 +123,20 @@ def peak_memory(record: Mapping[str, Any]) -> float | None:
     where that is not told."""
     memory = record.get("memory") or {}
     return memory.get("device_peak") or memory.get("host_peak")
+
+
+def divide(content: bytes, kind: type[Any], step: int) -> tuple[list[bytes], list[bytes]]:
+    """Lines that are whole records of a ``kind`` up to ``step``, and all others: later ones, those that a crash cut
+    short, and those that no run wrote."""
+    earlier: list[bytes] = []
+    others: list[bytes] = []
+    for line in content.splitlines(keepends=True):
+        try:
+            is_earlier = line.endswith(b"\n") and parse_object(line, kind, "")["step"] <= step
+        except UserError:
+            is_earlier = False
+        (earlier if is_earlier else others).append(line)
+    return earlier, others
 
 
 def metrics_record(line: bytes | str, where: str) -> dict[str, Any] | None:

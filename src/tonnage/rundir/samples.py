@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tonnage.errors import UserError
 from tonnage.files.reading import NotJson, parse_record
+from tonnage.files.writing import write_whole
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.records import divide
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,6 @@ def read_samples(run: RunDirectory) -> list[Sample]:
 
 def rewind_samples(run: RunDirectory, step: int) -> None:
     """Cut the answers after ``step``, so that a run that goes on from there writes them once."""
-    from tonnage.files.writing import write_whole
-
-    if not run.samples.is_file():
-        return
-    earlier = []
-    for line in run.samples.read_bytes().splitlines(keepends=True):
-        try:
-            if line.endswith(b"\n") and parse_record(line, Sample, "").step <= step:
-                earlier.append(line)
-        except UserError:
-            continue
-    write_whole(run.samples, b"".join(earlier))
+    if run.samples.is_file():
+        earlier, _ = divide(run.samples.read_bytes(), Sample, step)
+        write_whole(run.samples, b"".join(earlier))

@@ -49,7 +49,7 @@ def progress(position: Position) -> tuple[int, int, bool, int, int]:
 
 @dataclass
 class _Seen:
-    """What was seen of a worker, and since when it is so (``time.monotonic``)."""
+    """The last sign of life that was seen of a worker, and since when there is no newer one (``time.monotonic``)."""
 
     alive: float = -1.0
     since: float = field(default_factory=time.monotonic)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from tonnage.inference.tokens import Token
-from tonnage.serving.engine import Begun, Ended, Engine, Piece, token_text
+from tonnage.serving.engine import Begun, Ended, Engine, Piece
 from tonnage.serving.requests import MOST_BYTES, ChatRequest, CompletionRequest, Refused, read_request
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -29,14 +29,12 @@ def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
     began = int(time.time())
 
     async def complete(request: Request) -> Response:
-        wish, form_of_answer = await _read(request, CompletionRequest), _Texts(engine, name)
-        return await _answered(request, engine, wish, form_of_answer)
+        return await _answered(request, engine, await read(request, CompletionRequest), _Texts(engine, name))
 
     async def chat(request: Request) -> Response:
-        wish, form_of_answer = await _read(request, ChatRequest), _Chats(engine, name)
-        return await _answered(request, engine, wish, form_of_answer)
+        return await _answered(request, engine, await read(request, ChatRequest), _Chats(engine, name))
 
-    async def _read(request: Request, form: Any) -> Any:
+    async def read(request: Request, form: Any) -> Any:
         check_host(request)
         wish = read_request(form, await _body(request))
         if wish.model != name:
@@ -130,7 +128,7 @@ async def _answered(
 async def _streamed(
     written: AsyncIterator[Begun | Piece | Ended], answers: _Answers, wish: ChatRequest | CompletionRequest
 ) -> AsyncIterator[str]:
-    """Server-sent events."""
+    """The answer as server-sent events."""
     with_tokens = wish.likeliest is not None
     try:
         async with aclosing(written):  # type: ignore[type-var]
@@ -142,9 +140,8 @@ async def _streamed(
                 elif isinstance(written_part, Ended):
                     yield _event(answers.ending(written_part), wish)
                     if wish.tells_usage:
-                        yield _event(
-                            {**answers.piece("", None), "choices": [], "usage": answers.usage(written_part)}, wish
-                        )
+                        usage = {"choices": [], "usage": answers.usage(written_part)}
+                        yield _event(answers.piece("", None) | usage, wish)
                     yield "data: [DONE]\n\n"
     except Refused as error:
         yield f"data: {json.dumps(error.body())}\n\n"
@@ -152,9 +149,9 @@ async def _streamed(
         yield f"data: {json.dumps(_failure(error).body())}\n\n"
 
 
-def _event(value: dict[str, Any], asked: ChatRequest | CompletionRequest) -> str:
-    told = {"usage": None, **value} if asked.tells_usage else value
-    return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
+def _event(value: dict[str, Any], wish: ChatRequest | CompletionRequest) -> str:
+    content = {"usage": None, **value} if wish.tells_usage else value
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 class _Answers(ABC):
@@ -197,18 +194,18 @@ class _Answers(ABC):
     @abstractmethod
     def _said(self, text: str) -> dict[str, Any]: ...
 
-    @abstractmethod
-    def _said_more(self, text: str) -> dict[str, Any]: ...
+    def _said_more(self, text: str) -> dict[str, Any]:
+        return self._said(text)
 
     @abstractmethod
     def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None: ...
 
     def _text(self, token: int) -> str:
-        return token_text(self._engine.loaded, token)
+        return str(self._engine.loaded.tokenizer.decode([token]))
 
 
 class _Chats(_Answers):
-    """Of a conversation."""
+    """Answers in a conversation."""
 
     kind, piece_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
@@ -243,14 +240,11 @@ class _Chats(_Answers):
 
 
 class _Texts(_Answers):
-    """Of a text."""
+    """Continuations of a text."""
 
     kind, piece_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def _said(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _said_more(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
     def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
@@ -278,10 +272,8 @@ async def _refuse(_: Request, error: Refused) -> Response:
 
 
 async def _refuse_route(request: Request, error: HTTPException) -> Response:
-    said = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return JSONResponse(
-        Refused(said, status=error.status_code).body(), error.status_code, {**(error.headers or {}), **CLOSING}
-    )
+    refused = Refused(f"{request.method} {request.url.path[:200]}: {error.detail}", status=error.status_code)
+    return JSONResponse(refused.body(), refused.status, {**(error.headers or {}), **CLOSING})
 
 
 async def _fail(_: Request, error: Exception) -> Response:

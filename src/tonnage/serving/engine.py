@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Literal
+from typing import Literal
 
 from tonnage.data import encode_prompt
 from tonnage.errors import UserError
-from tonnage.inference.generate import Decoding, Loaded, positions_of
+from tonnage.inference.generate import Decoding, Loaded
 from tonnage.inference.tokens import Token, write_tokens
 from tonnage.serving.pieces import Pieces
 from tonnage.serving.requests import ChatRequest, CompletionRequest, Refused
@@ -172,7 +172,7 @@ class Engine:
         longest = request.max_tokens
         if isinstance(request, ChatRequest) and longest is None:
             longest = request.max_completion_tokens
-        positions = positions_of(self.loaded)
+        positions = self.loaded.positions
         if positions is not None and prompt_tokens + (longest or 1) > positions:
             and_answer = f" and {longest:,} for the answer" if longest else ""
             raise Refused(
@@ -182,9 +182,3 @@ class Engine:
             )
         temperature = 1.0 if request.temperature is None else request.temperature
         return Decoding(longest or self._max_tokens, temperature, 1.0 if request.top_p is None else request.top_p)
-
-
-def token_text(loaded: Loaded, token: int) -> str:
-    """A token as it is shown beside its probability."""
-    text: Any = loaded.tokenizer.decode([token])
-    return str(text)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 PATIENCE_SECONDS = 3
 """How long answers may go on after Ctrl-C."""
@@ -26,8 +26,8 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UserError(
-            Problem(f"--host {host[:100]} ({error.strerror})", "an address of this machine", "--host 127.0.0.1")
+        raise user_error(
+            f"--host {host[:100]} ({error.strerror})", "an address of this machine", "--host 127.0.0.1"
         ) from error
     with listener:
         try:
@@ -35,12 +35,10 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind(address)
             listener.listen(128)
         except OSError as error:
-            raise UserError(
-                Problem(
-                    f"{host[:100]}:{port} cannot be listened at ({error.strerror})",
-                    "an address of this machine and a port that is free",
-                    "--port 0 takes a free one",
-                )
+            raise user_error(
+                f"{host[:100]}:{port} cannot be listened at ({error.strerror})",
+                "an address of this machine and a port that is free",
+                "--port 0 takes a free one",
             ) from error
         yield listener
 

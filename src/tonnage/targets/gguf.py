@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 SCRIPT = "convert_hf_to_gguf.py"
 COMMANDS = (SCRIPT, "convert-hf-to-gguf")
@@ -33,23 +33,19 @@ def find_converter(converter: str | None, *, run: str, directory: str, target: s
         path = path / SCRIPT if path.is_dir() else path
         if path.is_file():
             return [sys.executable, str(path.absolute())]
-        raise UserError(
-            Problem(
-                where="--converter", found=f"no {path}", needed=f"llama.cpp's {SCRIPT}, or its folder", change=change
-            )
+        raise user_error(
+            where="--converter", found=f"no {path}", needed=f"llama.cpp's {SCRIPT}, or its folder", change=change
         )
     for name in COMMANDS:
         if (program := shutil.which(name)) is not None:
             return (
                 [sys.executable, program] if program.endswith(".py") and not os.access(program, os.X_OK) else [program]
             )
-    raise UserError(
-        Problem(
-            where=f"--for {target}",
-            found=f"no converter of llama.cpp: neither {' nor '.join(COMMANDS)} is on the PATH",
-            needed="llama.cpp's own converter, for nothing else writes GGUF that all its versions read",
-            change=change,
-        )
+    raise user_error(
+        where=f"--for {target}",
+        found=f"no converter of llama.cpp: neither {' nor '.join(COMMANDS)} is on the PATH",
+        needed="llama.cpp's own converter, for nothing else writes GGUF that all its versions read",
+        change=change,
     )
 
 
@@ -72,11 +68,9 @@ def convert(converter: list[str], directory: Path, name: str, dtype: str, shard_
         path.unlink()
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     reason = next((line for line in reversed(lines) if "Error" in line or "error" in line), lines[-1] if lines else "")
-    raise UserError(
-        Problem(
-            where=" ".join(converter),
-            found=f"llama.cpp's converter ended with status {done.returncode} ({reason[:300] or 'it said nothing'})",
-            needed="a model and a tokenizer that llama.cpp knows",
-            change="bring llama.cpp up to date, or export --for vllm or transformers, which read any model",
-        )
+    raise user_error(
+        where=" ".join(converter),
+        found=f"llama.cpp's converter ended with status {done.returncode} ({reason[:300] or 'it said nothing'})",
+        needed="a model and a tokenizer that llama.cpp knows",
+        change="bring llama.cpp up to date, or export --for vllm or transformers, which read any model",
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tonnage.data.rendering import ChatTemplate
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.forms.conversation import Message, RowError
 
 ROLES = ("system", "user", "assistant")
@@ -112,13 +112,11 @@ class Turns:
                 break
         if not differs:
             return table
-        raise UserError(
-            Problem(
-                where=where,
-                found=f"a chat template that a Go template cannot repeat: {construct(template.text)} ({differs})",
-                needed="a template that writes a text before each message by its role and the role before it",
-                change="export --for vllm or gguf, which read the template as it is, or train with one that is simpler",
-            )
+        raise user_error(
+            where=where,
+            found=f"a chat template that a Go template cannot repeat: {construct(template.text)} ({differs})",
+            needed="a template that writes a text before each message by its role and the role before it",
+            change="export --for vllm or gguf, which read the template as it is, or train with one that is simpler",
         )
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -251,18 +251,13 @@ class Trackio:
         self._run.finish()
 
 
-def tracker(name: str) -> Tracker:
-    """The tracker of that name, as ``track`` of a config has it."""
-    match name:
-        case "tensorboard":
-            return TensorBoard()
-        case "wandb":
-            return WandB()
-        case "mlflow":
-            return MLflow()
-        case "trackio":
-            return Trackio()
-    raise ValueError(name)
+TRACKERS: Mapping[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+"""By the names that ``track`` of a config has."""
 
 
 def _portions(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:

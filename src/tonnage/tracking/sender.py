@@ -22,7 +22,7 @@ from typing import cast, get_args
 
 from tonnage.config import read_config
 from tonnage.rundir.directory import RunDirectory, step_of
-from tonnage.tracking.back_ends import About, Outcome, Tracker, tracker
+from tonnage.tracking.back_ends import TRACKERS, About, Outcome
 from tonnage.tracking.news import Note, new_answers, new_numbers
 from tonnage.tracking.told import told_config, told_error
 from tonnage.tracking.trackers import add_to_log
@@ -44,28 +44,20 @@ def main(path: str, name: str) -> None:
     Sender(RunDirectory(path), name, Ending()).work()
 
 
-class Ending:
-    """Whether the run is over, as standard input says."""
+class Ending(threading.Event):
+    """That the run is over, as standard input says."""
 
     def __init__(self) -> None:
-        self._said = threading.Event()
+        super().__init__()
         self.outcome: Outcome = "failed"
         threading.Thread(target=self._listen, daemon=True).start()
-
-    def is_there(self) -> bool:
-        """Whether it is."""
-        return self._said.is_set()
-
-    def wait(self, seconds: float) -> None:
-        """For so long, or until it is."""
-        self._said.wait(seconds)
 
     def _listen(self) -> None:
         word = sys.stdin.readline().strip()
         if word not in get_args(Outcome):
             os._exit(1)
         self.outcome = cast(Outcome, word)
-        self._said.set()
+        self.set()
 
 
 class Sender:
@@ -73,7 +65,7 @@ class Sender:
 
     def __init__(self, run: RunDirectory, name: str, ending: Ending) -> None:
         self._run, self._name, self._ending = run, name, ending
-        self._tracker: Tracker = tracker(name)
+        self._tracker = TRACKERS[name]()
         self._note = Note()
         self._samples = self._is_ready = False
         self._said: set[str] = set()
@@ -82,7 +74,7 @@ class Sender:
         """Send until the run is over and all is sent."""
         pause, troubled = FIRST_PAUSE, False
         while True:
-            is_over = self._ending.is_there()  # before looking: nothing is written later
+            is_over = self._ending.is_set()  # before looking: nothing is written later
             try:
                 with self._late():
                     if not self._is_ready:

@@ -10,11 +10,10 @@ from typing import Any
 
 from tonnage.config import Config
 from tonnage.config.check_here import looks_like_data
+from tonnage.config.keys import PRIVATE_KEYS
 from tonnage.files.paths import is_jinja
 from tonnage.files.visible import visible
 
-LEFT_OUT = ("launch.runtime_env", "launch.setup", "launch.options")
-"""What may hold secrets of a cluster."""
 HUB_IDS = ("model", "tokenizer", "path")
 """Last parts of keys that hold a path or a hub id."""
 NO_PATHS = ("revision",)
@@ -38,7 +37,7 @@ def told_config(config: Config) -> dict[str, Any]:
 def _told(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         key = prefix + name
-        if key in LEFT_OUT:
+        if key in PRIVATE_KEYS:
             continue
         if isinstance(value, Mapping):
             yield from _told(value, f"{key}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from tonnage.tracking.back_ends import Outcome
 
-END_SECONDS: Mapping[Outcome, float] = {"finished": 30.0, "stopped": 10.0, "failed": 5.0}
+END_SECONDS: dict[Outcome, float] = {"finished": 30.0, "stopped": 10.0, "failed": 5.0}
 """For trackers to have all, once the run is over. Whoever stops a run may be about to end the machine."""
 
 SOON_SECONDS = 3.0
@@ -51,9 +51,9 @@ class Trackers:
             if (note := Note.of(self._run, name)) != (now := note.within(self._run)):
                 now.write(self._run, name)
 
-    def end(self, outcome: Outcome, seconds: float | None = None) -> None:
-        """Have all of them send the rest and end, for so many ``seconds`` at most, and say what was not sent."""
-        seconds = END_SECONDS[outcome] if seconds is None else seconds
+    def end(self, outcome: Outcome) -> None:
+        """Have all of them send the rest and end, for ``END_SECONDS`` at most, and say what was not sent."""
+        seconds = END_SECONDS[outcome]
         for sender in self._senders.values():
             assert sender.stdin is not None
             with suppress(OSError):  # it is gone already

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -66,14 +67,14 @@ def answer(
         if store is not None and (store.slots, store.tokens) != (mine.slots, mine.tokens):
             store.resize(mine.slots, mine.tokens)
         batch, order = asking_batch(mine, deal, store)
-        found = [[0.0] * len(share.places) for share in shares]
-        for one in pipeline.passes([batch], 1.0, backward=False):
-            for tokens in one.run():
-                for place, token in zip(order, tokens.tolist(), strict=False):
-                    found[deal.rank][place] = float(token)
-        told = iter(world.sum(*world.once(*(token for share in found for token in share))))
+        tokens = [[0.0] * len(share.places) for share in shares]
+        for turn in pipeline.passes([batch], 1.0, backward=False):
+            for likeliest in turn.run():
+                for place, token in zip(order, likeliest.tolist(), strict=False):
+                    tokens[deal.rank][place] = float(token)
+        of_all = iter(world.sum(*world.once(*chain.from_iterable(tokens))))
         for share in shares:
-            moves = share.take([int(next(told)) for _ in share.places])
+            moves = share.take([int(next(of_all)) for _ in share.places])
             if share is mine and store is not None:
                 for source, to in moves:
                     store.move(source, to)
@@ -147,7 +148,7 @@ class Share:
 
     def fit(self) -> None:
         """As many places as documents of the longest that is to come have room; that changes by halves."""
-        running = [*self.places, *([self.waiting[0]] if self.waiting else [])]
+        running = [*self.places, *islice(self.waiting, 1)]
         longest = max((_length(self.asking, number) for number in running), default=1)
         if self.tokens and longest > self.tokens // 2:
             return
@@ -174,21 +175,14 @@ def asking_batch(share: Share, deal: Deal, store: Store | None) -> tuple[MicroBa
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
         documents = [Document(rows[place], np.zeros(len(rows[place]), np.float32), -1, -1) for place in order]
         batch = MicroBatch.padded(documents, deal.round_to)
-        last = np.arange(len(rows)) * batch.input_ids.shape[1] + np.array([len(one.tokens) for one in documents]) - 1
-        return replace(batch, positions=torch.from_numpy(last), asks=True), order
+        ends = np.arange(len(rows)) * batch.input_ids.shape[1] + np.array(batch.lengths) - 1
+        return replace(batch, positions=torch.from_numpy(ends), asks=True), order
     going, beginning = share.places[: share.begun], share.places[share.begun :]
     tokens = [*([answers[number][-1]] for number in going), *(prompts[number].ids for number in beginning)]
-    lengths = [len(one) for one in tokens]
+    lengths = tuple(map(len, tokens))
     before = tuple(len(prompts[number].ids) + len(answers[number]) - 1 for number in going)
-    ids = torch.tensor([token for one in tokens for token in one])
-    last_ones, none = torch.tensor(lengths).cumsum(0) - 1, torch.zeros(len(lengths))
-    batch = MicroBatch(
-        ids.unsqueeze(0),
-        tuple(lengths),
-        last_ones,
-        torch.zeros_like(last_ones),
-        none,
-        asks=True,
-        cached=Cached(store, before, len(beginning)),
-    )
+    ids = torch.tensor([list(chain.from_iterable(tokens))])
+    last, none = torch.tensor(lengths).cumsum(0) - 1, torch.zeros(len(lengths))
+    cached = Cached(store, before, len(beginning))
+    batch = MicroBatch(ids, lengths, last, torch.zeros_like(last), none, asks=True, cached=cached)
     return batch.rounded(deal.round_to), list(range(len(lengths)))

@@ -5,13 +5,9 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
@@ -22,23 +18,18 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
-from tonnage.offload.pages import Pages, joined
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
-from tonnage.parallel.homes import FileHome
-from tonnage.parallel.host_blocks import BlocksElsewhere
-from tonnage.parallel.host_masters import HostMasters
-from tonnage.parallel.streaming import StreamedBlocks
 from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
-from tonnage.training.building import Assembled, stages_of, trains_of
+from tonnage.training.building import Stages, stages_of, trains_of
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.loop import BetweenSteps
@@ -67,24 +58,25 @@ def assemble(
     check_tiers(layout, world)
     _prepare_process(setting)
     stages = stages_of(setting, load=checkpoint is None)
-    for stage in stages.values():
-        stage.loss_model.own = loss
-    held = _Held.of(list(stages.values()))
+    for loss_model in stages.loss_models:
+        loss_model.own = loss
 
     phases.enter("optimizer")
-    optimizer = _optimizer(setting, held)
-    pipeline = _pipeline(setting, stages, held, optimizer)
+    optimizer = optimizer_of(setting, stages)
+    pipeline = _pipeline(setting, stages, optimizer)
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")
-        cursor = _go_on(checkpoint, optimizer, held, setting)
+        cursor = _go_on(checkpoint, optimizer, stages, setting)
 
-    experts, loss_scale = _experts(pipeline, setting), _loss_scale(config, cursor)
+    routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
+    experts = ExpertLoad(routings, world, log) if routings else None
+    loss_scale = _loss_scale(config, cursor)
     keeps = layout.device == "cpu" and not layout.returns_memory
     return Job(
         world=world,
         pipeline=pipeline,
-        parameters=held.parameters,
+        parameters=stages.parameters,
         optimizer=optimizer,
         schedule=_schedule(config, plan),
         loss_scale=loss_scale,
@@ -99,12 +91,12 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
-        pages=held.pages,
+        pages=stages.pages,
         experts=experts,
-        disk=DiskUse(optimizer, held.on_disk) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, held.stages[0].inputs, held.masters or held.on_host) if layout.uses_host else None,
+        disk=DiskUse(optimizer, stages.on_disk) if layout.tiers_on_disk else None,
+        host=HostUse(optimizer, stages.first.inputs, stages.masters or stages.on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
-        saved_elsewhere=frozenset(held.shared) if len(layout.stages) - 1 in stages else frozenset(),
+        saved_elsewhere=frozenset(stages.shared if len(layout.stages) - 1 in stages.by_number else ()),
         saves_still=trains_of(config).all,
     )
 
@@ -125,79 +117,30 @@ def _prepare_process(setting: Setting) -> None:
         set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
 
 
-@dataclass(frozen=True)
-class _Held:
-    """What all stages of this rank hold."""
-
-    stages: Sequence[Assembled]
-    parameters: Mapping[str, nn.Parameter]
-    shared: Set[str]
-    """Names of those that are in another rank's stage too."""
-    on_disk: Sequence[StreamedBlocks | FileHome]
-    masters: Sequence[HostMasters]
-    on_host: Sequence[BlocksElsewhere]
-    pages: Pages | None
-    """What parameters rest in on disk."""
-
-    @staticmethod
-    def of(stages: Sequence[Assembled]) -> _Held:
-        places = [stage.placed for stage in stages]
-        on_disk = [place.on_disk for place in places if place.on_disk is not None]
-        masters = [place.masters for place in places if place.masters is not None]
-        parameters = {name: parameter for stage in stages for name, parameter in stage.model.named_parameters()}
-        for of_stage in masters:
-            parameters |= of_stage.parameters
-        return _Held(
-            stages,
-            parameters,
-            {name for stage in stages for name in stage.shared},
-            on_disk,
-            masters,
-            [place.on_host for place in places if place.on_host is not None],
-            joined([blocks.pages for blocks in on_disk]),
-        )
-
-    @property
-    def elsewhere(self) -> frozenset[str]:
-        """Names of parameters that no stage of this rank has."""
-        return reduce(frozenset.__and__, (stage.elsewhere for stage in self.stages))
-
-
-def _optimizer(setting: Setting, held: _Held) -> AdamW:
-    return optimizer_of(
-        setting,
-        held.parameters,
-        [stage.loss_model for stage in held.stages],
-        shared=held.shared,
-        pages=held.pages,
-        masters=held.masters,
-        tiled=held.stages[0].tiled,
-    )
-
-
-def _pipeline(setting: Setting, stages: Mapping[int, Assembled], held: _Held, optimizer: AdamW) -> Pipeline:
-    blocks = [block for stage in held.stages for block in stage.loss_model.anatomy.blocks]
+def _pipeline(setting: Setting, stages: Stages, optimizer: AdamW) -> Pipeline:
+    blocks = [block for loss_model in stages.loss_models for block in loss_model.anatomy.blocks]
     return Pipeline(
-        {number: stage.loss_model for number, stage in stages.items()},
+        {number: stage.loss_model for number, stage in stages.by_number.items()},
         setting.world,
         setting.precision.compute,
         schedule=setting.layout.schedule,
         zero=setting.layout.zero,
-        shared=[name for name in sorted(held.shared) if held.parameters[name].requires_grad],
+        shared=[name for name in sorted(stages.shared) if stages.parameters[name].requires_grad],
         gradients=optimizer.gradients,
         later=WeightGradients(blocks, optimizer.gradients.came) if setting.takes_passes_apart else None,
     )
 
 
 def _schedule(config: Config, plan: Plan) -> Schedule:
+    settings = config.optimizer
     return Schedule(
-        config.optimizer.lr,
+        settings.lr,
         plan.num_steps,
         plan.warmup_steps,
-        config.optimizer.schedule,
-        config.optimizer.final,
-        from_zero=config.optimizer.warmup_from == "zero",
-        rise=config.optimizer.warmup_shape,
+        settings.schedule,
+        settings.final,
+        from_zero=settings.warmup_from == "zero",
+        rise=settings.warmup_shape,
     )
 
 
@@ -245,13 +188,14 @@ def _named(sources: Sequence[Source]) -> list[str]:
 
 def between_steps_of(run: RunDirectory, config: Config, plan: Plan) -> BetweenSteps:
     """What a run does between steps. Raises ``UserError`` for a scorer that cannot be imported."""
+    is_asked = config.evaluate.prompts and run.prompts.exists()
     return BetweenSteps(
         config.evaluate.steps_between(plan.num_steps),
         config.checkpoint.steps_between,
         run.checkpoints,
         config.checkpoint.keep,
         plan.layout.saves_beside,
-        asking_of(run, config, plan),
+        _asking(run, run.prompts, config, plan) if is_asked else None,
         judging_of(run, config, plan),
     )
 
@@ -272,13 +216,6 @@ def judging_of(run: RunDirectory, config: Config, plan: Plan) -> Judging:
     )
 
 
-def asking_of(run: RunDirectory, config: Config, plan: Plan) -> Asking | None:
-    """What the model is asked at every evaluation; None where nothing is."""
-    if not (config.evaluate.prompts and run.prompts.exists()):
-        return None
-    return _asking(run, run.prompts, config, plan)
-
-
 def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Asking:
     from transformers import AutoTokenizer
 
@@ -292,24 +229,18 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
     )
 
 
-def _go_on(checkpoint: Path, optimizer: AdamW, held: _Held, setting: Setting) -> Cursor:
+def _go_on(checkpoint: Path, optimizer: AdamW, stages: Stages, setting: Setting) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
     tensors, saves_all = optimizer.tensors(), trains_of(setting.config).all
-    saved = {name: parameter for name, parameter in held.parameters.items() if parameter.requires_grad or saves_all}
-    state = restore(checkpoint, saved, tensors, setting.world, setting.log, held.elsewhere)
+    saved = {name: parameter for name, parameter in stages.parameters.items() if parameter.requires_grad or saves_all}
+    state = restore(checkpoint, saved, tensors, setting.world, setting.log, stages.elsewhere)
     optimizer.adopt(tensors)
     cursor = Cursor.of(state)
     optimizer.num_steps = cursor.num_updates
     setting.log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
-    if held.pages is not None:
-        held.pages.rest(list(held.pages))
+    if stages.pages is not None:
+        stages.pages.rest(list(stages.pages))
     return cursor
-
-
-def _experts(pipeline: Pipeline, setting: Setting) -> ExpertLoad | None:
-    """The account of how evenly tokens go to experts, if the model has routers that can be listened to."""
-    routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
-    return ExpertLoad(routings, setting.world, setting.log) if routings else None
 
 
 def _loss_scale(config: Config, cursor: Cursor) -> LossScale:

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, repeat
-from typing import Protocol
+from itertools import accumulate, repeat, starmap
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tonnage.data import Pack, PackedDataset
+from tonnage.data import HeldPacks, Pack, PackedDataset
 from tonnage.data.padding import forwards
 from tonnage.data.prefixes import Prefix, chain
 from tonnage.kernels.dropout import number_of, token_keys
@@ -91,46 +90,24 @@ class MicroBatch:
     @staticmethod
     def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
         """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
-        row = _Row([one for pack in packs for one in documents_of(pack)], prefixes)
+        row = _Row([document for pack in packs for document in documents_of(pack)], prefixes)
         row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
-        positions, targets, weights = (np.concatenate(one) for one in zip(*row.supervised, strict=True))
-        return MicroBatch(
-            input_ids=torch.from_numpy(np.concatenate(row.parts).astype(np.int64)).unsqueeze(0),
-            lengths=tuple(map(len, row.parts)),
-            positions=torch.from_numpy(positions),
-            targets=torch.from_numpy(targets.astype(np.int64)),
-            weights=torch.from_numpy(weights.astype(np.float32)),
-            columns=_columns(row.order, [len(targets) for _, targets, _ in row.supervised]),
-            documents=tuple(one.number for one in row.order),
-            shared=tuple(row.shared),
-            starts=tuple(one.start for one in row.order),
-            targets_of=tuple(len(targets) for _, targets, _ in row.supervised),
-        )
+        ids = torch.from_numpy(np.concatenate(row.parts).astype(np.int64)).unsqueeze(0)
+        batch = _supervised(ids, tuple(map(len, row.parts)), row.order, row.supervised)
+        return replace(batch, shared=tuple(row.shared))
 
     @staticmethod
     def padded(documents: Sequence[Document], round_to: int = 1) -> MicroBatch:
         """Documents in rows of their own, the first being the longest; padding is token 0."""
         width = -(-len(documents[0].tokens) // max(1, round_to // len(documents))) * max(1, round_to // len(documents))
         ids = np.zeros((len(documents), width), dtype=np.int64)
-        positions, targets, weights = [], [], []
+        supervised: list[Supervised] = []
         for row, document in enumerate(documents):
             ids[row, : len(document.tokens)] = document.tokens
-            supervised = document.weights.nonzero()[0]
-            positions.append(row * width + supervised - 1)
-            targets.append(document.tokens[supervised])
-            weights.append(document.weights[supervised])
-        return MicroBatch(
-            input_ids=torch.from_numpy(ids),
-            lengths=tuple(len(document.tokens) for document in documents),
-            positions=torch.from_numpy(np.concatenate(positions)),
-            targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
-            weights=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
-            columns=_columns(documents, list(map(len, targets))),
-            documents=tuple(document.number for document in documents),
-            is_padded=True,
-            starts=tuple(document.start for document in documents),
-            targets_of=tuple(map(len, targets)),
-        )
+            places = document.weights.nonzero()[0]
+            supervised.append((row * width + places - 1, document.tokens[places], document.weights[places]))
+        lengths = tuple(len(document.tokens) for document in documents)
+        return replace(_supervised(torch.from_numpy(ids), lengths, documents, supervised), is_padded=True)
 
     def rounded(self, to: int) -> MicroBatch:
         """The same with multiples of ``to`` tokens and supervised positions: a last document that is no data fills up
@@ -175,19 +152,34 @@ def documents_of(pack: Pack) -> Iterator[Document]:
     """The documents of a pack, apart."""
     ends = np.cumsum(pack.lengths)[:-1]
     tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
-    described = (one.tolist() for one in (pack.documents, pack.prefixes, pack.starts))
-    carried = [dict(zip(pack.carried, one, strict=True)) for one in zip(*pack.carried.values(), strict=True)]
-    found = zip(tokens, weights, *described, carried or repeat({}), strict=False)
-    return (Document(*one) for one in found)
+    described = (array.tolist() for array in (pack.documents, pack.prefixes, pack.starts))
+    carried = [dict(zip(pack.carried, numbers, strict=True)) for numbers in zip(*pack.carried.values(), strict=True)]
+    return starmap(Document, zip(tokens, weights, *described, carried or repeat({}), strict=False))
 
 
-def _columns(documents: Sequence[Document], targets: Sequence[int]) -> dict[str, Tensor]:
-    """What goes with documents that have so many targets each, by target."""
-    names = documents[0].carried if documents else {}
-    return {
-        name: torch.from_numpy(np.repeat(np.array([one.carried[name] for one in documents], np.float32), targets))
-        for name in names
-    }
+Supervised = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of a document, the positions from which its targets are predicted, the targets, their weights."""
+
+
+def _supervised(
+    ids: Tensor, lengths: tuple[int, ...], documents: Sequence[Document], supervised: Sequence[Supervised]
+) -> MicroBatch:
+    """Documents that are laid out in ``ids``, with what is ``supervised`` of each and what goes with it."""
+    positions, targets, weights = (np.concatenate(arrays) for arrays in zip(*supervised, strict=True))
+    counts = tuple(len(of_document) for _, of_document, _ in supervised)
+    names = documents[0].carried
+    carried = {name: np.array([document.carried[name] for document in documents], np.float32) for name in names}
+    return MicroBatch(
+        ids,
+        lengths,
+        torch.from_numpy(positions),
+        torch.from_numpy(targets.astype(np.int64)),
+        torch.from_numpy(weights.astype(np.float32)),
+        columns={name: torch.from_numpy(np.repeat(column, counts)) for name, column in carried.items()},
+        documents=tuple(document.number for document in documents),
+        starts=tuple(document.start for document in documents),
+        targets_of=counts,
+    )
 
 
 class _Row:
@@ -198,10 +190,9 @@ class _Row:
         self.parts: list[np.ndarray] = []
         self.shared: list[Shared] = []
         self.order: list[Document] = []
-        self.supervised: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        """Of each document, the positions from which its targets are predicted, the targets, their weights."""
-        self._lengths = [one.length for one in prefixes]
-        self._chains = [chain(prefixes, one.prefix if prefixes else -1) for one in documents]
+        self.supervised: list[Supervised] = []
+        self._lengths = [prefix.length for prefix in prefixes]
+        self._chains = [chain(prefixes, document.prefix if prefixes else -1) for document in documents]
         self._end = 0
 
     def place(self, members: Sequence[int], begun: np.ndarray) -> None:
@@ -283,30 +274,8 @@ class Deal:
         return [mine[i * self.micro_batch : (i + 1) * self.micro_batch] for i in range(num_micro_batches)]
 
 
-class Packs(Protocol):
-    """Where packs come from: a data set on disk, or rows that a program has."""
-
-    @property
-    def num_packs(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def common_prefixes(self) -> tuple[Prefix, ...]:
-        """What documents begin with alike."""
-        ...
-
-    def pack(self, index: int) -> Pack:
-        """One pack."""
-        ...
-
-    def lengths(self, index: int) -> np.ndarray:
-        """Tokens of every document of a pack, int32 (num_documents,)."""
-        ...
-
-    def where(self, document: int) -> tuple[str, int]:
-        """File and row that a document came from."""
-        ...
+Packs = PackedDataset | HeldPacks
+"""Where packs come from: a data set on disk, or rows that a program has."""
 
 
 def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
@@ -384,6 +353,6 @@ class _Rows:
             for share in shares
         ]
         packs = (dataset.pack(self.pack_of(position)) for position in shares[deal.rank])
-        documents = [one for pack in packs for one in documents_of(pack)]
-        found = [MicroBatch.padded([documents[place] for place in one], deal.round_to) for one in cut[deal.rank]]
-        return found + [MicroBatch.blank(is_padded=True)] * (max(map(len, cut)) - len(found))
+        documents = [document for pack in packs for document in documents_of(pack)]
+        batches = [MicroBatch.padded([documents[place] for place in part], deal.round_to) for part in cut[deal.rank]]
+        return batches + [MicroBatch.blank(is_padded=True)] * (max(map(len, cut)) - len(batches))

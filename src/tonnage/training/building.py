@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.config import Config
-from tonnage.errors import Problem, UserError
+from tonnage.errors import UserError, user_error
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
@@ -24,19 +24,23 @@ from tonnage.model.adapters import EVERYTHING, Adapter, Target, Trains
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
+from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places, keeps_buffers
-from tonnage.model.merging import DTYPES, Match
+from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.offload.pages import Place
+from tonnage.offload.pages import Pages, Place, joined
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
-from tonnage.parallel.host_blocks import has_no_room
+from tonnage.parallel.homes import FileHome
+from tonnage.parallel.host_blocks import BlocksElsewhere, has_no_room
+from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, Transforms, parallelize
 from tonnage.parallel.stages import Stage, keep_stage
+from tonnage.parallel.streaming import StreamedBlocks
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PLAIN, Layout
@@ -126,8 +130,59 @@ class Assembled:
     """Names of those that are in another stage too."""
 
 
-def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
-    """The stages of the model that this rank holds, by their numbers: one, or several whose turns alternate.
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a model that a rank holds, one or several whose turns alternate, and what they have together."""
+
+    by_number: Mapping[int, Assembled]
+    parameters: Mapping[str, nn.Parameter]
+    """By name; of those that the host updates, what it has."""
+    shared: Set[str]
+    """Names of those that are in another rank's stage too."""
+    on_disk: Sequence[StreamedBlocks | FileHome]
+    masters: Sequence[HostMasters]
+    on_host: Sequence[BlocksElsewhere]
+    pages: Pages | None
+    """What parameters rest in on disk."""
+
+    @staticmethod
+    def of(by_number: Mapping[int, Assembled]) -> Stages:
+        """What is in stages that are built."""
+        stages = list(by_number.values())
+        placed = [stage.placed for stage in stages]
+        on_disk = [of_stage.on_disk for of_stage in placed if of_stage.on_disk is not None]
+        masters = [of_stage.masters for of_stage in placed if of_stage.masters is not None]
+        parameters = {name: parameter for stage in stages for name, parameter in stage.model.named_parameters()}
+        for on_host in masters:
+            parameters |= on_host.parameters
+        return Stages(
+            by_number,
+            parameters,
+            {name for stage in stages for name in stage.shared},
+            on_disk,
+            masters,
+            [of_stage.on_host for of_stage in placed if of_stage.on_host is not None],
+            joined([blocks.pages for blocks in on_disk]),
+        )
+
+    @property
+    def first(self) -> Assembled:
+        """The first of them."""
+        return next(iter(self.by_number.values()))
+
+    @property
+    def loss_models(self) -> list[LossModel]:
+        """All of them, in their order."""
+        return [stage.loss_model for stage in self.by_number.values()]
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Names of parameters that no stage of this rank has."""
+        return reduce(frozenset.__and__, (stage.elsewhere for stage in self.by_number.values()))
+
+
+def stages_of(setting: Setting, *, load: bool) -> Stages:
+    """Build the stages of the model that this rank holds.
 
     Without ``load`` the weights that are trained are left for a checkpoint to fill.
     """
@@ -135,10 +190,10 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
     blueprint = blueprint_of(setting, load=load)
     _check_isolation(blueprint.config, setting.plan, setting.world)
     numbers = range(mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
-    stages = {number: assemble_model(blueprint, number) for number in numbers}
+    stages = Stages.of({number: assemble_model(blueprint, number) for number in numbers})
     if layout.returns_memory:
-        for stage in stages.values():
-            stage.loss_model.give_memory_back()
+        for loss_model in stages.loss_models:
+            loss_model.give_memory_back()
     return stages
 
 
@@ -181,13 +236,13 @@ def blueprint_of(setting: Setting, *, load: bool) -> Blueprint:
 
 def _compile_of(setting: Setting) -> Compile:
     """Whether blocks are compiled, or where that works (``auto``)."""
-    wanted: Compile = setting.config.compile
-    if wanted == "auto" and not setting.layout.compiled:
+    mode: Compile = setting.config.compile
+    if mode == "auto" and not setting.layout.compiled:
         return "off"
-    if wanted != "off" and setting.takes_passes_apart:
+    if mode != "off" and setting.takes_passes_apart:
         setting.log("blocks are not compiled: zero_bubble takes their backward passes apart")
         return "off"
-    return wanted
+    return mode
 
 
 def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None:
@@ -196,26 +251,19 @@ def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None
     Raises:
         UserError: its documents are to be laid out in another way here, or recompute as planned changes gradients.
     """
-    asked = isolation_of(
-        config,
-        device=world.device,
-        long_documents=outgrows(config, plan.data.max_length),
-        cache=default_directory(),
-    )
-    layout = plan.layout
-    if (asked.arrangement, asked.attention) != (layout.arrangement, layout.attention):
-        raise UserError(
-            Problem(
-                where=f"model type {config.model_type}",
-                found=f"rows that are {asked.arrangement} ({asked.attention}) on this machine, and "
-                f"{layout.arrangement} ({layout.attention}) in the plan",
-                needed="the same versions of torch and transformers, and the same kind of device, where a run is "
-                "planned and where it runs",
-                change="make the plan where the run will be (tonnage plan CONFIG), or install the same versions",
-            )
+    layout, is_long = plan.layout, outgrows(config, plan.data.max_length)
+    isolation = isolation_of(config, device=world.device, long_documents=is_long, cache=default_directory())
+    if (isolation.arrangement, isolation.attention) != (layout.arrangement, layout.attention):
+        raise user_error(
+            where=f"model type {config.model_type}",
+            found=f"rows that are {isolation.arrangement} ({isolation.attention}) on this machine, and "
+            f"{layout.arrangement} ({layout.attention}) in the plan",
+            needed="the same versions of torch and transformers, and the same kind of device, where a run is "
+            "planned and where it runs",
+            change="make the plan where the run will be (tonnage plan CONFIG), or install the same versions",
         )
-    if layout.recompute in asked.inexact_recompute:
-        raise UserError(inexact_recompute("the plan", layout.recompute, config, asked))
+    if layout.recompute in isolation.inexact_recompute:
+        raise UserError(inexact_recompute("the plan", layout.recompute, config, isolation))
 
 
 @dataclass(frozen=True)
@@ -245,8 +293,8 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
     draft = _draft(blueprint)
     loss_model, transforms, part = _in_loss_model(blueprint, draft, stage, compiled)
     blocks = loss_model.anatomy.blocks
-    made = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
-    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in made.packed]  # as the model names it
+    result = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
+    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in result.packed]  # as it names them
     in_cache = _packed_in_cache(blueprint, draft, packed)
     placed = _give_memory(blueprint, draft, blocks, transforms.tiled, in_cache)
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
@@ -254,7 +302,7 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
         blueprint.enter("load")
         _fill(blueprint, draft, [] if in_cache else packed, placed)
     placed.begin(loss_model, blocks)
-    return Assembled(draft.model, loss_model, placed, made.inputs, transforms.tiled, elsewhere, shared)
+    return Assembled(draft.model, loss_model, placed, result.inputs, transforms.tiled, elsewhere, shared)
 
 
 def _compiles(blueprint: Blueprint) -> bool:
@@ -263,16 +311,8 @@ def _compiles(blueprint: Blueprint) -> bool:
     if blueprint.blocks_come_and_go:
         blueprint.log("blocks are not compiled: their parameters come and go")
         return False
-    layout, compute = blueprint.layout, blueprint.precision.compute
-    return can_compile(
-        blueprint.compile,
-        blueprint.config,
-        blueprint.world,
-        compute,
-        blueprint.log,
-        layout.arrangement,
-        layout.attention,
-    )
+    world, compute = blueprint.world, blueprint.precision.compute
+    return can_compile(blueprint.compile, blueprint.config, world, compute, blueprint.log, blueprint.layout)
 
 
 def _draft(blueprint: Blueprint) -> _Draft:
@@ -319,10 +359,8 @@ def _in_loss_model(
         most = max(tiles.number for tiles in tiled)
         blueprint.log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     keep_inputs = None
-    if blueprint.input_bytes:
-        keep_inputs = partial(
-            BlockInputs, input_bytes=blueprint.input_bytes, device=blueprint.world.device, log=blueprint.log
-        )
+    if num_bytes := blueprint.input_bytes:
+        keep_inputs = partial(BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, log=blueprint.log)
     transforms = Transforms(
         tensor_plan=divided,
         tiled=tiled,
@@ -364,6 +402,10 @@ def _give_memory(
         stored = as_they_are(model, draft.weights) | stored
     recomputed = len(blocks[: layout.recomputed[0] if layout.recomputed else None])
     placement = Placement(
+        model,
+        blocks,
+        blueprint.world.device,
+        tiled,
         come_and_go=draft.come_and_go,
         updates_on_host=layout.update_tier == "host",
         trains_all=blueprint.trains.all,
@@ -372,7 +414,7 @@ def _give_memory(
         stored=stored,
         evaluates=blueprint.evaluates,
     )
-    placed = place(model, blocks, blueprint.world.device, placement, tiled, blueprint.log)
+    placed = place(placement, blueprint.log)
     if draft.weights is not None:
         load_buffers(model, draft.weights)
     fill(model, {name: where for name, where in in_cache.items() if name not in placed.mapped})
@@ -407,20 +449,20 @@ def _fill(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer], pl
         peft.fill(dict(model.named_parameters()), draft.targets, files.adapter, draft.trained_names)
 
 
-def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:
+def as_they_are(model: PreTrainedModel, match: Match) -> dict[str, Place]:
     """Where frozen parameters lie in the model's files, of those that have there the type and shape that they have
     here."""
     parameters = dict(model.named_parameters())
     return {
-        name: Place(one.file, *place_of(one))
-        for one, name in found.places
+        name: Place(stored.file, *place_of(stored))
+        for stored, name in match.places
         if (parameter := parameters.get(name)) is not None
         and not parameter.requires_grad
-        and name not in found.zeroed
+        and name not in match.zeroed
         and not isinstance(parameter, DTensor)  # of which a rank has a part
-        and one.view() is None
-        and DTYPES.get(one.dtype) == parameter.dtype
-        and one.shape == tuple(parameter.shape)
+        and stored.view() is None
+        and DTYPES.get(stored.dtype) == parameter.dtype
+        and stored.shape == tuple(parameter.shape)
     }
 
 
@@ -441,10 +483,10 @@ def trains_of(config: Config) -> Trains:
     assert config.adapter != "auto", "planning.ways says what it is"
     if isinstance(config.adapter, str):
         return Trains(patterns=config.train)
-    said = config.adapter
-    factor = factor_of(said.rank, said.alpha, rank_stabilised=said.scaling == "rank_stabilised")
-    quantize = None if said.quantize == "none" else said.quantize
-    return Trains(Adapter(said.rank, factor, said.targets, said.also, said.dropout), quantize=quantize)
+    own = config.adapter
+    factor = factor_of(own.rank, own.alpha, rank_stabilised=own.scaling == "rank_stabilised")
+    quantize = None if own.quantize == "none" else own.quantize
+    return Trains(Adapter(own.rank, factor, own.targets, own.also, own.dropout), quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from tonnage.checkpoint.save import Saver
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.core_waits import CoreWaits
-from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps
+from tonnage.training.batch import Packs, Step, draw_of, evaluation_steps
 from tonnage.training.ending import StepNumbers, update
 from tonnage.training.evaluate import evaluate, judged_loss
 from tonnage.training.job import Job
@@ -105,7 +105,9 @@ class ByHand:
         job, pending = self.job, self._pending
         first = pending.batches[0] if pending.batches else batch
         scale = job.loss_scale.value
-        batch = replace(batch, step=replace(batch.step, micro_batches=self._drawn(batch)))
+        draw = draw_of(job.seed, self.cursor.step + 1)  # masks of dropout are those of this step
+        micro_batches = tuple(replace(one, draw=draw) for one in batch.step.micro_batches)
+        batch = replace(batch, step=replace(batch.step, micro_batches=micro_batches))
         self._phases.enter("step", step=self.cursor.step + 1, num_micro_batches=len(batch.step.micro_batches))
         self._use(own)
         losses = run_passes(job, batch.step.micro_batches, first.weight / scale, batch.tokens / scale, self._phases)
@@ -123,10 +125,10 @@ class ByHand:
         """
         job, pending = self.job, self._pending
         if not pending.batches:
-            raise UserError(Problem("no gradients", "a forward_backward before each update", where="update"))
+            raise user_error("no gradients", "a forward_backward before each update", where="update")
         lr = job.schedule.lr(self.cursor.step + 1) if lr is None else lr
         if not (math.isfinite(lr) and 0 <= lr <= 1):
-            raise UserError(Problem(f"lr is {lr}", "a number from 0 to 1", where="update"))
+            raise user_error(f"lr is {lr}", "a number from 0 to 1", where="update")
         self._phases.enter("update")
         scale, share = job.loss_scale.value, pending.batches[0].weight / pending.weight
         positions = [batch.next_position for batch in pending.batches if batch.next_position is not None]
@@ -143,11 +145,9 @@ class ByHand:
         self._phases.end()
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
-        tokens, computed, supervised = (
-            sum(batch.tokens for batch in pending.batches),
-            sum(batch.step.computed_tokens for batch in pending.batches),
-            sum(batch.supervised_tokens for batch in pending.batches),
-        )
+        tokens = sum(batch.tokens for batch in pending.batches)
+        computed = sum(batch.step.computed_tokens for batch in pending.batches)
+        supervised = sum(batch.supervised_tokens for batch in pending.batches)
         record = outcome | cost(tokens, computed, supervised, seconds, self._phases.peak)
         record |= self._core_waits.of_step(self.cursor.step, seconds)
         self._pending = _Pending()
@@ -181,11 +181,6 @@ class ByHand:
         for stage in self.job.pipeline.stages:
             stage.own = own
 
-    def _drawn(self, batch: Batch) -> tuple[MicroBatch, ...]:
-        """Its micro-batches, whose masks of dropout are those of this step."""
-        draw = draw_of(self.job.seed, self.cursor.step + 1)
-        return tuple(replace(one, draw=draw) for one in batch.step.micro_batches)
-
     def _settle(self, own: OwnLoss | None, rows: Packs) -> None:
         """Try a loss on the first rows that come, until some told something. Raises ``UserError``."""
         if own is not None and own not in self._settled and check_sum(own, rows_of(rows, range(rows.num_packs))):
@@ -196,25 +191,17 @@ class ByHand:
         pending, stages = self._pending, self.job.pipeline.stages
         number = pending.num_micro_batches + len(batch.step.micro_batches)
         if number > 1 and not self._takes_more:
-            raise UserError(
-                Problem(
-                    f"{number} micro-batches before an update, and the plan of this session has one, whose gradients "
-                    "are in 16 bits",
-                    "gradients that several micro-batches add up to in fp32, as planned",
-                    f"batch={{'sequences': {number * self.job.deal.micro_batch}}} and memory={{'micro_batch': "
-                    f"{self.job.deal.micro_batch}}} for the session, or smaller batches",
-                    "forward_backward",
-                )
-            )
+            has = "the plan of this session has one, whose gradients are in 16 bits"
+            needed = "gradients that several micro-batches add up to in fp32, as planned"
+            batch_keys = f"batch={{'sequences': {number * self.job.deal.micro_batch}}}"
+            memory_keys = f"memory={{'micro_batch': {self.job.deal.micro_batch}}}"
+            change = f"{batch_keys} and {memory_keys} for the session, or smaller batches"
+            observed = f"{number} micro-batches before an update, and {has}"
+            raise user_error(observed, needed, change, "forward_backward")
         if pending.batches and any(stage.routing is not None and stage.routing.weight for stage in stages):
-            raise UserError(
-                Problem(
-                    "several batches in an update, and a loss of the routers",
-                    "one, by whose tokens that loss is divided",
-                    "one batch with all rows, or router_loss=0",
-                    "forward_backward",
-                )
-            )
+            observed = "several batches in an update, and a loss of the routers"
+            needed, change = "one, by whose tokens that loss is divided", "one batch with all rows, or router_loss=0"
+            raise user_error(observed, needed, change, "forward_backward")
 
     def _first_bad(self) -> Finding | None:
         """Where the first of the pending batches goes wrong that does; gradients are gone afterwards."""

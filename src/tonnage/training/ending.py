@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.kernels.streams import Reading
+from tonnage.training.batch import Step
 from tonnage.training.job import Job
-from tonnage.training.nonfinite import Finding
+from tonnage.training.nonfinite import Finding, first_nonfinite
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,11 @@ class Ending:
     """The end of a step whose gradients are there."""
 
     job: Job
-    number: int
-    """Of the step, from 1."""
-    next_position: int
-    """The first pack of the run that comes after it."""
-    num_micro_batches: int
+    step: Step
+    denominator: float
+    """By which its losses were divided."""
     totals: Tensor
     """fp64 (2,), on the device: loss and squared norm over all ranks, both as the loss scale made them."""
-    first_bad: Callable[[], Finding | None]
-    """Looks for what is not finite, where something is not."""
     log: Callable[[str], None]
     counted: tuple[float, float, float]
     """Tokens, computed tokens and supervised tokens of the step, on all ranks."""
@@ -69,7 +67,7 @@ class Ending:
     @property
     def lr(self) -> float:
         """Learning rate of the step."""
-        return self.job.schedule.lr(self.number)
+        return self.job.schedule.lr(self.step.number)
 
     def update_unseen(self) -> None:
         """Queue the update before loss and norm are read; if they are not finite, it changes nothing."""
@@ -79,7 +77,7 @@ class Ending:
         factor = torch.where(shrinks, self.job.clip / norm, 1.0)
         factor = torch.where(loss.isfinite() & norm.isfinite(), factor, float("nan"))
         self.job.optimizer.step(self.lr, scale=factor.float())
-        _forget_gradients(self.job, self.num_micro_batches)
+        _forget_gradients(self.job, len(self.step.micro_batches))
         self._is_updated = True
 
     def settle(self, cursor: Cursor) -> tuple[Cursor, Finding | None, dict[str, Any]]:
@@ -90,12 +88,13 @@ class Ending:
         scale = self.job.loss_scale.value
         loss, squared = self._reading.numbers()
         loss, norm = loss / scale, math.sqrt(squared / self.job.world.replicas) / scale
-        numbers = StepNumbers(loss, norm, self.lr, self.next_position, self.num_micro_batches)
-        if not self._is_updated:
-            return update(self.job, cursor, numbers, self.first_bad, self.log)
-        if not numbers.is_finite:
-            self.job.optimizer.take_back()
-        return _note(self.job, cursor, numbers, self.first_bad, self.log)
+        numbers = StepNumbers(loss, norm, self.lr, self.step.next_position, len(self.step.micro_batches))
+        first_bad = partial(first_nonfinite, self.job, self.step, self.denominator)
+        return update(self.job, cursor, numbers, first_bad, self.log, is_updated=self._is_updated)
+
+
+def _forget_gradients(job: Job, num_micro_batches: int) -> None:
+    job.optimizer.gradients.clear(keep=job.adds_up and num_micro_batches > 1)  # held most of the time anyway
 
 
 def measure(job: Job, losses: Sequence[Tensor]) -> Tensor:
@@ -113,38 +112,29 @@ def update(
     numbers: StepNumbers,
     first_bad: Callable[[], Finding | None],
     log: Callable[[str], None],
+    *,
+    is_updated: bool = False,
 ) -> tuple[Cursor, Finding | None, dict[str, Any]]:
     """Clip and update by the gradients that are there, and forget them; a step that is not finite changes nothing.
 
     Args:
         cursor: where the run was before this step.
         first_bad: looks for what is not finite, where something is not.
+        is_updated: whether the update was queued, unseen, and is taken back if it is not finite.
 
     Returns:
         Where the run is now, what was found not to be finite, and what of the step is written down.
     """
-    if numbers.is_finite:
-        shrinking = min(1.0, job.clip / numbers.norm) if job.clip and numbers.norm else 1.0
-        job.optimizer.step(numbers.lr, scale=shrinking * numbers.share / job.loss_scale.value)
-    _forget_gradients(job, numbers.num_micro_batches)
-    return _note(job, cursor, numbers, first_bad, log)
-
-
-def _forget_gradients(job: Job, num_micro_batches: int) -> None:
-    job.optimizer.gradients.clear(keep=job.adds_up and num_micro_batches > 1)  # held most of the time anyway
-
-
-def _note(
-    job: Job,
-    cursor: Cursor,
-    numbers: StepNumbers,
-    first_bad: Callable[[], Finding | None],
-    log: Callable[[str], None],
-) -> tuple[Cursor, Finding | None, dict[str, Any]]:
-    """What became of a step that is updated, or changed nothing; see ``update``."""
     scale, number = job.loss_scale.value, cursor.step + 1
-    balance = job.experts.after_step(scale) if job.experts else {}
     finite, bad = numbers.is_finite, None
+    if not is_updated:
+        if finite:
+            shrinking = min(1.0, job.clip / numbers.norm) if job.clip and numbers.norm else 1.0
+            job.optimizer.step(numbers.lr, scale=shrinking * numbers.share / scale)
+        _forget_gradients(job, numbers.num_micro_batches)
+    elif not finite:
+        job.optimizer.take_back()
+    balance = job.experts.after_step(scale) if job.experts else {}
     if not finite:
         bad = first_bad()
         log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")

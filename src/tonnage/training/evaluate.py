@@ -41,8 +41,8 @@ def evaluate(
     """
     loss, weight = torch.zeros((), dtype=torch.float64, device=world.device), 0.0
     for step in evaluation_steps(dataset, deal):
-        for one in pipeline.passes(step.micro_batches, 1.0, backward=False):
-            for value in one.run():
+        for turn in pipeline.passes(step.micro_batches, 1.0, backward=False):
+            for value in turn.run():
                 loss += value
         weight += step.weight
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
@@ -92,36 +92,36 @@ def _sums(
     number: int,
     progress: Callable[[int, int], None],
 ) -> np.ndarray:
-    """What documents add, by the ``places`` that theirs are of ``number``: float64 (number, ``NUMBERS``), over all
-    ranks."""
+    """Sums of ``number`` sources over all ranks, float64 (number, ``NUMBERS``); ``places`` gives the source of each of
+    some documents, from 0."""
     sums = np.zeros((number, NUMBERS))
     for step in evaluation_steps(dataset, deal):
-        asked = [replace(one, judges=True) for one in step.micro_batches]
-        for one in pipeline.passes(asked, 1.0, backward=False):
-            for found in one.run():
-                if one.batch.documents:
-                    np.add.at(sums, places(one.batch.documents), of_documents(one.batch, found))
+        batches = [replace(batch, judges=True) for batch in step.micro_batches]
+        for turn in pipeline.passes(batches, 1.0, backward=False):
+            for judgement in turn.run():
+                if turn.batch.documents:
+                    np.add.at(sums, places(turn.batch.documents), of_documents(turn.batch, judgement))
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
     return np.array(world.sum(*world.once(*sums.flatten().tolist()))).reshape(sums.shape)
 
 
-def of_documents(batch: MicroBatch, found: Tensor) -> np.ndarray:
+def of_documents(batch: MicroBatch, judgement: Tensor) -> np.ndarray:
     """What each document of a micro-batch adds to the sums of its source: float64 (documents, ``NUMBERS``).
 
-    ``found``: fp32 (2, supervised), losses and whether the likeliest token is right, as a micro-batch that judges
+    ``judgement``: fp32 (2, supervised), losses and whether the likeliest token is right, as a micro-batch that judges
     gives them.
     """
     counts = np.array(batch.targets_of, dtype=np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
-    losses, right = (one[: len(owner)] for one in found.double().cpu().numpy())
+    losses, right = judgement.double().cpu().numpy()[:, : len(owner)]
     weights = batch.weights[: len(owner)].double().numpy()
-    there = (weights > 0).astype(np.float64)
+    weighs = (weights > 0).astype(np.float64)
 
     def by_document(values: np.ndarray) -> np.ndarray:
         return np.bincount(owner, values, minlength=len(counts))
 
     rows = (counts > 0).astype(np.float64)
-    pairs = [(by_document(losses * weights), by_document(weights)), (by_document(right * there), by_document(there))]
+    pairs = [(by_document(losses * weights), by_document(weights)), (by_document(right * weighs), by_document(weighs))]
     columns = [column for x, y in pairs for column in (rows, x, y, x * x, x * y, y * y)]
     return np.stack(columns, axis=1)
 

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import Store
 from tonnage.checkpoint.resume import choose
 from tonnage.checkpoint.save import complete_checkpoints, step_of
 from tonnage.config import Config, Launch, RayLaunch
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.writing import write_json
 from tonnage.host.nodes import Node, describe_node, disagreements, leave_token, sees_token, wrong_clocks
 from tonnage.parallel.meeting import meet
@@ -54,8 +54,10 @@ def admitted(run: RunDirectory, place: Place, config: Config, plan: Plan) -> Ite
         if place.rank == 0:
             try:
                 held.enter_context(run.locked())
-                plan = _adopt(run, place, plan)
-                check_space(config, plan, len(_saved(run)), workers=place.local_size or 1)
+                if place.size != plan.workers:  # that for the workers that are here is the run's from now on
+                    plan = Plan.read(run.plan_for(place.size))
+                    plan.write(run.plan)
+                check_space(config, plan, len(complete_checkpoints(run.checkpoints)), workers=place.local_size or 1)
                 _check_nodes(run, place, config, plan, store)
                 run.clear_traces(logs=False)
                 go_on(run)
@@ -78,24 +80,11 @@ def admitted(run: RunDirectory, place: Place, config: Config, plan: Plan) -> Ite
 def check_size(run: RunDirectory, place: Place, plan: Plan) -> None:
     """Refuse a number of workers that nothing was planned for. Raises ``UserError``."""
     if place.size != plan.workers and not run.plan_for(place.size).exists():
-        again = f"--resume {run.word}" if _saved(run) else "CONFIG"
-        raise UserError(
-            Problem(
-                found=f"{place.size} worker(s) were started, and the run is planned for {plan.workers}",
-                needed=f"{plan.workers} worker(s)",
-                change=f"start {plan.workers}, or plan for {place.size}: "
-                f"tonnage train {again} --prepare launch.workers={place.size}",
-                where=str(run.plan),
-            )
-        )
-
-
-def _adopt(run: RunDirectory, place: Place, plan: Plan) -> Plan:
-    """The plan for the workers that are here, which is the run's from now on."""
-    if place.size != plan.workers:
-        plan = Plan.read(run.plan_for(place.size))
-        plan.write(run.plan)
-    return plan
+        again = f"--resume {run.word}" if complete_checkpoints(run.checkpoints) else "CONFIG"
+        observed = f"{place.size} worker(s) were started, and the run is planned for {plan.workers}"
+        command = f"tonnage train {again} --prepare launch.workers={place.size}"
+        change = f"start {plan.workers}, or plan for {place.size}: {command}"
+        raise user_error(observed, f"{plan.workers} worker(s)", change, str(run.plan))
 
 
 def _check_nodes(run: RunDirectory, place: Place, config: Config, plan: Plan, store: Store) -> None:
@@ -105,7 +94,8 @@ def _check_nodes(run: RunDirectory, place: Place, config: Config, plan: Plan, st
         UserError: names the machines that see other files or have other versions.
     """
     token = f"seen-{secrets.token_hex(8)}"
-    paths = {"model": _directory_of(config), "prepared data": plan.data.train_path}
+    is_directory = Path(config.model).exists() or config.model.startswith(("/", "./", "../"))  # else it is the hub's
+    paths = {"model": config.model if is_directory else None, "prepared data": plan.data.train_path}
     if plan.data.validation_path is not None:
         paths["prepared validation data"] = plan.data.validation_path
     if plan.data.general_path is not None:
@@ -151,11 +141,6 @@ def _answer(run: RunDirectory, place: Place, store: Store) -> None:
     store.set(f"{QUESTION}/{place.rank}", json.dumps({"node": asdict(node), "sees": sees, "wrote": wrote}))
 
 
-def _directory_of(config: Config) -> str | None:
-    """The model's directory; None where it is one of the hub's."""
-    return config.model if Path(config.model).exists() or config.model.startswith(("/", "./", "../")) else None
-
-
 def most_threads(launch: Launch, share: int) -> int:
     """Threads of a worker whose share of its machine's cores is known: no more than it has reserved."""
     reserved = launch.cpus_per_worker if isinstance(launch, RayLaunch) else "auto"
@@ -169,7 +154,7 @@ def go_on(run: RunDirectory) -> None:
         UserError: the newest checkpoint is damaged.
     """
     step = 0
-    if _saved(run):
+    if complete_checkpoints(run.checkpoints):
         checkpoint = choose(run.checkpoints)
         step = step_of(checkpoint)
         write_json(run.resume, {"checkpoint": checkpoint.name})
@@ -177,10 +162,6 @@ def go_on(run: RunDirectory) -> None:
         run.resume.unlink(missing_ok=True)
     run.rewind_metrics(step)
     rewind_samples(run, step)
-
-
-def _saved(run: RunDirectory) -> list[Path]:
-    return complete_checkpoints(run.checkpoints)
 
 
 def _tell(store: Store, place: Place, problems: tuple[Problem, ...] | list[Problem]) -> None:

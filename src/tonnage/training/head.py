@@ -9,7 +9,8 @@ matrix, and the hidden states and slopes of the one chunk or the gradient of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tonnage.kernels import softmax
 from tonnage.kernels.embedding import HeadsGradient
 from tonnage.kernels.products import add_product, linear, product
+from tonnage.kernels.regions import local_part
 from tonnage.kernels.sums import adds_up, handed_over
-from tonnage.planning.profile import HEAD_PIECE
+from tonnage.parallel.tensor import all_reduce, enter
+from tonnage.planning.profile import HEAD_PIECE, head_chunk
 from tonnage.training.vocabulary import Vocabulary, softmax_loss
 
 
@@ -45,8 +48,109 @@ class LogitsMemory:
         self._memory = memory
 
 
+@dataclass(frozen=True)
+class Head:
+    """The projection of hidden states to the vocabulary, with a weight that is in memory, and its cross-entropy.
+
+    ``weight``, (vocabulary, hidden), and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then
+    has the logits of its own tokens, and the ranks exchange three numbers of every row: the largest, the sum, the
+    target's.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+    """Of the logits, as ``scale`` is."""
+    chunk_tokens: int | None = None
+    """Rows of logits that exist at a time, at most; by default ``planning.profile.head_chunk``."""
+    to_embedding: HeadsGradient | None = None
+    """If that awaits the gradient of ``weight``, it goes there, and not to autograd."""
+    memory: LogitsMemory | None = None
+    """For logits, where ``kernels.softmax`` is for them, on a CPU."""
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens whose logits this rank has."""
+        return Vocabulary.of(self.weight, self.scale, self.softcap)
+
+    @property
+    def most_tokens(self) -> int:
+        """Rows of a chunk, at most."""
+        if self.chunk_tokens is not None:
+            return self.chunk_tokens
+        return head_chunk(len(local_part(self.weight)), trains=self.weight.requires_grad)
+
+    def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor) -> Tensor:
+        """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
+
+        Shapes: ``hidden`` (tokens, hidden), ``targets`` int64 (tokens,), ``target_weights`` fp32 (tokens,). Softmax and
+        sums are fp32; products run in the dtype of ``hidden``. No tokens give zero, with zero gradients.
+        """
+        part, bias, ranks = local_part(self.weight), self.bias, self.vocabulary.ranks
+        if ranks is not None:
+            hidden = enter(hidden, ranks)
+        if not torch.is_grad_enabled():  # which a function of autograd's own does not look at
+            hidden, part, bias = hidden.detach(), part.detach(), None if bias is None else bias.detach()
+        bias = None if bias is None else local_part(bias)
+        to_embedding = self.to_embedding
+        if to_embedding is not None and not to_embedding.is_awaited():
+            to_embedding = None
+        if to_embedding is not None and ranks is not None:
+            # Of none that comes this way torch 2.11 makes one of zeros.
+            part = part.detach().requires_grad_(part.requires_grad)
+        loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            hidden, part, bias, targets, target_weights, self, to_embedding
+        )
+        return loss
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden: Tensor, targets: Tensor, *, likeliest_of: list[Tensor] | None = None) -> Tensor:
+        """That of every target, fp32 (tokens,), for which nothing is kept. ``likeliest_of`` takes up the tokens with
+        the largest logits, int64, chunk by chunk."""
+        hidden, weight = hidden.detach(), local_part(self.weight).detach()
+        bias, vocabulary = None if self.bias is None else local_part(self.bias).detach(), self.vocabulary
+        chunk_tokens = _equal(self.most_tokens, len(hidden))
+        room = self.room_for(chunk_tokens, hidden)
+        losses, ones = [], torch.ones(len(hidden), 1, device=hidden.device)
+        for start in range(0, len(hidden), max(1, chunk_tokens)):
+            chunk = slice(start, start + chunk_tokens)
+            logits = _logits(hidden[chunk], weight, bias, room)
+            if likeliest_of is not None:
+                likeliest_of.append(self._largest(logits.float()))
+            of_chunk = _of_logits(logits, targets[chunk], ones[chunk], vocabulary, wants_gradient=False)
+            losses.append(of_chunk[0].flatten())
+            del logits, of_chunk
+        if self.memory is not None and room is not None:
+            self.memory.give_back(room)
+        return -torch.cat(losses) if losses else torch.zeros(0, device=hidden.device)
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """The token with the largest logit after every row, the first of several: int64 (tokens,). A scale or a cap of
+        the logits changes nothing of their order."""
+        bias = None if self.bias is None else local_part(self.bias)
+        return self._largest(linear(hidden, local_part(self.weight), bias).float())
+
+    def room_for(self, num_tokens: int, hidden: Tensor) -> Tensor | None:
+        """Memory for the logits of so many ``hidden`` states, where ``kernels.softmax`` is for them and nothing else is
+        to be done with them."""
+        is_plain = self.bias is None and self.softcap is None and self.vocabulary.ranks is None
+        if self.memory is None or not is_plain or not softmax.keeps_memory(hidden):
+            return None
+        return self.memory.take(num_tokens * len(self.weight), hidden)
+
+    def _largest(self, logits: Tensor) -> Tensor:
+        """The token of the largest of a rank's logits, fp32 (rows, its tokens), over all ranks that have some."""
+        largest, tokens = logits.max(1)
+        if (ranks := self.vocabulary.ranks) is None:
+            return tokens
+        of_all = all_reduce(largest, ranks, "max")
+        tokens = torch.where(largest == of_all, tokens + self.vocabulary.first, self.weight.shape[0])
+        return -all_reduce(-tokens, ranks, "max")
+
+
 class LinearCrossEntropy(torch.autograd.Function):
-    """``loss.linear_cross_entropy`` as autograd sees it."""
+    """``Head.loss`` as autograd sees it; ``weight`` and ``bias`` are this rank's part."""
 
     @staticmethod
     def forward(
@@ -56,32 +160,29 @@ class LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         target_weights: Tensor,
-        scale: float,
-        softcap: float | None,
-        chunk_tokens: int,
+        head: Head,
         to_embedding: HeadsGradient | None,
-        vocabulary: Vocabulary,
-        memory: LogitsMemory | None,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        num_tokens, wanted = hidden.shape[0], need_hidden or need_weight or need_bias
-        num_chunks = max(1, math.ceil(num_tokens / chunk_tokens))
-        chunk_tokens = _equal(chunk_tokens, num_tokens)
-        room = None if memory is None else memory.take(chunk_tokens * len(weight), hidden)
+        num_tokens, wants_gradient = hidden.shape[0], need_hidden or need_weight or need_bias
+        chunk_tokens = _equal(head.most_tokens, num_tokens)
+        is_divided, room = num_tokens > chunk_tokens, head.room_for(chunk_tokens, hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight and num_chunks > 1 else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight and is_divided else None
         slopes = hidden.new_empty(0, len(weight)) if need_weight and num_tokens == 0 else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if need_bias else None
 
         for start in range(0, num_tokens, max(1, chunk_tokens)):
             chunk = slice(start, start + chunk_tokens)
-            h, w = hidden[chunk], target_weights[chunk, None]
-            losses, gradient = _of_chunk(
-                h, weight, bias, targets[chunk], w, scale, softcap, vocabulary, room, wants_gradient=wanted
+            logits = _logits(hidden[chunk], weight, bias, room)
+            weights = target_weights[chunk, None]
+            losses, gradient = _of_logits(
+                logits, targets[chunk], weights, head.vocabulary, wants_gradient=wants_gradient
             )
+            del logits
             loss += losses.sum()
-            if not wanted:
+            if not wants_gradient:
                 del losses, gradient
                 continue
             if grad_bias is not None:
@@ -90,16 +191,16 @@ class LinearCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 product(gradient, weight, out=grad_hidden[chunk])
             if grad_weight is not None:
-                add_product(grad_weight, gradient.t(), h, HEAD_PIECE)
+                add_product(grad_weight, gradient.t(), hidden[chunk], HEAD_PIECE)
             elif need_weight:
                 slopes = gradient
             del gradient  # before the next chunk's are made
 
         ctx.weight, ctx.to_embedding, ctx.slopes = weight, to_embedding, slopes
         ctx.hidden = None if slopes is None else hidden.detach()
-        ctx.memory, ctx.room = memory, room
-        if memory is not None and room is not None and slopes is None:
-            memory.give_back(room)
+        ctx.memory, ctx.room = head.memory, room
+        if head.memory is not None and room is not None and slopes is None:
+            head.memory.give_back(room)
         ctx.save_for_backward(
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -118,72 +219,19 @@ class LinearCrossEntropy(torch.autograd.Function):
         if ctx.slopes is not None:
             of_weight = _of_weight(ctx.weight, ctx.slopes, ctx.hidden, ctx.to_embedding)
             ctx.slopes = ctx.hidden = None  # which is not given up by itself
-            if ctx.memory is not None:
+            if ctx.room is not None:
                 ctx.memory.give_back(ctx.room)
         if ctx.to_embedding is not None:
             ctx.to_embedding.gradient, of_weight = of_weight, None
         elif of_weight is not None:
             of_weight = handed_over(ctx.weight, of_weight)
-        return of_hidden, of_weight, of_bias, *(None,) * 8
-
-
-def target_losses(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    scale: float,
-    softcap: float | None,
-    chunk_tokens: int,
-    vocabulary: Vocabulary,
-    memory: LogitsMemory | None,
-    *,
-    seen: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """Cross-entropy of every target, fp32 (tokens,), for which nothing is kept; arguments as above. ``seen`` is shown
-    the logits of each chunk, without scale and cap, before they are gone."""
-    chunk_tokens = _equal(chunk_tokens, len(hidden))
-    room = None if memory is None else memory.take(chunk_tokens * len(weight), hidden)
-    found, ones = [], torch.ones(len(hidden), 1, device=hidden.device)
-    for start in range(0, len(hidden), max(1, chunk_tokens)):
-        part = slice(start, start + chunk_tokens)
-        logits = _logits(hidden[part], weight, bias, room)
-        if seen is not None:
-            seen(logits)
-        found.append(
-            _of_logits(logits, targets[part], ones[part], scale, softcap, vocabulary, wants_gradient=False)[0].flatten()
-        )
-        del logits
-    if memory is not None and room is not None:
-        memory.give_back(room)
-    return torch.cat(found) if found else torch.zeros(0, device=hidden.device)
+        return of_hidden, of_weight, of_bias, *(None,) * 4
 
 
 def _equal(chunk_tokens: int, num_tokens: int) -> int:
     """Tokens of a chunk, at most, where all are about as large."""
     num_chunks = max(1, math.ceil(num_tokens / chunk_tokens))
     return min(chunk_tokens, math.ceil(num_tokens / num_chunks / 8) * 8)
-
-
-def _of_chunk(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    weights: Tensor,
-    scale: float,
-    softcap: float | None,
-    vocabulary: Vocabulary,
-    room: Tensor | None,
-    *,
-    wants_gradient: bool,
-) -> tuple[Tensor, Tensor]:
-    """Loss of every row of a chunk and, where it is wanted, the gradient of their sum with respect to the logits.
-
-    Shapes: ``targets`` (rows,), ``weights`` (rows, 1). ``room`` is memory for the logits.
-    """
-    logits = _logits(hidden, weight, bias, room)
-    return _of_logits(logits, targets, weights, scale, softcap, vocabulary, wants_gradient=wants_gradient)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, room: Tensor | None) -> Tensor:
@@ -196,22 +244,17 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, room: Tensor | 
 
 
 def _of_logits(
-    logits: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    scale: float,
-    softcap: float | None,
-    vocabulary: Vocabulary,
-    *,
-    wants_gradient: bool,
+    logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: Vocabulary, *, wants_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """As ``_of_chunk``; the logits are gone afterwards."""
-    if softcap is None and vocabulary.ranks is None and softmax.takes(logits):
-        losses = softmax.softmax_loss(logits, targets, weights[:, 0], scale, wants_gradient=wants_gradient)
+    """Loss of every row of a chunk and, where it is wanted, the gradient of their sum with respect to the logits, which
+    are gone afterwards.
+
+    Shapes: ``targets`` (rows,), ``weights`` (rows, 1).
+    """
+    if vocabulary.softcap is None and vocabulary.ranks is None and softmax.takes(logits):
+        losses = softmax.softmax_loss(logits, targets, weights[:, 0], vocabulary.scale, wants_gradient=wants_gradient)
         return losses, logits  # the gradient is in their own memory
-    return softmax_loss(
-        logits.float(), targets[:, None], weights, scale, softcap, vocabulary, wants_gradient=wants_gradient
-    )
+    return softmax_loss(logits.float(), targets[:, None], weights, vocabulary, wants_gradient=wants_gradient)
 
 
 def _is_one(upstream: Tensor) -> bool:

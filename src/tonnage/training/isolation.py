@@ -16,7 +16,7 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.data import Pack
 from tonnage.data.prefixes import Prefix
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
@@ -46,6 +46,7 @@ from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.planning.layout import Arrangement
 from tonnage.training.batch import Document, MicroBatch
 from tonnage.training.loss import LossModel
+from tonnage.training.vocabulary import Vocabulary
 
 LENGTHS = (40, 1, 9, 6, 11, 23, 27, 19, 21, 17)
 """Of the documents of a trial: longer and shorter than the tiny model's windows and chunks. The longest comes first,
@@ -131,48 +132,45 @@ def isolation_of(
         described.pop("_name_or_path", None)
     described.pop("use_cache", None)  # which whoever builds a model for training sets, before or after
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
-    asked = [described, device.type, long_documents, FORMAT, versions]
-    key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    inputs = [described, device.type, long_documents, FORMAT, versions]
+    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = None if cache is None else trusted(cache, "isolation", f"{key}.json")
     if path is not None:
         with suppress(UserError):
             return read_record(path, Isolation)
     with _quietly():
-        found = _ask(config, small, device)
+        isolation = _ask(config, small, device)
     if path is not None:
         with kept(path, "models are asked again every time"):
             room_for(path)
-            write_json(path, asdict(found))
-    return found
+            write_json(path, asdict(isolation))
+    return isolation
 
 
-def inexact_recompute(where: str, mode: Recompute, config: PreTrainedConfig, asked: Isolation) -> Problem:
+def inexact_recompute(where: str, mode: Recompute, config: PreTrainedConfig, isolation: Isolation) -> Problem:
     """What is said of a way to recompute that changes gradients."""
-    exact = [one for one in ("selective", "full", "none") if one not in asked.inexact_recompute]
+    exact = [other for other in ("selective", "full", "none") if other not in isolation.inexact_recompute]
     return Problem(
         where=where,
         found=f"blocks of a {config.model_type} that compute other gradients with {mode} recompute than without, in a "
-        f"tiny model of it ({asked.inexact_recompute[mode]})",
+        f"tiny model of it ({isolation.inexact_recompute[mode]})",
         needed="the same gradients",
-        change=" or ".join(f"memory.recompute={one}" for one in exact),
+        change=" or ".join(f"memory.recompute={other}" for other in exact),
     )
 
 
 def outgrows(config: PreTrainedConfig, max_length: int) -> bool:
     """Whether documents of ``max_length`` tokens are longer than what positions of a model were first trained for, in a
     family that computes positions of longer ones in another way."""
-    found: list[int] = []
+    lengths = [getattr(config, "original_max_position_embeddings", None)]
     for key in ("rope_parameters", "rope_scaling"):
-        given = getattr(config, key, None)
-        sets = [given, *given.values()] if isinstance(given, Mapping) else []
-        for one in sets:
-            if isinstance(one, Mapping) and isinstance(one.get("original_max_position_embeddings"), int):
-                found.append(one["original_max_position_embeddings"])
-            if isinstance(one, Mapping) and one.get("rope_type") == "dynamic":
-                found.append(int(getattr(config, "max_position_embeddings", 0)))
-    if isinstance(own := getattr(config, "original_max_position_embeddings", None), int):
-        found.append(own)
-    return any(max_length > first for first in found)
+        rope = getattr(config, key, None)
+        for parameters in [rope, *rope.values()] if isinstance(rope, Mapping) else []:
+            if isinstance(parameters, Mapping):
+                lengths.append(parameters.get("original_max_position_embeddings"))
+                if parameters.get("rope_type") == "dynamic":
+                    lengths.append(int(getattr(config, "max_position_embeddings", 0)))
+    return any(max_length > length for length in lengths if isinstance(length, int))
 
 
 def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch.device) -> Isolation:
@@ -186,33 +184,28 @@ def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch
             for documents, plain, alone in draws:
                 _compare(_computed(plain, lay_out(documents), name, device), alone)
         except Exception as error:  # whatever a family's code says to a layout that it was not made for
-            refusals.append(f"{arrangement} ({name}): {_told(error)}")
+            refusals.append(f"{arrangement} ({name}): {_reason_of(error)}")
             continue
         shares = arrangement == "packed" and device.type == "cpu" and _shares(draws[0][1], draws[0][0], device)
         why = "" if arrangement == "packed" else refusals[0].partition(": ")[2]
         documents, plain, alone = draws[0]
         inexact = _inexact_recompute(plain, lay_out(documents), name, device, alone)
         return Isolation(arrangement, name, shares, why, device.type, inexact)
-    raise UserError(
-        Problem(
-            where=f"model type {config.model_type}",
-            found=f"documents that are not computed as each is alone: {refusals[0]}; {refusals[-1]}",
-            needed="a causal model whose tokens look at nothing but what stands before them in their document",
-            change="choose another model family",
-        )
-    )
+    observed = f"documents that are not computed as each is alone: {refusals[0]}; {refusals[-1]}"
+    needed = "a causal model whose tokens look at nothing but what stands before them in their document"
+    raise user_error(observed, needed, "choose another model family", f"model type {config.model_type}")
 
 
 def _inexact_recompute(
     plain: PreTrainedModel, batch: MicroBatch, name: str, device: torch.device, alone: _Truth
 ) -> dict[Recompute, str]:
-    found: dict[Recompute, str] = {}
+    reasons: dict[Recompute, str] = {}
     for mode in RECOMPUTES:
         try:
             _compare(_computed(plain, batch, name, device, mode), alone)
         except Exception as error:  # whatever a family's code says to a second forward pass
-            found[mode] = _told(error)
-    return found
+            reasons[mode] = _reason_of(error)
+    return reasons
 
 
 def _documents(seed: int) -> list[Tensor]:
@@ -234,7 +227,7 @@ def _alone(
     Raises:
         UserError: it cannot be built, or its tokens have nothing to say to each other.
     """
-    told = ""
+    reason = ""
     for candidate in (small, _shortened(config)):
         if candidate is None:
             continue
@@ -242,24 +235,19 @@ def _alone(
             try:
                 plain = _plain(candidate, gain, device, seed)
                 alone = _truth(plain, documents)
-                together = _compute(_logits_of(plain), plain, [list(documents)])
+                together = _compute(plain, [list(documents)])
             except Exception as error:
-                told = told or _told(error)
+                reason = reason or _reason_of(error)
                 break
             if not bool(alone.rounded.losses.isfinite().all()):
-                told = "losses that are not finite"
+                reason = "losses that are not finite"
                 continue
             if float((alone.rounded.losses - together.losses).abs().max()) >= SHOWS:
                 return plain, alone
-            told = "documents whose tokens change nothing in what comes after them"
-    raise UserError(
-        Problem(
-            where=f"model type {config.model_type}",
-            found=f"no tiny model of the family that would show whether documents keep to themselves ({told})",
-            needed="a causal language model of transformers",
-            change="choose another model family",
-        )
-    )
+            reason = "documents whose tokens change nothing in what comes after them"
+    observed = f"no tiny model of the family that would show whether documents keep to themselves ({reason})"
+    needed = "a causal language model of transformers"
+    raise user_error(observed, needed, "choose another model family", f"model type {config.model_type}")
 
 
 def _shortened(config: PreTrainedConfig) -> PreTrainedConfig | None:
@@ -283,18 +271,18 @@ def _plain(config: PreTrainedConfig, gain: float, device: torch.device, seed: in
             config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
         )
     draw(model, gain, seed)
-    found: PreTrainedModel = model.to(device).eval()
-    return found
+    plain: PreTrainedModel = model.to(device).eval()
+    return plain
 
 
 def _truth(plain: PreTrainedModel, documents: Sequence[Tensor]) -> _Truth:
     rows = [[one] for one in documents]
-    rounded, device = _compute(_logits_of(plain), plain, rows), plain.device
+    rounded, device = _compute(plain, rows), plain.device
     wide = copy.deepcopy(plain.cpu()).double()  # on the CPU, as not every device computes in fp64
     nn.Module.to(plain, device)
     try:
         with InDouble():
-            return _Truth(_compute(_logits_of(wide), wide, rows), rounded)
+            return _Truth(_compute(wide, rows), rounded)
     except (RuntimeError, ValueError, TypeError):  # its code holds numbers that are made for fp32
         return _Truth(rounded, rounded, FLOOR_IN_FP32)
 
@@ -320,29 +308,22 @@ class InDouble(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _logits_of(plain: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    def logits(ids: Tensor) -> Tensor:
-        found: Tensor = plain(ids, use_cache=False).logits
-        return found[0].float()
-
-    return logits
-
-
-def _compute(logits_of: Callable[[Tensor], Tensor], model: nn.Module, rows: Sequence[Sequence[Tensor]]) -> _Computed:
+def _compute(plain: PreTrainedModel, rows: Sequence[Sequence[Tensor]]) -> _Computed:
     """Losses and gradients of documents that stand in rows, where nothing tells them apart."""
-    device = next(model.parameters()).device
-    model.zero_grad(set_to_none=True)
+    device = next(plain.parameters()).device
+    plain.zero_grad(set_to_none=True)
     losses = []
     for row in rows:
         ids = torch.cat(list(row)).to(device)
-        of_row = F.cross_entropy(logits_of(ids.unsqueeze(0))[:-1], ids[1:], reduction="none")
-        starts = torch.tensor([len(one) for one in row]).cumsum(0)[:-1] - 1
+        logits = plain(ids.unsqueeze(0), use_cache=False).logits[0].float()
+        of_row = F.cross_entropy(logits[:-1], ids[1:], reduction="none")
+        starts = torch.tensor([len(document) for document in row]).cumsum(0)[:-1] - 1
         counts = torch.ones(len(of_row), dtype=torch.bool)
         counts[starts] = False  # first tokens are no targets
         losses.append(of_row[counts.to(device)])
     of_all = torch.cat(losses)
     of_all.mean().backward()
-    return _Computed(of_all.detach().cpu(), _gradients(model))
+    return _Computed(of_all.detach().cpu(), _gradients(plain))
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -362,23 +343,22 @@ def _computed(
     model.load_state_dict(plain.state_dict())
     loss_model = LossModel(model, anatomy := dissect(model))
     recompute_blocks(anatomy.blocks, recompute)
-    number = len(batch.targets)
-    losses = torch.stack([loss.detach() for loss in _each(loss_model, batch)])
+    losses = _losses(loss_model, batch)
     model.zero_grad(set_to_none=True)
-    loss_model(batch, float(number)).backward()
+    loss_model(batch, float(len(batch.targets))).backward()
     return _Computed(losses.cpu(), _gradients(model))
 
 
-def _each(loss_model: LossModel, batch: MicroBatch) -> Iterator[Tensor]:
+@torch.no_grad()
+def _losses(loss_model: LossModel, batch: MicroBatch) -> Tensor:
     """The loss of every supervised token."""
-    with torch.no_grad():
-        hidden = loss_model.picked(loss_model.states(batch), batch)
-        anatomy = loss_model.anatomy
-        for row, target in zip(hidden, batch.targets.to(hidden.device), strict=True):
-            logits = F.linear(row, anatomy.head.weight, anatomy.head.bias).float() * anatomy.logit_scale
-            if anatomy.logit_softcap is not None:
-                logits = torch.tanh(logits / anatomy.logit_softcap) * anatomy.logit_softcap
-            yield F.cross_entropy(logits, target)
+    hidden, anatomy = loss_model.picked(loss_model.states(batch), batch), loss_model.anatomy
+    vocabulary = Vocabulary(scale=anatomy.logit_scale, softcap=anatomy.logit_softcap)
+    losses = []
+    for row, target in zip(hidden, batch.targets.to(hidden.device), strict=True):
+        logits = F.linear(row, anatomy.head.weight, anatomy.head.bias).float()
+        losses.append(F.cross_entropy(vocabulary.scale_and_cap(logits), target))
+    return torch.stack(losses)
 
 
 def _compare(ours: _Computed, alone: _Truth) -> None:
@@ -435,7 +415,7 @@ def _weights(document: Tensor) -> np.ndarray:
     return (np.arange(len(document)) > 0).astype(np.float32)
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, UserError):
         return error.problems[0].found
     if isinstance(error, _Differs):
@@ -446,11 +426,10 @@ def _told(error: Exception) -> str:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without what families say of sizes that nobody uses."""
-    was = transformers.logging.get_verbosity()
+    verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        transformers.logging.set_verbosity(was)
+        transformers.logging.set_verbosity(verbosity)

@@ -8,8 +8,8 @@ is part of the cursor that checkpoints hold: a run that goes on decides as one t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 from tonnage.checkpoint.save import Cursor
@@ -47,32 +47,23 @@ class Judging:
     scoring: Scoring | None = None
 
 
-@dataclass(frozen=True)
-class Found:
-    """What an evaluation found."""
-
-    record: Mapping[str, Any] = field(default_factory=dict)
-    """What of it goes into ``metrics.jsonl``; empty if nothing was evaluated."""
-
-    def compared(self, judging: Judging, cursor: Cursor) -> Cursor:
-        """The cursor with what the next evaluation is compared with, and how long there has been no better one."""
-        value = self.record.get(judging.figure)
-        if value is None:
-            return cursor
-        known = cursor.best_step >= 0 and cursor.best_figure == judging.figure
-        if is_better(judging.figure, value, cursor.best_value if known else None):
-            return replace(cursor, best_figure=judging.figure, best_step=cursor.step, best_value=float(value), stale=0)
-        return replace(cursor, stale=cursor.stale + 1)
+def compared(record: Mapping[str, Any], judging: Judging, cursor: Cursor) -> Cursor:
+    """The cursor with what the next evaluation is compared with, after one that gave ``record``, and how long there has
+    been no better one."""
+    value = record.get(judging.figure)
+    if value is None:
+        return cursor
+    has_best = cursor.best_step >= 0 and cursor.best_figure == judging.figure
+    if is_better(judging.figure, value, cursor.best_value if has_best else None):
+        return replace(cursor, best_figure=judging.figure, best_step=cursor.step, best_value=float(value), stale=0)
+    return replace(cursor, stale=cursor.stale + 1)
 
 
-def judged(job: Job, judging: Judging, phases: Phases) -> Found:
-    """Evaluate all that there is to evaluate; every rank finds the same."""
+def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
+    """Evaluate all that there is to evaluate; what of it goes into ``metrics.jsonl``, empty if nothing was evaluated.
+    Every rank finds the same."""
     record: dict[str, Any] = {}
-    told = Evaluated()
-
-    def progress(done: int, total: int) -> None:
-        phases.progress(micro_batch=done, num_micro_batches=total)
-
+    evaluated, progress = Evaluated(), phases.advance
     if job.validation_data is not None or job.general_data is not None:
         phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     if (data := job.validation_data) is not None:
@@ -80,35 +71,28 @@ def judged(job: Job, judging: Judging, phases: Phases) -> Found:
             record["eval_loss"] = evaluate(job.pipeline, data, job.deal, job.world, progress=progress)
         else:
             rows, sources = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
-            told = replace(told, rows=rows, sources=sources)
+            evaluated = replace(evaluated, rows=rows, sources=sources)
             record |= {"eval_loss": rows.loss.value, "token_accuracy": rows.token_accuracy.value}
     if job.general_data is not None:
         data = job.general_data
         general, _ = judge(job.pipeline, data, job.deal, job.world, job.general_names, progress=progress)
-        told = replace(told, general=general)
+        evaluated = replace(evaluated, general=general)
         record["general_loss"] = general.loss.value
     if judging.scoring is not None:
         phases.enter("answer", micro_batch=0, num_micro_batches=0)
         scores = _scored(job, judging.scoring, progress)
-        told = replace(told, scores=scores, answers=len(judging.scoring.asking.prompts))
+        evaluated = replace(evaluated, scores=scores, answers=len(judging.scoring.asking.prompts))
         record |= {name: figure.value for name, figure in scores.items()}
-    return Found(record | ({"evaluation": plain} if (plain := told.to_json()) else {}))
+    return record | ({"evaluation": plain} if (plain := evaluated.to_json()) else {})
 
 
 def _scored(job: Job, scoring: Scoring, progress: Callable[[int, int], None]) -> dict[str, Figure]:
+    """The mean of what each scorer, asked by rank 0, gives the answers of all ranks."""
     asking, world = scoring.asking, job.world
     answers = list(map(asking.decode, answer(job.pipeline, asking, job.deal, world, progress=progress)))
-    return {
-        name: mean_of(world.sum(*_from(world.rank, partial(scores_of, asking, answers, scorer), len(answers))))
-        for name, scorer in scoring.scorers.items()
-    }
-
-
-def scores_of(asking: Asking, answers: list[str], scorer: Scorer) -> list[float]:
-    """The score of every answer."""
-    return [scorer(answer, prompt.expected or "") for answer, prompt in zip(answers, asking.prompts, strict=True)]
-
-
-def _from(rank: int, scores: Callable[[], list[float]], number: int) -> list[float]:
-    """Terms of a sum that has the scores once: those of rank 0."""
-    return scores() if rank == 0 else [0.0] * number
+    pairs = [(text, prompt.expected or "") for text, prompt in zip(answers, asking.prompts, strict=True)]
+    figures = {}
+    for name, scorer in scoring.scorers.items():
+        scores = list(starmap(scorer, pairs)) if world.rank == 0 else [0.0] * len(pairs)
+        figures[name] = mean_of(world.sum(*scores))
+    return figures

@@ -18,15 +18,14 @@ from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.host.core_waits import CoreWaits
-from tonnage.parallel.world import World
 from tonnage.training.answers import Asking, answer
-from tonnage.training.batch import MicroBatch, Step
+from tonnage.training.batch import MicroBatch
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
-from tonnage.training.judging import Judging, judged
+from tonnage.training.judging import Judging, compared, judged
 from tonnage.training.memory import Peak, Phases
 from tonnage.training.metrics import Recorder
-from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
+from tonnage.training.nonfinite import Finding, too_many_skips
 
 
 @dataclass(frozen=True)
@@ -53,31 +52,6 @@ class BetweenSteps:
         return evaluates, saves
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The parts of a run, on one rank."""
-
-    job: Job
-    between_steps: BetweenSteps
-    recorder: Recorder
-    phases: Phases
-    saver: Saver
-
-    @staticmethod
-    def of(job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases) -> _Run:
-        """The run of a job; every rank calls this."""
-        saver = Saver(
-            between_steps.checkpoints,
-            between_steps.keep,
-            job.world,
-            keep_best=between_steps.judging.saves_best,
-            sync_too=recorder.files,
-            log=recorder.log,
-            progress=phases.progress,
-        )
-        return _Run(job, between_steps, recorder, phases, saver)
-
-
 def train(
     job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases, stop_requested: Callable[[], bool]
 ) -> bool:
@@ -89,7 +63,7 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    course = _Course(_Run.of(job, between_steps, recorder, phases))
+    course = _Course(job, between_steps, recorder, phases)
     late: Ending | None = None
     finished = True
     course.begin()
@@ -98,7 +72,9 @@ def train(
         if course.is_over:
             break
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
-        totals = _over_all_ranks(job.world, step, stop_requested)
+        # Sizes of the step, and whether to stop before it: one sum over the ranks.
+        sizes = job.world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight)
+        totals = _Totals(*job.world.sum(*sizes, stop_requested()))
         if totals.stops:
             finished = False
             break
@@ -121,7 +97,7 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm.
         phases.enter("update")
-        ending = _ending_of(course.run, step, losses, denominator, totals)
+        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, counted=totals[:3])
         evaluates, saves = between_steps.due_after(step.number)
         is_last = step.next_position >= job.num_packs
         if job.reads_late:
@@ -157,12 +133,6 @@ class _Totals(NamedTuple):
     """How many ranks are to stop before it."""
 
 
-def _over_all_ranks(world: World, step: Step, stop_requested: Callable[[], bool]) -> _Totals:
-    """Sizes of a step, and whether to stop before it: one sum over the ranks."""
-    sizes = world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight)
-    return _Totals(*world.sum(*sizes, stop_requested()))
-
-
 def run_passes(
     job: Job, batches: Sequence[MicroBatch], denominator: float, tokens: float, phases: Phases
 ) -> list[Tensor]:
@@ -181,31 +151,25 @@ def run_passes(
     return losses
 
 
-def _ending_of(run: _Run, step: Step, losses: Sequence[Tensor], denominator: float, totals: _Totals) -> Ending:
-    """The end of a step whose passes are through, with its loss and gradient norm summed over the ranks."""
-    return Ending(
-        run.job,
-        number=step.number,
-        next_position=step.next_position,
-        num_micro_batches=len(step.micro_batches),
-        totals=measure(run.job, losses),
-        first_bad=partial(first_nonfinite, run.job, step, denominator),
-        log=run.recorder.log,
-        counted=(totals.tokens, totals.computed_tokens, totals.supervised_tokens),
-    )
-
-
 class _Course:
     """How a run goes: where it is, and what is done at the end of each step and between steps."""
 
-    def __init__(self, run: _Run) -> None:
-        self.run = run
-        self.cursor = run.job.cursor
-        self._saved = self.cursor
-        """Where the run was at its last checkpoint."""
+    def __init__(self, job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases) -> None:
+        self._job, self._between_steps, self._recorder, self._phases = job, between_steps, recorder, phases
+        self._saver = Saver(
+            between_steps.checkpoints,
+            between_steps.keep,
+            job.world,
+            keep_best=between_steps.judging.saves_best,
+            sync_too=recorder.files,
+            log=recorder.log,
+            progress=phases.progress,
+        )
+        self.cursor = self._saved = job.cursor
+        """Where the run is, and where it was at its last checkpoint."""
         self._evaluated = self.cursor.step
         """The step after which it was evaluated last."""
-        self._core_waits = CoreWaits(run.recorder.log)
+        self._core_waits = CoreWaits(recorder.log)
         self._began = 0.0
         """When the time of the next step to be written down began."""
         self._bad: Finding | None = None
@@ -214,57 +178,56 @@ class _Course:
     @property
     def is_stuck(self) -> bool:
         """Whether too many steps in a row were skipped."""
-        return self.cursor.skips > self.run.job.skip_limit
+        return self.cursor.skips > self._job.skip_limit
 
     @property
     def is_over(self) -> bool:
         """Whether evaluations end the run."""
-        return is_over(self.cursor, self.run.between_steps.judging)
+        return is_over(self.cursor, self._between_steps.judging)
 
     @property
     def is_best(self) -> bool:
         """Whether the step was just found to be the best, and is saved for that."""
         is_best = self.cursor.best_step == self._evaluated == self.cursor.step
-        return self.run.between_steps.judging.saves_best and is_best
+        return self._between_steps.judging.saves_best and is_best
 
     def begin(self) -> None:
         """Before the first step, ask the model and, if the run is judged then, evaluate it."""
         if self.cursor.step == 0:
-            _ask(self.run, 0)
-            if self.run.between_steps.judging.before:
-                _judge(self.run, self.cursor)
+            self._ask()
+            if self._between_steps.judging.before:
+                self._judge()
         self._began = time.perf_counter()
 
     def settle(self, ending: Ending) -> None:
         """Find out what became of a step, and write it down."""
-        run = self.run
         self.cursor, self._bad, record = ending.settle(self.cursor)
-        run.job.heap.after_step(besides=run.saver.host_bytes)
-        run.phases.end()
+        self._job.heap.after_step(besides=self._saver.host_bytes)
+        self._phases.end()
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
         waited = self._core_waits.of_step(self.cursor.step, seconds)
-        run.recorder.record(**record, **cost(*ending.counted, seconds, run.phases.peak), **waited)
+        self._recorder.record(**record, **cost(*ending.counted, seconds, self._phases.peak), **waited)
         if not self.is_stuck:
-            run.recorder.saved(run.saver.news())
+            self._recorder.saved(self._saver.news())
 
     def evaluate(self) -> None:
         """Ask the model, and evaluate it."""
-        _ask(self.run, self.cursor.step)
-        self.cursor = _judge(self.run, self.cursor)
+        self._ask()
+        self._judge()
         self._evaluated = self.cursor.step
         self._began = time.perf_counter()
 
     def evaluate_last(self) -> None:
         """As ``evaluate``, after the last step, if there was any and it is not evaluated yet."""
-        if self.cursor != self.run.job.cursor and self._evaluated != self.cursor.step:
+        if self.cursor != self._job.cursor and self._evaluated != self.cursor.step:
             self.evaluate()
 
     def save(self) -> None:
         """Save a checkpoint; training goes on meanwhile if there is room for a copy of the state."""
-        job, saver = self.run.job, self.run.saver
-        self.run.phases.enter("save", micro_batch=0, num_micro_batches=0)
-        if self.run.between_steps.saves_beside:
+        job, saver = self._job, self._saver
+        self._phases.enter("save", micro_batch=0, num_micro_batches=0)
+        if self._between_steps.saves_beside:
             model_state, optimizer_state, copies = job.snapshot()
             saver.save(self.cursor, model_state, optimizer_state, job.facts, copies=copies)
         else:
@@ -274,8 +237,7 @@ class _Course:
 
     def end(self) -> None:
         """Save the last state, wait for it, and write down what is said of the whole run. Raises where it is stuck."""
-        run, cursor = self.run, self.cursor
-        job, recorder, phases, saver = run.job, run.recorder, run.phases, run.saver
+        job, cursor, recorder, phases, saver = self._job, self.cursor, self._recorder, self._phases, self._saver
         if self.is_over:
             best = f"{cursor.best_figure} {cursor.best_value:.4f} at step {cursor.best_step}"
             recorder.log(f"stopping early: {cursor.stale} evaluations in a row were no better than {best}")
@@ -290,6 +252,26 @@ class _Course:
             recorder.record(step=cursor.step, expert_shares=job.experts.shares())
         if self.is_stuck:
             raise too_many_skips(cursor, self._bad)
+
+    def _ask(self) -> None:
+        """Let the model answer the prompts, if there are any, and write the answers down."""
+        job, asking, phases = self._job, self._between_steps.asking, self._phases
+        if asking is None:
+            return
+        phases.enter("answer", micro_batch=0, num_micro_batches=0)
+        began = time.perf_counter()
+        tokens = answer(job.pipeline, asking, job.deal, job.world, progress=phases.advance)
+        answers = list(map(asking.decode, tokens))
+        self._recorder.answered(self.cursor.step, asking.prompts, answers, time.perf_counter() - began)
+
+    def _judge(self) -> None:
+        """Evaluate and write it down. What is found before the first step is compared with nothing."""
+        cursor, judging, began = self.cursor, self._between_steps.judging, time.perf_counter()
+        record = judged(self._job, judging, self._phases)
+        if record:
+            self._recorder.record(step=cursor.step, **record, eval_seconds=time.perf_counter() - began)
+            if cursor.step:
+                self.cursor = compared(record, judging, cursor)
 
 
 def cost(tokens: float, computed: float, supervised: float, seconds: float, peak: Peak) -> dict[str, Any]:
@@ -307,32 +289,3 @@ def cost(tokens: float, computed: float, supervised: float, seconds: float, peak
 def is_over(cursor: Cursor, judging: Judging) -> bool:
     """Whether so many evaluations in a row found nothing better that the run ends."""
     return 0 < judging.patience <= cursor.stale
-
-
-def _ask(run: _Run, step: int) -> None:
-    """Let the model answer the prompts, if there are any, and write the answers down."""
-    job, asking, phases = run.job, run.between_steps.asking, run.phases
-    if asking is None:
-        return
-    phases.enter("answer", micro_batch=0, num_micro_batches=0)
-    began = time.perf_counter()
-    answers = answer(
-        job.pipeline,
-        asking,
-        job.deal,
-        job.world,
-        progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
-    )
-    run.recorder.answered(step, asking.prompts, list(map(asking.decode, answers)), time.perf_counter() - began)
-
-
-def _judge(run: _Run, cursor: Cursor) -> Cursor:
-    """Evaluate and write it down; the cursor, with what later evaluations are compared with. What is found before the
-    first step is compared with nothing."""
-    judging = run.between_steps.judging
-    began = time.perf_counter()
-    evaluation = judged(run.job, judging, run.phases)
-    if not evaluation.record:
-        return cursor
-    run.recorder.record(step=cursor.step, **evaluation.record, eval_seconds=time.perf_counter() - began)
-    return evaluation.compared(judging, cursor) if cursor.step else cursor

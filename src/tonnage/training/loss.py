@@ -8,7 +8,6 @@ largest product of a small model, therefore runs only at positions whose next to
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,27 +15,22 @@ from torch import Tensor, nn
 
 from tonnage.host.locked import sent
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
-from tonnage.kernels.products import linear
-from tonnage.kernels.softmax import keeps_memory
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import cached_arguments, packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
-from tonnage.parallel.tensor import all_reduce, enter, local_part, ranks_of
-from tonnage.planning.profile import head_chunk
 from tonnage.training.batch import MicroBatch
-from tonnage.training.head import LinearCrossEntropy, LogitsMemory, target_losses
+from tonnage.training.head import Head, LogitsMemory
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.routing import Routing
 from tonnage.training.tiled_vocabulary import TiledHead
-from tonnage.training.vocabulary import Vocabulary
 
 
 class LossModel(nn.Module):
     """A causal language model that ends in its loss instead of its logits.
 
-    It owns no parameter: it calls the backbone, picks the supervised positions, and hands them to
-    ``linear_cross_entropy`` together with the head's weight. As the root of the module tree it is also the root unit
+    It owns no parameter: it calls the backbone, picks the supervised positions, and hands them to its ``Head``. As the
+    root of the module tree it is also the root unit
     of sharding, so embedding, final norm and head are gathered together when it runs.
 
     A stage of a pipeline (``doors``) ends in hidden states instead, or begins with them.
@@ -99,15 +93,15 @@ class LossModel(nn.Module):
         evenness = self.routing.work_out(batch, tokens) if self.routing is not None else None
         if not self.doors.last:
             return hidden
-        head, device = self.tiled or _WholeHead(self.anatomy, self.to_embedding, self.logits), hidden.device
+        head, device = self.tiled or self._head(), hidden.device
         if batch.asks:
             return head.likeliest(self.picked(hidden, batch))
         picked, targets = self.picked(hidden, batch), sent(batch.targets, device)
         if batch.judges:
             right: list[Tensor] = []
             logprobs = head.log_probabilities(picked, targets, likeliest_of=right)
-            found = torch.cat(right) if right else targets
-            return torch.stack([-logprobs, (found == targets).float()])
+            likeliest = torch.cat(right) if right else targets
+            return torch.stack([-logprobs, (likeliest == targets).float()])
         value, weights = None, sent(batch.weights, device) / denominator
         if self.own is not None:
             value, slopes = self.own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
@@ -116,6 +110,18 @@ class LossModel(nn.Module):
         if value is not None:
             loss = _Instead.apply(loss, value)  # type: ignore[no-untyped-call]
         return loss if evenness is None else loss + evenness
+
+    def _head(self) -> Head:
+        """The projection to the vocabulary with a weight that is in memory."""
+        anatomy = self.anatomy
+        return Head(
+            anatomy.head.weight,
+            anatomy.head.bias,
+            anatomy.logit_scale,
+            anatomy.logit_softcap,
+            to_embedding=self.to_embedding,
+            memory=self.logits,
+        )
 
     def drawing(self, batch: MicroBatch) -> AbstractContextManager[None]:
         """Let layers with dropout draw for the tokens of ``batch``; around a backward pass too, in which blocks may be
@@ -146,40 +152,6 @@ class LossModel(nn.Module):
         return states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
 
 
-@dataclass(frozen=True)
-class _WholeHead:
-    """The projection to the vocabulary with a weight that is in memory, whole or this rank's part of it."""
-
-    anatomy: Anatomy
-    to_embedding: HeadsGradient | None
-    memory: LogitsMemory | None
-
-    def likeliest(self, hidden: Tensor) -> Tensor:
-        """The token with the largest logit after every row, int64."""
-        return likeliest(hidden, self.anatomy.head.weight, self.anatomy.head.bias)
-
-    def log_probabilities(self, hidden: Tensor, targets: Tensor, *, likeliest_of: list[Tensor] | None = None) -> Tensor:
-        """That of every target, fp32, without a gradient."""
-        return target_log_probabilities(*self._of(hidden), targets, likeliest_of=likeliest_of, **self._how)
-
-    def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor) -> Tensor:
-        """The weighted sum of cross-entropies, fp32."""
-        how = self._how | {"to_embedding": self.to_embedding}
-        return linear_cross_entropy(*self._of(hidden), targets, target_weights, **how)
-
-    def _of(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return hidden, self.anatomy.head.weight, self.anatomy.head.bias
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        anatomy = self.anatomy
-        return {
-            "logit_scale": anatomy.logit_scale,
-            "logit_softcap": anatomy.logit_softcap,
-            "memory": self.memory,
-        }
-
-
 class _Instead(torch.autograd.Function):
     """Another value with the gradient of a loss.
 
@@ -195,111 +167,3 @@ class _Instead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         return upstream, None
-
-
-def target_log_probabilities(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    *,
-    logit_scale: float = 1.0,
-    logit_softcap: float | None = None,
-    memory: LogitsMemory | None = None,
-    likeliest_of: list[Tensor] | None = None,
-) -> Tensor:
-    """Log-probability of every target, fp32 (tokens,), without a gradient; arguments as of ``linear_cross_entropy``.
-
-    ``likeliest_of`` takes up the tokens with the largest logits, int64, chunk by chunk.
-    """
-    ranks = ranks_of(weight)
-
-    def seen(logits: Tensor) -> None:
-        assert likeliest_of is not None
-        likeliest_of.append(_largest(logits.float(), weight))
-
-    with torch.no_grad():
-        losses = target_losses(
-            hidden.detach(),
-            local_part(weight).detach(),
-            None if bias is None else local_part(bias).detach(),
-            targets,
-            logit_scale,
-            logit_softcap,
-            head_chunk(len(local_part(weight)), trains=weight.requires_grad),
-            Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
-            memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
-            seen=None if likeliest_of is None else seen,
-        )
-    return -losses
-
-
-def likeliest(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The token with the largest logit after every row, the first of several: int64 (rows,).
-
-    Shapes and how ``weight`` may be divided are as for ``linear_cross_entropy``. A scale or a cap of the logits changes
-    nothing of their order.
-    """
-    return _largest(linear(hidden, local_part(weight), None if bias is None else local_part(bias)).float(), weight)
-
-
-def _largest(logits: Tensor, weight: Tensor) -> Tensor:
-    """The token of the largest of a rank's logits, fp32 (rows, its tokens), over all ranks that have some of them."""
-    largest, tokens = logits.max(1)
-    if (ranks := ranks_of(weight)) is None:
-        return tokens
-    of_all = all_reduce(largest, ranks, "max")
-    tokens = torch.where(largest == of_all, tokens + ranks.part_of(weight.shape[0]).start, weight.shape[0])
-    return -all_reduce(-tokens, ranks, "max")
-
-
-def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    target_weights: Tensor,
-    *,
-    logit_scale: float = 1.0,
-    logit_softcap: float | None = None,
-    chunk_tokens: int | None = None,
-    to_embedding: HeadsGradient | None = None,
-    memory: LogitsMemory | None = None,
-) -> Tensor:
-    """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
-
-    Shapes: ``hidden`` (tokens, hidden), ``weight`` (vocabulary, hidden), ``targets`` int64 (tokens,),
-    ``target_weights`` fp32 (tokens,). Softmax and sums are fp32; products run in the dtype of ``hidden``. At most
-    ``chunk_tokens`` rows of logits exist at a time (by default ``planning.profile.head_chunk``). No tokens give zero,
-    with zero gradients.
-
-    ``weight`` and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then has the logits of its own
-    tokens, and the ranks exchange three numbers of every row: the largest, the sum, the target's.
-
-    The gradient of ``weight`` goes ``to_embedding``, if that awaits it, and not to autograd. Logits are in ``memory``
-    where ``kernels.softmax`` is for them, on a CPU.
-    """
-    if (ranks := ranks_of(weight)) is not None:
-        hidden = enter(hidden, ranks)
-    if chunk_tokens is None:
-        chunk_tokens = head_chunk(len(local_part(weight)), trains=weight.requires_grad)
-    if not torch.is_grad_enabled():  # which a function of autograd's own does not look at
-        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    part = local_part(weight)
-    goes_to = to_embedding if to_embedding is not None and to_embedding.is_awaited() else None
-    if goes_to is not None and ranks is not None:  # of none that comes this way torch 2.11 makes one of zeros
-        part = part.detach().requires_grad_(weight.requires_grad)
-    loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden,
-        part,
-        None if bias is None else local_part(bias),
-        targets,
-        target_weights,
-        logit_scale,
-        logit_softcap,
-        chunk_tokens,
-        goes_to,
-        Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
-        memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
-    )
-    return loss

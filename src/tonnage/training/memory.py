@@ -74,6 +74,10 @@ class Phases:
         """Say that there is progress within the phase."""
         self.position.update(**where)
 
+    def advance(self, done: int, total: int) -> None:
+        """Say that so many of all micro-batches of the phase are done."""
+        self.progress(micro_batch=done, num_micro_batches=total)
+
     @property
     def peak(self) -> Peak:
         """Of all phases that have ended."""
@@ -108,8 +112,8 @@ def _take_host_peak() -> int:
         return resident if sys.platform == "darwin" else resident * 1024
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_bytes(b"5")
-    found = re.search(rb"VmHWM:\s*(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
+    mark = re.search(rb"VmHWM:\s*(\d+) kB", status)
+    return int(mark[1]) * 1024 if mark else 0
 
 
 class HeapLimit:

@@ -33,7 +33,8 @@ class Recorder:
     def record(self, **values: Any) -> None:
         """One object of ``metrics.jsonl``; it must hold ``step``."""
         if self._metrics is not None:
-            self._metrics.write(json.dumps({key: _jsonable(value) for key, value in values.items()}) + "\n")
+            not_finite = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+            self._metrics.write(json.dumps(values | dict.fromkeys(not_finite)) + "\n")
 
     def saved(self, checkpoints: Iterable[Saved]) -> None:
         """Checkpoints that became whole: a line of the log and an object of ``metrics.jsonl`` each."""
@@ -56,7 +57,7 @@ class Recorder:
                 file.write(as_json_text(json.dumps(asdict(sample), ensure_ascii=False)) + "\n")
         self.log(f"answered {len(answers)} prompt(s) in {seconds:.1f} s")
         for prompt, answer in list(zip(prompts, answers, strict=True))[:SHOWN_ANSWERS]:
-            self.log(f"  {_end_of(prompt.text)} -> {_begin_of(answer)}")
+            self.log(f"  {_line(prompt.text, at_end=True)} -> {_line(answer)}")
 
     def memory(self, step: int, phases: Sequence[Mapping[str, Any]]) -> None:
         """The peak of every phase on every rank: an object of ``metrics.jsonl``, and a table in the log."""
@@ -79,22 +80,13 @@ class Recorder:
                 file.close()
 
 
-def _end_of(text: str) -> str:
-    """A text on a line, as much of its end as is shown."""
+def _line(text: str, *, at_end: bool = False) -> str:
+    """A text on a line, as much of its beginning as is shown, or of its end."""
     line = " ".join(text.split())
-    return line if len(line) <= SHOWN_LETTERS else "..." + line[3 - SHOWN_LETTERS :]
-
-
-def _begin_of(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."
+    if len(line) <= SHOWN_LETTERS:
+        return line
+    return "..." + line[3 - SHOWN_LETTERS :] if at_end else line[: SHOWN_LETTERS - 3] + "..."
 
 
 def _on_device(phases: Sequence[Mapping[str, Any]]) -> bool:
     return any(any(phase["device"]) for phase in phases)
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from tonnage.checkpoint.save import Cursor
-from tonnage.errors import Problem, UserError
-from tonnage.optim.tiers import local
+from tonnage.errors import UserError, user_error
+from tonnage.kernels.regions import local_part
 from tonnage.parallel.units import NAME as UNITS
 from tonnage.training.batch import MicroBatch, Packs, Step
 from tonnage.training.job import Job
@@ -57,61 +57,53 @@ def first_nonfinite(job: Job, step: Step, denominator: float, source: Packs | No
     """Run a step again and find where it first goes wrong; every rank calls this and gets the same answer.
 
     ``denominator`` is what the step's losses were divided by, ``source`` where its packs come from, by default the
-    run's data. Gradients are gone afterwards. ``None`` when this time
-    all is finite.
+    run's data. Gradients are gone afterwards. ``None`` when this time all is finite.
     """
-    found: Finding | None = None
+    findings: dict[tuple[int, int], Finding] = {}
     job.optimizer.gradients.clear()
     watches: dict[tuple[int, int], _Watch] = {}
-    for one in job.pipeline.passes(step.micro_batches, denominator):
-        watch = watches.setdefault((one.task.stage, one.number), _Watch(one.stage, one.batch))
+    for turn in job.pipeline.passes(step.micro_batches, denominator):
+        key = turn.task.stage, turn.number
+        watch = watches.setdefault(key, _Watch(turn.stage, turn.batch))
         with watch:
-            one.run()
-        if watch.what and not watch.told:
-            watch.told = True
-            seen = _finding(job, one, watch.what, watch.documents, source or job.train_data)
-            found = seen if found is None else min(found, seen, key=_order)
-    if found is None and (name := _bad_gradient(job)):
-        found = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
+            turn.run()
+        if watch.what and key not in findings:
+            findings[key] = _finding(job, turn, watch, source or job.train_data)
+    first = min(findings.values(), key=_order, default=None)
+    if first is None and (name := _bad_gradient(job)):
+        first = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
     job.optimizer.gradients.clear()
-    told = [
-        Finding(**json.loads(text)) for text in job.world.gather(json.dumps(asdict(found)) if found else "") if text
-    ]
-    return min(told, key=_order) if told else None
+    texts = job.world.gather(json.dumps(asdict(first)) if first else "")
+    return min((Finding(**json.loads(text)) for text in texts if text), key=_order, default=None)
 
 
-def _order(one: Finding) -> tuple[float, int]:
-    return one.micro_batch or math.inf, one.turn
+def _order(finding: Finding) -> tuple[float, int]:
+    return finding.micro_batch or math.inf, finding.turn
 
 
 def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
     """The error that ends a run after too many skipped steps in a row."""
-    return UserError(
-        Problem(
-            where=f"step {cursor.step}",
-            found=f"{cursor.skips} steps in a row without a finite loss and gradient, all skipped; in the last, {last}",
-            needed=f"at most {cursor.skips - 1} in a row (optimizer.skips)",
-            change="look at the rows named in log.txt, lower optimizer.lr, or use precision: bf16 or fp32; the last "
-            "good weights are saved",
-        )
-    )
+    observed = f"{cursor.skips} steps in a row without a finite loss and gradient, all skipped; in the last, {last}"
+    needed = f"at most {cursor.skips - 1} in a row (optimizer.skips)"
+    change = "look at the rows named in log.txt, lower optimizer.lr, or use precision: bf16 or fp32"
+    return user_error(observed, needed, f"{change}; the last good weights are saved", f"step {cursor.step}")
 
 
-def _finding(job: Job, one: Pass, what: str, documents: Any, source: Packs) -> Finding:
-    documents = [at for at in documents if at < len(one.batch.documents)]
-    rows = ["{}:{}".format(*source.where(one.batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
-    return Finding(job.world.rank, one.number, what, tuple(rows), len(documents), one.turn)
+def _finding(job: Job, turn: Pass, watch: _Watch, source: Packs) -> Finding:
+    documents = [turn.batch.documents[at] for at in watch.documents if at < len(turn.batch.documents)]
+    rows = tuple("{}:{}".format(*source.where(document)) for document in documents[:SHOWN_DOCUMENTS])
+    return Finding(job.world.rank, turn.number, watch.what, rows, len(documents), turn.turn)
 
 
 def _bad_gradient(job: Job) -> str:
-    gradients, found = job.optimizer.gradients, ""
+    gradients, bad = job.optimizer.gradients, ""
     for name in gradients.names():
         gradients.turn_to([name])
         if not gradients.local(name).isfinite().all():
-            found = name
+            bad = name
             break
     gradients.turn_to([])
-    return found
+    return bad
 
 
 class _Watch:
@@ -121,7 +113,6 @@ class _Watch:
     def __init__(self, root: nn.Module, batch: MicroBatch) -> None:
         self.what = ""
         self.documents: list[int] = []
-        self.told = False
         self._root = root
         self._ends, self._owners = list(accumulate(batch.lengths)), batch.owners
         self._rows = tuple(batch.input_ids.shape) if batch.is_padded else None
@@ -143,7 +134,7 @@ class _Watch:
         for tensor in _tensors(output):
             if self._look(f"the output of {name}" if name else "the loss", tensor):
                 weights = (
-                    w for w, value in module.named_parameters(recurse=False) if not local(value).isfinite().all()
+                    w for w, value in module.named_parameters(recurse=False) if not local_part(value).isfinite().all()
                 )
                 self.what = next((f"the weight {name}.{weight}" for weight in weights), self.what)
             elif tensor.requires_grad:
@@ -152,11 +143,11 @@ class _Watch:
     def _after_backward(self, name: str, gradient: Tensor) -> None:
         self._look(f"the gradient of the output of {name}" if name else "the gradient of the loss", gradient)
 
-    def _look(self, what: str, tensor: Tensor) -> bool:
+    def _look(self, description: str, tensor: Tensor) -> bool:
         """Whether this is the first tensor that is not finite."""
         if self.what or tensor.detach().isfinite().all():  # or a recomputed block would save what it did not before
             return False
-        self.what = what
+        self.what = description
         if self._rows is not None and tensor.shape[:2] == self._rows:
             are_finite = tensor.detach().isfinite().flatten(1).all(1)
             self.documents = (~are_finite).nonzero().squeeze(1).tolist()
@@ -173,14 +164,6 @@ class _Watch:
         return True
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def _tensors(output: Any) -> list[Tensor]:
     """Floating-point tensors in a module's output."""
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -15,13 +15,15 @@ Workers import the function anew: the run keeps where it is found and a hash of 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import Parameter
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.locked import sent
 from tonnage.rundir.records import LossNote
 from tonnage.training.batch import Document, MicroBatch, Packs, documents_of
@@ -57,35 +59,27 @@ class OwnLoss:
             UserError: it does not take log-probabilities and weights, or needs a column that is not carried.
         """
         if not callable(function):
-            raise UserError(Problem(f"loss is a {type(function).__name__}", "a function", where="loss"))
-        parameters = list(inspect.signature(function).parameters.values())
-        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            raise user_error(f"loss is a {type(function).__name__}", "a function", where="loss")
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
         first, others = parameters[:2], parameters[2:]
-        if len(first) < 2 or any(one.kind not in by_place for one in first):
-            raise UserError(
-                Problem(
-                    f"{name_of(function)}{inspect.signature(function)}",
-                    "a function of log-probabilities, weights, and columns that data.carry names",
-                    f"def {function.__name__ if hasattr(function, '__name__') else 'loss'}(logprobs, weights): ...",
-                    "loss",
-                )
-            )
-        named = [one for one in others if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY)]
-        lacking = [one.name for one in named if one.default is one.empty and one.name not in carry]
-        lacking += [one.name for one in others if one.kind is one.POSITIONAL_ONLY]
+        by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        if len(first) < 2 or any(parameter.kind not in by_place for parameter in first):
+            needed = "a function of log-probabilities, weights, and columns that data.carry names"
+            change = f"def {getattr(function, '__name__', 'loss')}(logprobs, weights): ..."
+            raise user_error(f"{name_of(function)}{signature}", needed, change, "loss")
+        named = {parameter.name: parameter for parameter in others if parameter.kind in by_name}
+        lacking = [name for name in named if named[name].default is Parameter.empty and name not in carry]
+        lacking += [parameter.name for parameter in others if parameter.kind is Parameter.POSITIONAL_ONLY]
         if lacking:
             carried = ", ".join(carry) or "nothing"
-            raise UserError(
-                Problem(
-                    f"{name_of(function)} takes {', '.join(lacking)}, and the rows carry {carried}",
-                    "columns of the rows that data.carry names, taken by their names",
-                    f'data={{"train": ..., "carry": {[*carry, *lacking]}}}',
-                    "loss",
-                )
-            )
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in others)
-        names = {one.name for one in named}
-        return OwnLoss(function, tuple(name for name in carry if takes_all or name in names))
+            observed = f"{name_of(function)} takes {', '.join(lacking)}, and the rows carry {carried}"
+            needed = "columns of the rows that data.carry names, taken by their names"
+            change = f'data={{"train": ..., "carry": {[*carry, *lacking]}}}'
+            raise user_error(observed, needed, change, "loss")
+        takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in others)
+        return OwnLoss(function, tuple(name for name in carry if takes_all or name in named))
 
     def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
@@ -93,15 +87,15 @@ class OwnLoss:
 
         What fills a row up has no weight, and is not shown to the function.
         """
-        slopes, there = torch.zeros_like(logprobs), batch.weights.nonzero().squeeze(1)
-        if not len(there):
+        device, slopes, places = logprobs.device, torch.zeros_like(logprobs), batch.weights.nonzero().squeeze(1)
+        if not len(places):
             return logprobs.new_zeros(()), slopes
-        columns = {name: sent(batch.columns[name][there], logprobs.device) for name in self.columns}
-        weights, there = sent(batch.weights[there], logprobs.device), sent(there, logprobs.device)
-        known = logprobs[there].detach().requires_grad_(torch.is_grad_enabled())
-        value = self.function(known, weights, **columns)
+        columns = {name: sent(batch.columns[name][places], device) for name in self.columns}
+        weights, places = sent(batch.weights[places], device), sent(places, device)
+        inputs = logprobs[places].detach().requires_grad_(torch.is_grad_enabled())
+        value = self.function(inputs, weights, **columns)
         if torch.is_grad_enabled():
-            slopes[there] = torch.autograd.grad(value, known)[0] / denominator
+            slopes[places] = torch.autograd.grad(value, inputs)[0] / denominator
         return value.detach().float() / denominator, slopes
 
 
@@ -139,51 +133,47 @@ def check_sum(loss: OwnLoss, rows: Iterable[Tried]) -> bool:
     chance = torch.Generator().manual_seed(0)
     rows = list(islice(rows, TRIED))
     rows = rows * 2 if len(rows) == 1 else rows
-    given: list[tuple[Tensor, Tried]] = []
+    tried: list[tuple[Tensor, Tried]] = []
     total = size = 0.0
     for row in rows:
         logprobs = -0.01 - 8 * torch.rand(len(row.weights), generator=chance)
         alone = _value(loss, [(logprobs, row)])
-        given.append((logprobs, row))
+        tried.append((logprobs, row))
         total, size = total + alone, size + abs(alone)
-        together = _value(loss, given)
+        together = _value(loss, tried)
         if abs(together - total) > TOLERANCE * size:
-            before = given[-2][1].where if len(given) > 1 else row.where
-            raise UserError(
-                Problem(
-                    f"{name_of(loss.function)} gives {together:.6g} for {len(given)} rows together, up to this one, "
-                    f"and {total:.6g} in all for each alone",
-                    "a sum: f(a and b) = f(a) + f(b), which tonnage divides once, by the weights of the whole step",
-                    "give a .sum(), no .mean(); what compares rows can be worked out before, as a column (data.carry)",
-                    f"loss, at {row.where}, after {before}",
-                )
-            )
+            observed = f"{name_of(loss.function)} gives {together:.6g} for {len(tried)} rows together, up to this one, "
+            observed += f"and {total:.6g} in all for each alone"
+            needed = "a sum: f(a and b) = f(a) + f(b), which tonnage divides once, by the weights of the whole step"
+            change = "give a .sum(), no .mean(); what compares rows can be worked out before, as a column (data.carry)"
+            before = tried[-2][1].where if len(tried) > 1 else row.where
+            raise user_error(observed, needed, change, f"loss, at {row.where}, after {before}")
     return size > 0
 
 
-def _value(loss: OwnLoss, given: Sequence[tuple[Tensor, Tried]]) -> float:
+def _value(loss: OwnLoss, tried: Sequence[tuple[Tensor, Tried]]) -> float:
     """What a loss gives for documents; raises ``UserError``."""
-    where, name = f"loss, at {given[-1][1].where}", name_of(loss.function)
-    known = torch.cat([logprobs for logprobs, _ in given]).requires_grad_()
-    weights = torch.cat([row.weights for _, row in given])
-    columns = {name: torch.cat([row.columns[name] for _, row in given]) for name in loss.columns}
+    where, name = f"loss, at {tried[-1][1].where}", name_of(loss.function)
+    inputs = torch.cat([logprobs for logprobs, _ in tried]).requires_grad_()
+    weights = torch.cat([row.weights for _, row in tried])
+    columns = {column: torch.cat([row.columns[column] for _, row in tried]) for column in loss.columns}
     with torch.enable_grad():
-        value: Any = loss.function(known, weights, **columns)
+        value: Any = loss.function(inputs, weights, **columns)
     if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_floating_point:
         shape = f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
         needed = "a sum: a scalar tensor, of shape ()"
         change = "end it with .sum()" if isinstance(value, Tensor) else ""
-        raise UserError(Problem(f"{name} gives {shape[:200]}", needed, change, where))
-    gradient = torch.autograd.grad(value, known, allow_unused=True)[0] if value.requires_grad else None
+        raise user_error(f"{name} gives {shape[:200]}", needed, change, where)
+    gradient = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
     if gradient is None:
         needed = "a function of the log-probabilities, which has a gradient with respect to them"
-        raise UserError(
-            Problem(f"{name} does not depend on logprobs", needed, "leave out detach() and no_grad()", where)
-        )
-    for what, tensor in (("the loss", value), ("its gradient", gradient)):
+        change = "leave out detach() and no_grad()"
+        raise user_error(f"{name} does not depend on logprobs", needed, change, where)
+    for part, tensor in (("the loss", value), ("its gradient", gradient)):
         if not tensor.isfinite().all():
-            found = f"{name}: {what} is {'nan' if tensor.isnan().any() else 'infinite'}, with log-probabilities "
-            raise UserError(Problem(f"{found}from {-8.01} to -0.01", "numbers that are finite", where=where))
+            kind = "nan" if tensor.isnan().any() else "infinite"
+            observed = f"{name}: {part} is {kind}, with log-probabilities from -8.01 to -0.01"
+            raise user_error(observed, "numbers that are finite", where=where)
     return float(value.detach().double())
 
 
@@ -199,22 +189,18 @@ def note_of(function: Loss) -> LossNote:
         UserError: it cannot be imported: it is a lambda or stands within a function, a notebook or the program itself.
     """
     module, name = getattr(function, "__module__", None) or "", name_of(function)
-    found, source = None, ""
+    importable, source = None, ""
     if module and module != "__main__":
         with suppress(ImportError, AttributeError):
-            found = _found(module, name)
-    if found is function:
+            importable = attrgetter(name)(import_module(module))
+    if importable is function:
         with suppress(OSError, TypeError):
             source = inspect.getsource(function)
     if not source:
-        raise UserError(
-            Problem(
-                f"{name} of {module or 'no module'}, which workers cannot import",
-                "a function at the top of a module: workers are processes of their own",
-                "write it to a file, losses.py say, and give losses.FUNCTION; a tonnage.Session takes any function",
-                "loss",
-            )
-        )
+        observed = f"{name} of {module or 'no module'}, which workers cannot import"
+        needed = "a function at the top of a module: workers are processes of their own"
+        change = "write it to a file, losses.py say, and give losses.FUNCTION; a tonnage.Session takes any function"
+        raise user_error(observed, needed, change, "loss")
     file = Path(inspect.getfile(sys.modules[module])).resolve()
     parts = module.count(".") + (file.stem == "__init__")
     digest = hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
@@ -230,20 +216,12 @@ def loss_of(note: LossNote, where: str) -> Loss:
     if note.folder and note.folder not in sys.path:
         sys.path.append(note.folder)
     try:
-        function: Loss = _found(note.module, note.name)
+        function: Loss = attrgetter(note.name)(import_module(note.module))
         now = note_of(function)
     except (ImportError, AttributeError) as error:
-        raise UserError(
-            Problem(f"{note.module}.{note.name} cannot be imported ({error})", "the loss of the run", where=where)
-        ) from error
+        observed = f"{note.module}.{note.name} cannot be imported ({error})"
+        raise user_error(observed, "the loss of the run", where=where) from error
     if now.source != note.source:
-        found = f"another source of {note.module}.{note.name} than when the run began"
-        raise UserError(Problem(found, "the same function", "put its source back as it was", where))
+        observed = f"another source of {note.module}.{note.name} than when the run began"
+        raise user_error(observed, "the same function", "put its source back as it was", where)
     return function
-
-
-def _found(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found

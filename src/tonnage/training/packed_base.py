@@ -38,7 +38,7 @@ READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Kept:
+class Packed:
     """A tensor in the file."""
 
     name: str
@@ -52,98 +52,94 @@ class Kept:
 class Index:
     """What an entry says of itself."""
 
-    tensors: list[Kept]
+    tensors: list[Packed]
 
 
 def packed_base(
     directory: Path,
     model: PreTrainedModel,
-    found: Match,
+    match: Match,
     layers: Sequence[PackedLayer],
     progress: Callable[[], None] = lambda: None,
     log: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Place]:
     """Where the packed tensors of ``layers`` of ``model`` lie in the cache's ``directory``, by the names of their
-    parameters: packed now from where ``found`` says that the weights are, if they are not there yet.
+    parameters: packed now from where ``match`` says that the weights are, if they are not there yet.
 
     ``progress`` is called after every layer, and while another process packs the same ones.
 
     Raises:
         UserError: the cache cannot be written, or others may have written it; a weight is not finite.
     """
-    wanted = {f"{one.path}_{part}" for one in layers for part in one.parameters()}
+    names = {f"{layer.path}_{part}" for layer in layers for part in layer.parameters()}
 
     def build(new: Path) -> None:
         log(f"packing {len(layers):,} weights, once: {directory}")
-        _write(new, model, found, layers, progress)
+        _write(new, model, match, layers, progress)
 
-    def kept() -> dict[str, Place] | None:
-        return _read(directory, wanted, progress)
+    def read() -> dict[str, Place] | None:
+        return _read(directory, names, progress)
 
     if entry(directory, build, progress):
         log("packed; later runs only read them")
-    places = kept()
+    places = read()
     if places is None:
         log(f"{directory} is damaged: its weights are packed again")
-        discard(directory, lambda: kept() is None)
+        discard(directory, lambda: read() is None)
         entry(directory, build, progress)
-        places = kept()
+        places = read()
         assert places is not None, "what was just written is not what is read"
     return places
 
 
 def _write(
-    directory: Path,
-    model: PreTrainedModel,
-    found: Match,
-    layers: Sequence[PackedLayer],
-    progress: Callable[[], None],
+    directory: Path, model: PreTrainedModel, match: Match, layers: Sequence[PackedLayer], progress: Callable[[], None]
 ) -> None:
-    by_path, tensors = {one.path: one for one in layers}, list[Kept]()
+    by_path, tensors = {layer.path: layer for layer in layers}, list[Packed]()
     with (directory / WEIGHTS).open("wb") as file:
-        for path, value in values_of(found, by_path, model):
+        for path, value in values_of(match, by_path, model):
             layer = by_path[path]
             for part, tensor in pack(value[layer.region], layer.form).named().items():
                 content = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
                 digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-                tensors.append(Kept(f"{path}_{part}", file.tell(), content.nbytes, digest))
+                tensors.append(Packed(f"{path}_{part}", file.tell(), content.nbytes, digest))
                 file.write(content)
                 file.write(bytes(-file.tell() % ALIGNED))
             progress()
     (directory / INDEX).write_text(json.dumps(asdict(Index(tensors))), encoding="utf-8")
 
 
-def _read(directory: Path, wanted: set[str], progress: Callable[[], None]) -> dict[str, Place] | None:
-    """The places of what is ``wanted``; None if that is not what is there."""
+def _read(directory: Path, names: set[str], progress: Callable[[], None]) -> dict[str, Place] | None:
+    """The places of tensors by their ``names``; None if these are not what is there, undamaged."""
     try:
         tensors = read_record(directory / INDEX, Index).tensors
-        if {one.name for one in tensors} != wanted:
+        if {tensor.name for tensor in tensors} != names:
             return None
         with (directory / WEIGHTS).open("rb") as file:
-            for one in tensors:
-                file.seek(one.start)
-                digest, left = hashlib.blake2b(digest_size=16), one.num_bytes
+            for tensor in tensors:
+                file.seek(tensor.start)
+                digest, left = hashlib.blake2b(digest_size=16), tensor.num_bytes
                 while left and (content := file.read(min(READ_BYTES, left))):
                     digest.update(content)
                     left -= len(content)
-                if left or digest.hexdigest() != one.digest:
+                if left or digest.hexdigest() != tensor.digest:
                     return None
                 progress()
     except (OSError, UserError):
         return None
-    return {one.name: Place(directory / WEIGHTS, one.start, one.num_bytes) for one in tensors}
+    return {tensor.name: Place(directory / WEIGHTS, tensor.start, tensor.num_bytes) for tensor in tensors}
 
 
 def shards_of(model: PreTrainedModel, whole: Mapping[str, Place]) -> dict[str, Place]:
     """Of tensors that lie ``whole`` in a file, the places of the rows that this rank has."""
-    found = {}
+    shards = {}
     for name, parameter in model.named_parameters():
         if (place := whole.get(name)) is not None:
             local, region = region_of(parameter.data)
             each = place.num_bytes // math.prod(parameter.shape[:1])
             start = region[0].start if region else 0
-            found[name] = Place(place.file, place.start + start * each, local.nbytes)
-    return found
+            shards[name] = Place(place.file, place.start + start * each, local.nbytes)
+    return shards
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.optim.gradients import Gradients
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.parallelize import before_micro_batch
@@ -127,8 +127,8 @@ class Pipeline:
             yield Pass(task, batch, stage, is_last, turn, run)
         self._mail.end()
         if backward and self._gradients is not None:
-            here = self._gradients.names() if self._shared else ()
-            for name in (name for name in self._shared if name in here):
+            names = self._gradients.names() if self._shared else ()
+            for name in (name for name in self._shared if name in names):
                 self._gradients.change(name, self._mail.sum_with_other_end)
 
     def _forward(
@@ -204,14 +204,9 @@ class Mail:
         needed_by = self._for(task)
         assert needed_by is not None
         if result.dtype != self._dtype:
-            raise UserError(
-                Problem(
-                    where="parallel.pipeline",
-                    found=f"hidden states in {result.dtype} behind stage {task.stage}",
-                    needed=f"{self._dtype}, the type of the run",
-                    change="parallel.pipeline=1",
-                )
-            )
+            observed = f"hidden states in {result.dtype} behind stage {task.stage}"
+            needed, change = f"{self._dtype}, the type of the run", "parallel.pipeline=1"
+            raise user_error(observed, needed, change, "parallel.pipeline")
         worker, result = self._worker_of(needed_by), result.contiguous()
         work = dist.isend(result, group=self._lane(self._worker, worker), group_dst=worker)
         assert work is not None

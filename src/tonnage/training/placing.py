@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from tonnage.model.build import allocate
 from tonnage.offload.pages import Place
 from tonnage.parallel.homes import FileHome
-from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, BlocksElsewhere, HostBlocks
+from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, BlocksElsewhere, HostBlocks, HostShards
 from tonnage.parallel.host_masters import HostMasters
-from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parts import is_gathered
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.tiled import TiledWeight
@@ -62,6 +61,11 @@ class Placed:
 class Placement:
     """Where the parameters of a model are to rest."""
 
+    model: PreTrainedModel
+    blocks: Sequence[nn.Module]
+    device: torch.device
+    tiled: Sequence[TiledWeight]
+    """Weights that come in tiles."""
     come_and_go: bool
     """Whether blocks come to the device from the host's memory: what of them is frozen or, if all is trained and the
     host updates it, everything."""
@@ -76,56 +80,41 @@ class Placement:
     evaluates: bool
 
 
-def place(
-    model: PreTrainedModel,
-    blocks: Sequence[nn.Module],
-    device: torch.device,
-    placement: Placement,
-    tiled: Sequence[TiledWeight],
-    log: Callable[[str], None],
-) -> Placed:
-    """Take the memory of all parameters, where they are to rest. None is filled yet, but for those of ``blocks`` that
-    are read where they are stored.
+def place(placement: Placement, log: Callable[[str], None]) -> Placed:
+    """Take the memory of all parameters, where they are to rest. None is filled yet, but for those of blocks that are
+    read where they are stored.
 
     Raises:
         UserError: not enough space, or so much of the host's memory cannot be locked.
     """
-    on_host = _from_host(model, blocks, device, placement, tiled, log) if placement.come_and_go else None
+    model, device, tiled = placement.model, placement.device, placement.tiled
+    on_host = _from_host(placement, log) if placement.come_and_go else None
     masters = HostMasters(model, device, on_host, tiled) if placement.updates_on_host else None
     if masters is not None:
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
-    allocate(
-        model,
-        device,
-        [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())],
-    )
+    elsewhere = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
+    allocate(model, device, elsewhere)
     if isinstance(on_host, HostShards):
         on_host.rest()
     if masters is not None:
         masters.rest()
-    streamed = None
-    if placement.directories is not None and on_host is None:
+    streamed, directories = None, placement.directories
+    if directories is not None and on_host is None:
         streamed = stream_blocks(
-            model, blocks, placement.directories, placement.stored, trains_all=placement.trains_all, tiled=tiled
+            model, placement.blocks, directories, placement.stored, trains_all=placement.trains_all, tiled=tiled
         )
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
     return Placed(streamed, on_host, masters)
 
 
-def _from_host(
-    model: PreTrainedModel,
-    blocks: Sequence[nn.Module],
-    device: torch.device,
-    placement: Placement,
-    tiled: Sequence[TiledWeight],
-    log: Callable[[str], None],
-) -> BlocksElsewhere:
-    """Blocks that come to ``device`` from the host's memory, or through it from disk."""
+def _from_host(placement: Placement, log: Callable[[str], None]) -> BlocksElsewhere:
+    """Blocks that come to the device from the host's memory, or through it from disk."""
     on_host: BlocksElsewhere
+    model, blocks, device, stored = placement.model, placement.blocks, placement.device, placement.stored
     directories = placement.directories or ()
     trains = placement.updates_on_host and placement.trains_all  # else what is frozen comes and goes
     if any(is_gathered(parameter) and parameter.requires_grad == trains for parameter in model.parameters()):
-        on_host = HostShards(model, blocks, device, trains=trains, directories=directories, stored=placement.stored)
+        on_host = HostShards(model, blocks, device, trains=trains, directories=directories, stored=stored)
     else:
         on_host = HostBlocks(
             model,
@@ -134,9 +123,9 @@ def _from_host(
             recomputed=placement.recomputed,
             trains=trains,
             directories=directories,
-            stored=placement.stored,
+            stored=stored,
             otherwise=ELSEWHERE if placement.evaluates else ON_DEVICE,
-            tiled=tiled if trains else (),
+            tiled=placement.tiled if trains else (),
         )
     kind = "parameters" if trains else "frozen parameters"
     message = f"{kind} of the blocks in host memory: {on_host.home.num_bytes / 1e9:.2f} GB"

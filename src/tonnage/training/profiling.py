@@ -22,9 +22,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
 from tonnage.config import read_config
 from tonnage.files.writing import write_json
@@ -44,7 +45,7 @@ from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 
-PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, STAGES, WAITING, BETWEEN = (
+CAUSES = (
     "matrix products",
     "attention",
     "head and loss",
@@ -55,9 +56,9 @@ PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, STAGES, WAITING, 
     "waiting for the disk",
     "between operations",
 )
-CAUSES = (PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, STAGES, WAITING, BETWEEN)
 """``between operations`` is Python, autograd's engine and, on CUDA, a device without work. ``communication`` includes
 the wait for others that come later to a sum."""
+PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, STAGES, WAITING, BETWEEN = CAUSES
 
 _RANGE = "tonnage: "
 """Before the name of a phase of the loop, as a range of the profiler."""
@@ -94,18 +95,7 @@ MOST_OPERATIONS = 40
 """Told by name."""
 
 
-class Event(Protocol):
-    """What is needed of a ``torch.autograd.profiler_util.FunctionEvent``."""
-
-    name: str
-    cpu_parent: Event | None
-    self_cpu_time_total: float
-    self_device_time_total: float
-    device_type: Any
-    """With a ``name``: CPU of an operation, another of a kernel."""
-
-
-def cause_of(event: Event) -> str:
+def cause_of(event: FunctionEvent) -> str:
     """Why an operation was there."""
     names, around = [], event.cpu_parent
     while around is not None:
@@ -118,7 +108,7 @@ def cause_of(event: Event) -> str:
     return BETWEEN if event.name.startswith(_NO_OPERATION) else ELEMENTWISE
 
 
-def sum_up(events: Iterable[Event], *, on_device: bool) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def sum_up(events: Iterable[FunctionEvent], *, on_device: bool) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Seconds by cause, and the operations that took most of them, from the events of one thread tree."""
     causes: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
     operations: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
@@ -132,11 +122,10 @@ def sum_up(events: Iterable[Event], *, on_device: bool) -> tuple[dict[str, float
         operation[0] += 1
         operation[1] += seconds
     longest = sorted(operations.items(), key=lambda item: -item[1][1])[:MOST_OPERATIONS]
-    told = [
+    return causes, [
         {"name": name.removeprefix(_RANGE), "cause": cause, "calls": int(calls), "seconds": seconds}
         for (name, cause), (calls, seconds) in longest
     ]
-    return causes, told
 
 
 class _Ranges(Phases):
@@ -227,30 +216,28 @@ def _account(
     num_steps, on_device = len(steps.plain), world.device.type == "cuda"
     recorded = records[-num_steps:]
     causes, operations = sum_up(profiler.events(), on_device=on_device)
-    waited = sum(
-        record[place]["waited_seconds"] for record in recorded for place in ("disk", "host") if place in record
-    )
+    moves = [record[place] for record in recorded for place in ("disk", "host") if place in record]
+    waited = sum(move["waited_seconds"] for move in moves)
     left = steps.recorded_seconds - sum(seconds for cause, seconds in causes.items() if cause != BETWEEN)
     for cause, spent in ((STAGES, steps.waited_seconds), (WAITING, waited), (BETWEEN, left)):
         causes[cause] = min(spent, max(0.0, left))  # in the time in which no operation went on
         left -= causes[cause]
     step_seconds = statistics.median(steps.plain)
     scale = step_seconds / steps.recorded_seconds
-    tokens = statistics.mean(record["tokens"] for record in records[1 : num_steps + 1])
-    computed = statistics.mean(record["computed_tokens"] for record in records[1 : num_steps + 1])
-    supervised = statistics.mean(record["supervised_tokens"] for record in records[1 : num_steps + 1])
+    plain, keys = records[1 : num_steps + 1], ("tokens", "computed_tokens", "supervised_tokens")
+    sizes = {key: statistics.mean(record[key] for record in plain) for key in keys}
+    computed, supervised = sizes["computed_tokens"], sizes["supervised_tokens"]
     flops = step_flops(plan.model, plan.layout, computed, supervised, plan.data.document_tokens)
     rate = product_rate(world.device, plan.layout.precision)
     return {
         "steps": num_steps,
         "step_seconds": step_seconds,
         "recorded_step_seconds": steps.recorded_seconds / num_steps,
-        "tokens": tokens,
-        "computed_tokens": computed,
-        "supervised_tokens": supervised,
+        **sizes,
         "causes": {cause: seconds * scale for cause, seconds in causes.items()},
         "operations": [
-            {**one, "calls": one["calls"] / num_steps, "seconds": one["seconds"] * scale} for one in operations
+            operation | {"calls": operation["calls"] / num_steps, "seconds": operation["seconds"] * scale}
+            for operation in operations
         ],
         "flops": flops,
         "product_flops_per_second": rate,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import nn
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.kernels.moments import Codec
 from tonnage.model.anatomy import undecayed
-from tonnage.offload.pages import Pages
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
-from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tensor import copies_of
-from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import Layout
+from tonnage.training.building import Stages
 from tonnage.training.loss import LossModel
 from tonnage.training.setting import Setting
 
@@ -31,34 +29,16 @@ def check_tiers(layout: Layout, world: World) -> None:
     """Refuse states on disk that this device would update: they do not go there so far."""
     on_disk = [key for key in layout.tiers_on_disk if key != "memory.parameter_tier"]
     if on_disk and world.device.type != "cpu" and layout.update_tier == "device":
-        raise UserError(
-            Problem(
-                where=", ".join(on_disk),
-                found=f"disk, with parameters on {world.device.type}",
-                needed="parameters that are updated on the CPU, where the disk tier works",
-                change=" ".join(f"{key}=device" for key in on_disk),
-            )
-        )
+        needed = "parameters that are updated on the CPU, where the disk tier works"
+        change, where = " ".join(f"{key}=device" for key in on_disk), ", ".join(on_disk)
+        raise user_error(f"disk, with parameters on {world.device.type}", needed, change, where)
 
 
-def optimizer_of(
-    setting: Setting,
-    parameters: Mapping[str, nn.Parameter],
-    stages: Sequence[LossModel],
-    *,
-    shared: Collection[str] = (),
-    pages: Pages | None = None,
-    masters: Sequence[HostMasters] = (),
-    tiled: Sequence[TiledWeight] = (),
-) -> AdamW:
-    """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
-
-    ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk,
-    ``masters`` what rests in the host's memory beside a device, of each of the ``stages`` if of any, ``tiled`` what
-    comes in tiles; ``stages`` are the model, or its stages that this rank has.
-    """
+def optimizer_of(setting: Setting, stages: Stages) -> AdamW:
+    """The optimizer of a rank's parameters, with its state and their gradients where the plan lets them rest."""
     layout, settings = setting.layout, setting.config.optimizer
-    copies = {name: one for stage in masters for name, one in stage.copies.items()}
+    parameters, loss_models = stages.parameters, stages.loss_models
+    copies = {name: copy for masters in stages.masters for name, copy in masters.copies.items()}
     if layout.micro_batches > 1:
         accumulate_in_fp32((dict(parameters) | copies).values())
     divided = copies_of(parameters)
@@ -68,33 +48,31 @@ def optimizer_of(
         betas=settings.betas,
         eps=settings.eps,
         decay=settings.weight_decay,
-        undecayed=set[str]().union(*(undecayed(stage.model) for stage in stages)),
+        undecayed=set[str]().union(*(undecayed(stage.model) for stage in loss_models)),
         moments=layout.moments,
         tier=_tier(setting),
         gradients=_gradients(setting),
-        pages=pages,
-        turns=turns_of(stages) if away else None,
-        copies={name: divided.get(name, 1) * (2 if name in shared else 1) for name in parameters},
+        pages=stages.pages,
+        turns=turns_of(loss_models) if away else None,
+        copies={name: divided.get(name, 1) * (2 if name in stages.shared else 1) for name in parameters},
         device_copies=copies,
         seed=setting.config.seed,
     )
-    if masters:
-        turns = accumulate((1 + len(stage.anatomy.blocks) for stage in stages), initial=0)
-        for stage, first in zip(masters, turns, strict=False):
-            stage.follow(lambda: optimizer.num_steps, optimizer.wait_for, first)
+    turns = accumulate((1 + len(stage.anatomy.blocks) for stage in loss_models), initial=0)
+    for masters, first in zip(stages.masters, turns, strict=False):
+        masters.follow(lambda: optimizer.num_steps, optimizer.wait_for, first)
     if away:
-        wait_for_turns(stages, optimizer)
+        wait_for_turns(loss_models, optimizer)
     if layout.gradient_tier != "device" and layout.micro_batches > 1:
-        settle_before_loss(stages, optimizer.gradients)
-    names = {id(one): name for name, one in parameters.items()}
-    for one in tiled:
-        optimizer.divide(names[id(one.parameter)], one.part_numel)
-        one.begin(optimizer.gradients.add_part)
+        settle_before_loss(loss_models, optimizer.gradients)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    for weight in stages.first.tiled:
+        optimizer.divide(names[id(weight.parameter)], weight.part_numel)
+        weight.begin(optimizer.gradients.add_part)
     return optimizer
 
 
 def _tier(setting: Setting) -> Callable[[Sequence[Trained], Codec], Tier]:
-    """Where the optimizer's state rests."""
     layout, resident = setting.layout, setting.layout.optimizer_resident
     match layout.optimizer_tier:
         case "device":
@@ -108,7 +86,6 @@ def _tier(setting: Setting) -> Callable[[Sequence[Trained], Codec], Tier]:
 
 
 def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Gradients]:
-    """Where gradients rest."""
     layout, device = setting.layout, setting.world.device
     on_host = layout.update_tier == "host"
     match layout.gradient_tier:
@@ -126,11 +103,12 @@ def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:
     """In which order forward passes need the parameters: in each stage those outside the blocks, then block after
     block. What several blocks have, the first of them needs."""
     turn_of: dict[int, int] = {}
-    blocks_first = sorted(enumerate(_waiting(stages)), key=lambda one: isinstance(one[1], LossModel))
+    blocks_first = sorted(enumerate(_waiting(stages)), key=lambda pair: isinstance(pair[1], LossModel))
     for turn, module in blocks_first:  # what is left then is outside of them
         for parameter in module.parameters():
             turn_of.setdefault(id(parameter), turn)
-    return {name: turn_of[id(one)] for stage in stages for name, one in stage.model.named_parameters()}
+    named = (pair for stage in stages for pair in stage.model.named_parameters())
+    return {name: turn_of[id(parameter)] for name, parameter in named}
 
 
 def wait_for_turns(stages: Sequence[LossModel], optimizer: AdamW) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.locked import sent
 from tonnage.parallel.world import World
 from tonnage.training.batch import MicroBatch
@@ -50,12 +50,11 @@ class Routing:
         self._chosen: list[tuple[int, Tensor]] = []
         self._logits: list[Tensor] = []
         number = {id(part): at for at, block in enumerate(blocks) for part in block.modules()}
-        for _, one in _experts(model):
-            block = number[id(one)]
-            one.register_forward_pre_hook(partial(self._hear_experts, block))
+        for experts in _experts(model):
+            experts.register_forward_pre_hook(partial(self._hear_experts, number[id(experts)]))
         if weight:
-            for one, index in routers_of(model):
-                one.register_forward_hook(partial(self._hear_router, index))
+            for router, index in routers_of(model):
+                router.register_forward_hook(partial(self._hear_router, index))
         self._k = _experts_of_a_token(model)
 
     def clear(self) -> None:
@@ -111,8 +110,8 @@ def balance(logits: Sequence[Tensor], k: int, members: Tensor) -> Tensor:
     """
     num_experts = logits[0].shape[-1]
     probabilities = choices = torch.zeros(len(members), num_experts, device=members.device)
-    for one in logits:
-        probability = one.float().softmax(-1)
+    for of_layer in logits:
+        probability = of_layer.float().softmax(-1)
         chosen = torch.zeros_like(probability).scatter_(1, probability.detach().topk(k, -1).indices, 1.0)
         probabilities = probabilities + members @ probability
         choices = choices + members @ chosen
@@ -124,94 +123,77 @@ def balance(logits: Sequence[Tensor], k: int, members: Tensor) -> Tensor:
 def members_of(batch: MicroBatch) -> Tensor:
     """Which tokens of a row belong to which document, fp32 (documents, tokens): what documents share belongs to all of
     these, and what fills up a row to none."""
-    members = torch.zeros(len(batch.documents), batch.num_tokens)
-    if batch.is_padded:
-        for row, length in enumerate(batch.lengths[: len(batch.documents)]):
-            start = row * batch.input_ids.shape[1]
-            members[row, start : start + length] = 1.0
-        return members
-    start = 0
+    members, start = torch.zeros(len(batch.documents), batch.num_tokens), 0
     for length, owners in zip(batch.lengths, batch.owners, strict=True):
         members[owners.start : owners.stop, start : start + length] = 1.0
-        start += length
+        start += batch.input_ids.shape[1] if batch.is_padded else length
     return members
 
 
 def num_experts(model: PreTrainedModel) -> int:
     """Most experts of a block of ``model``, on the meta device; 0 if transformers lets none compute by a function."""
-    return max((len(next(one.parameters())) for _, one in _experts(model)), default=0)
+    return max((len(next(experts.parameters())) for experts in _experts(model)), default=0)
 
 
-def _experts(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    return [(path, one) for path, one in model.named_modules() if hasattr(one, "is_concatenated")]
+def _experts(model: PreTrainedModel) -> list[nn.Module]:
+    return [module for module in model.modules() if hasattr(module, "is_concatenated")]
 
 
 def routers_of(model: PreTrainedModel) -> list[tuple[nn.Module, int]]:
     """The modules in whose output transformers finds the logits of routers, and where in it."""
-    specs = getattr(model.base_model, "_can_record_outputs", None) or {}
-    found = specs.get("router_logits", [])
+    specs = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits", [])
     recorders = [
-        one if isinstance(one, OutputRecorder) else OutputRecorder(one, index=1)
-        for one in (found if isinstance(found, list) else [found])
+        spec if isinstance(spec, OutputRecorder) else OutputRecorder(spec, index=1)
+        for spec in (specs if isinstance(specs, list) else [specs])
     ]
     return [
-        (module, one.index)
+        (module, recorder.index)
         for path, module in model.base_model.named_modules()
-        for one in recorders
-        if (isinstance(one.target_class, type) and isinstance(module, one.target_class))
-        or (one.class_name is not None and path.endswith(one.class_name))
-        if one.layer_name is None or f".{one.layer_name.strip('.')}." in f".{path}."
+        for recorder in recorders
+        if (isinstance(recorder.target_class, type) and isinstance(module, recorder.target_class))
+        or (recorder.class_name is not None and path.endswith(recorder.class_name))
+        if recorder.layer_name is None or f".{recorder.layer_name.strip('.')}." in f".{path}."
     ]
 
 
 def _experts_of_a_token(model: PreTrainedModel) -> int:
     for name in ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"):
-        found = getattr(model, name, getattr(model.config, name, None))
-        if isinstance(found, int):
-            return found
+        number = getattr(model, name, getattr(model.config, name, None))
+        if isinstance(number, int):
+            return number
     return 1
 
 
-def weight_of_router_loss(asked: float | str, model: PreTrainedModel, *, pipeline: int = 1) -> float:
-    """The weight of the router's loss: what is ``asked``, with ``model`` the one in the model's configuration, or with
+def weight_of_router_loss(setting: float | str, model: PreTrainedModel, *, pipeline: int = 1) -> float:
+    """The weight of the router's loss: ``setting`` itself, with ``model`` the one in the model's configuration, or with
     ``auto`` that one if the configuration also asks for the loss.
 
     Raises:
         UserError: a weight is asked for, and nobody knows the model's routers, or a pipeline has them apart.
     """
-    if asked == "auto":
+    if setting == "auto":
         own: Any = getattr(model, "router_aux_loss_coef", 0.0)
         weight = float(own) if getattr(model.config, "output_router_logits", False) else 0.0
-    elif asked == "model":
+    elif setting == "model":
         text_config = model.config.get_text_config()
         has_loss = hasattr(text_config, "output_router_logits")
         weight = float(getattr(text_config, "router_aux_loss_coef", 0.0)) if has_loss else 0.0
     else:
-        weight = float(asked)
+        weight = float(setting)
     if not weight:
         return 0.0
     where = {
         "auto": "router_loss: auto, and output_router_logits in config.json",
         "model": "router_loss: model, and router_aux_loss_coef in config.json",
-    }.get(str(asked), "router_loss")
+    }.get(str(setting), "router_loss")
     if not routers_of(model):
-        raise UserError(
-            Problem(
-                where=where,
-                found=f"{weight:g}, and a {model.config.model_type} model without routers that transformers records",
-                needed="a mixture of experts whose routers' logits transformers can give out",
-                change="router_loss=0",
-            )
-        )
+        observed = f"{weight:g}, and a {model.config.model_type} model without routers that transformers records"
+        needed = "a mixture of experts whose routers' logits transformers can give out"
+        raise user_error(observed, needed, "router_loss=0", where)
     if pipeline > 1:
-        raise UserError(
-            Problem(
-                where=where,
-                found=f"{weight:g} with parallel.pipeline={pipeline}",
-                needed="all blocks on one worker: the loss is taken over the routers of all of them",
-                change="router_loss=0, or parallel.pipeline=1",
-            )
-        )
+        observed = f"{weight:g} with parallel.pipeline={pipeline}"
+        needed = "all blocks on one worker: the loss is taken over the routers of all of them"
+        raise user_error(observed, needed, "router_loss=0, or parallel.pipeline=1", where)
     return weight
 
 
@@ -222,17 +204,18 @@ class ExpertLoad:
         self._routings, self._world, self._log = list(routings), world, log
         shape = (self._routings[0].num_blocks, self._routings[0].num_experts)
         self._total, self._idle = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int64)
-        self._told = 0
+        self._warned_of = 0
 
     def after_step(self, scale: float) -> dict[str, Any]:
         """Sum up a step for the metrics: the largest and smallest share of an expert in its block, in multiples of an
         even one; how many starve; the router's loss. ``scale`` is what losses were multiplied by."""
         shape = self._total.shape
-        here = torch.stack([one.counts[:, :-1].cpu() for one in self._routings]).sum(0).flatten().tolist()
-        *counted, loss = self._world.sum(*here, *self._world.once(sum(float(one.loss) for one in self._routings)))
+        local = torch.stack([routing.counts[:, :-1].cpu() for routing in self._routings]).sum(0).flatten().tolist()
+        local_loss = sum(float(routing.loss) for routing in self._routings)
+        *counted, loss = self._world.sum(*local, *self._world.once(local_loss))
         counts = torch.tensor(counted, dtype=torch.float64).view(shape)
-        for one in self._routings:
-            one.clear()
+        for routing in self._routings:
+            routing.clear()
         used = counts.sum(1) > 0
         if not used.any():
             return {}
@@ -241,12 +224,9 @@ class ExpertLoad:
         starving = (self._idle >= PATIENCE) & used[:, None]
         self._warn(starving)
         loads = (counts[used] / counts[used].sum(1, keepdim=True)) * shape[1]
-        told: dict[str, Any] = {
-            "experts": {"most": float(loads.max()), "least": float(loads.min()), "starving": int(starving.sum())}
-        }
-        if any(one.weight for one in self._routings):
-            told["router_loss"] = loss / scale
-        return told
+        load = {"most": float(loads.max()), "least": float(loads.min()), "starving": int(starving.sum())}
+        weighs = any(routing.weight for routing in self._routings)
+        return {"experts": load, **({"router_loss": loss / scale} if weighs else {})}
 
     def shares(self) -> list[list[float]]:
         """Each expert's share of its block's tokens over all steps so far; of blocks without experts none."""
@@ -254,11 +234,11 @@ class ExpertLoad:
 
     def _warn(self, starving: Tensor) -> None:
         number = int(starving.sum())
-        if number > self._told:
+        if number > self._warned_of:
             block, expert = starving.nonzero()[0].tolist()
             some = f"expert {expert} of block {block}" + (f" and {number - 1} more" if number > 1 else "")
             self._log(
                 f"experts starve: no token in the last {PATIENCE} steps went to {some}; "
                 "router_loss=0.001 or more makes routers more even"
             )
-        self._told = number
+        self._warned_of = number

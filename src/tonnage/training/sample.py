@@ -48,40 +48,31 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     from tonnage.model.build import allocate, build_on_meta, initialise_randomly
     from tonnage.parallel.parallelize import Precision
     from tonnage.planning.calibration import Sample
-    from tonnage.planning.layout import Layout
+    from tonnage.planning.layout import PLAIN
     from tonnage.planning.seconds import Work, attention_timed, calling_seconds, product_flops, traffic_bytes
     from tonnage.training.batch import MicroBatch
     from tonnage.training.loss import LossModel
-    from tonnage.training.weigh import weigh
+    from tonnage.training.weigh import Conditions, weigh
 
     device = torch.device("cpu")
-    profile = weigh(config, precision=precision, document_tokens=DOCUMENT, recomputes=("none",))
+    conditions = Conditions(precision, DOCUMENT)
+    profile = weigh(config, None, conditions, recomputes=("none",))
     model = build_on_meta(config, Precision.of(precision, 1).compute)
     loss_model = LossModel(model, dissect(model))
     allocate(model, device)
     initialise_randomly(model, seed=0)
     ids = torch.arange(tokens).remainder(config.vocab_size).unsqueeze(0)
     positions = torch.arange(0, tokens - 1, 2)
-    batch = MicroBatch(
-        ids, (DOCUMENT,) * (tokens // DOCUMENT), positions, ids[0, positions + 1], torch.ones(len(positions))
-    )
+    lengths = (DOCUMENT,) * (tokens // DOCUMENT)
+    batch = MicroBatch(ids, lengths, positions, ids[0, positions + 1], torch.ones(len(positions)))
 
     def run() -> None:
         loss_model(batch, float(len(positions))).backward()
         model.zero_grad()
 
-    layout = Layout(
-        workers=1,
-        replicate=1,
-        zero=3,
-        recompute="none",
+    layout = replace(
+        PLAIN,
         precision=precision,  # type: ignore[arg-type]
-        moments="fp32",
-        optimizer_tier="device",
-        gradient_tier="device",
-        parameter_tier="device",
-        micro_batch=1,
-        micro_batches=1,
         row_tokens=tokens,
         row_supervised=len(positions),
         returns_memory=False,

@@ -11,19 +11,21 @@ M:F           function F of module M: F(answer, expected), two texts, gives a nu
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 
 Scorer = Callable[[str, str], float]
 """``scorer(answer, expected)``, from 0 to 1."""
@@ -48,8 +50,8 @@ def scorer_of(name: str, pattern: str | None = None) -> Scorer:
     key = _key_of(name, pattern)
 
     def score(answer: str, expected: str) -> float:
-        wanted = key(expected)
-        return float(wanted is not None and key(answer) == wanted)
+        right = key(expected)
+        return float(right is not None and key(answer) == right)
 
     return score
 
@@ -65,18 +67,11 @@ def check_expected(name: str, pattern: str | None, expected: Sequence[tuple[str,
     key = _key_of(name, pattern)
     bad = [(where, text) for where, text in expected if key(text) is None]
     if bad:
-        what = {"number": "a number", "choice": "a letter that is chosen", "json": "JSON"}.get(name, "a match")
-        raise UserError(
-            *(
-                Problem(
-                    f"an answer without {what}: {text[-60:]!r}",
-                    f"rows that can be scored ({len(bad):,} of {len(expected):,} cannot)",
-                    "another evaluate.scorer, exact_match for instance",
-                    where,
-                )
-                for where, text in bad[:MOST_TOLD]
-            )
-        )
+        lacking = {"number": "a number", "choice": "a letter that is chosen", "json": "JSON"}.get(name, "a match")
+        needed = f"rows that can be scored ({len(bad):,} of {len(expected):,} cannot)"
+        change = "another evaluate.scorer, exact_match for instance"
+        shown = [(f"an answer without {lacking}: {text[-60:]!r}", where) for where, text in bad[:MOST_TOLD]]
+        raise UserError(*(Problem(observed, needed, change, where) for observed, where in shown))
 
 
 def _key_of(name: str, pattern: str | None) -> Callable[[str], Any]:
@@ -94,23 +89,23 @@ def _key_of(name: str, pattern: str | None) -> Callable[[str], Any]:
             assert pattern is not None, "config.check_evaluate sees to it"
             compiled = re.compile(pattern)
             return lambda text: _match(compiled, text)
-    raise UserError(Problem(f"scorer {name!r}", "a known one, or module:function", where="evaluate.scorer"))
+    raise user_error(f"scorer {name!r}", "a known one, or module:function", where="evaluate.scorer")
 
 
 def _number(text: str) -> Decimal | None:
     _, marked, rest = text.rpartition("####")
-    found = _NUMBER.findall(rest if marked else text)
-    if not found:
+    numbers = _NUMBER.findall(rest if marked else text)
+    if not numbers:
         return None
     with suppress(InvalidOperation):
-        return Decimal((found[0] if marked else found[-1]).replace(",", ""))
+        return Decimal((numbers[0] if marked else numbers[-1]).replace(",", ""))
     return None
 
 
 def _choice(text: str) -> str | None:
-    said = _SAID.findall(text)
-    if said:
-        return str(said[-1]).upper()
+    stated = _SAID.findall(text)
+    if stated:
+        return str(stated[-1]).upper()
     if (first := _AT_FIRST.match(text)) is not None:
         return first[1].upper()
     alone = _ALONE.findall(text)
@@ -132,13 +127,10 @@ def _json(text: str) -> str | None:
 
 
 def _match(pattern: re.Pattern[str], text: str) -> str | None:
-    last = None
-    for last in pattern.finditer(text):  # noqa: B007
-        pass
-    if last is None:
-        return None
-    found = last[1] if pattern.groups else last[0]
-    return None if found is None else found.strip()
+    """The first group of the last match, or all of it where there is no group."""
+    last = deque(pattern.finditer(text), maxlen=1)
+    group: str | None = last[0][1 if pattern.groups else 0] if last else None
+    return None if group is None else group.strip()
 
 
 def _plain(text: str) -> str:
@@ -147,42 +139,31 @@ def _plain(text: str) -> str:
 
 def _imported(name: str) -> Callable[..., Any]:
     module, _, path = name.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
     try:
-        function: Any = importlib.import_module(module)
-        for part in path.split("."):
-            function = getattr(function, part)
-        parameters = list(inspect.signature(function).parameters.values())
+        function: Callable[..., Any] = attrgetter(path)(import_module(module))
+        signature = inspect.signature(function)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            Problem(
-                f"{name} cannot be imported ({error})", "a function that this Python finds", where="evaluate.scorer"
-            )
-        ) from error
-    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    if [one.name for one in parameters[:2]] != ["answer", "expected"] or len(needed) > 2:
-        raise UserError(
-            Problem(
-                f"{name}{inspect.signature(function)}",
-                "a function of an answer and what the row says, that gives a number from 0 to 1",
-                "def score(answer, expected): ...",
-                "evaluate.scorer",
-            )
-        )
-    found: Callable[..., Any] = function
-    return found
+        observed, needed = f"{name} cannot be imported ({error})", "a function that this Python finds"
+        raise user_error(observed, needed, where="evaluate.scorer") from error
+    names, parameters = list(signature.parameters), signature.parameters.values()
+    required = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    if names[:2] != ["answer", "expected"] or len(required) > 2:
+        needed = "a function of an answer and what the row says, that gives a number from 0 to 1"
+        raise user_error(f"{name}{signature}", needed, "def score(answer, expected): ...", "evaluate.scorer")
+    return function
 
 
 def _checked(function: Callable[..., Any], name: str) -> Scorer:
     def score(answer: str, expected: str) -> float:
-        given = function(answer, expected)
+        result = function(answer, expected)
         try:
-            value = float(given)
+            number = float(result)
         except (TypeError, ValueError):
-            value = math.nan
-        if not 0 <= value <= 1:
-            raise UserError(Problem(f"{name} gave {given!r}"[:200], "a number from 0 to 1", where="evaluate.scorer"))
-        return value
+            number = math.nan
+        if not 0 <= number <= 1:
+            raise user_error(f"{name} gave {result!r}"[:200], "a number from 0 to 1", where="evaluate.scorer")
+        return number
 
     return score

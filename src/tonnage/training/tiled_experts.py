@@ -37,9 +37,9 @@ class _Experts(torch.autograd.Function):
         ctx.weight, ctx.turned = weight, turned
         output = rows.new_zeros(len(rows), weight.shape[2] if turned else weight.shape[1])
         for tile in weight.tiles():
-            here = _experts_of(tile, ends)
+            experts = _experts_of(tile, ends)
             matrices = tile.matrix if turned else tile.matrix.transpose(1, 2)
-            multiply_into(output, rows, matrices, starts[here], ends[here])
+            multiply_into(output, rows, matrices, starts[experts], ends[experts])
             del matrices
         return output
 
@@ -49,12 +49,12 @@ class _Experts(torch.autograd.Function):
         weight, gradient, of_rows = ctx.weight, gradient.contiguous(), torch.zeros_like(rows)
         left, right = (rows, gradient) if ctx.turned else (gradient, rows)
         for tile in weight.tiles(backwards=True):
-            here = _experts_of(tile, ends)
+            experts = _experts_of(tile, ends)
             matrices = tile.matrix.transpose(1, 2) if ctx.turned else tile.matrix
-            multiply_into(of_rows, gradient, matrices, starts[here], ends[here])
+            multiply_into(of_rows, gradient, matrices, starts[experts], ends[experts])
             del matrices
             of_tile = tile.room()
-            add_outer_of(of_tile, left, right, starts[here], ends[here])
+            add_outer_of(of_tile, left, right, starts[experts], ends[experts])
             tile.add(of_tile)
             del of_tile
         return of_rows, None, None, None, None

@@ -6,7 +6,6 @@ its own gradient leaves with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.kernels.products import add_product, linear, product
-from tonnage.parallel.tiled import Tile, TiledWeight
+from tonnage.parallel.tiled import TiledWeight
 from tonnage.planning.profile import HEAD_PIECE
 
 
@@ -39,11 +38,12 @@ class _Linear(torch.autograd.Function):
         rows = inputs.reshape(-1, inputs.shape[-1])
         output = rows.new_empty(len(rows), weight.rows)
         for tile in weight.tiles():
-            some = None if bias is None else torch.cat([bias[those] for those in tile.rows])
-            found = linear(rows, tile.matrix, some)
-            for those, part in zip(tile.rows, _parts(tile, found), strict=True):
+            biases = None if bias is None else torch.cat([bias[those] for those in tile.rows])
+            columns = linear(rows, tile.matrix, biases)
+            sizes = [those.stop - those.start for those in tile.rows]
+            for those, part in zip(tile.rows, columns.split(sizes, 1), strict=True):
                 output[:, those] = part
-            del found
+            del columns, part
         return output
 
     @staticmethod
@@ -62,8 +62,3 @@ class _Linear(torch.autograd.Function):
             del of_tile
         of_bias = of_rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if need_bias else None
         return (of_inputs.to(inputs.dtype).view(inputs.shape) if need_inputs else None), of_bias, None, None
-
-
-def _parts(tile: Tile, columns: Tensor) -> Sequence[Tensor]:
-    """What belongs to each run of a tile's rows."""
-    return torch.split(columns, [those.stop - those.start for those in tile.rows], 1)

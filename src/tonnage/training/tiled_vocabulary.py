@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tonnage.kernels.products import add_product, linear, product
 from tonnage.parallel.tiled import Tile, TiledWeight
 from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE
+from tonnage.training.vocabulary import Vocabulary
 
 
 class TiledHead:
@@ -30,10 +31,10 @@ class TiledHead:
     """
 
     def __init__(self, weight: TiledWeight, head: nn.Linear, scale: float, softcap: float | None) -> None:
-        self.weight, self._head, self._scale, self._softcap = weight, head, scale, softcap
+        self.weight, self._head, self._vocabulary = weight, head, Vocabulary(scale=scale, softcap=softcap)
 
     def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor) -> Tensor:
-        """As ``loss.linear_cross_entropy``."""
+        """As ``Head.loss``."""
         if not torch.is_grad_enabled():
             return (-self.log_probabilities(hidden, targets) * target_weights).sum()
         loss: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -43,7 +44,7 @@ class TiledHead:
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor, targets: Tensor, *, likeliest_of: list[Tensor] | None = None) -> Tensor:
-        """As ``loss.target_log_probabilities``."""
+        """As ``Head.log_probabilities``."""
         normaliser, picked, likeliest = self.look_at(hidden.detach(), targets)
         if likeliest_of is not None:
             likeliest_of.append(likeliest)
@@ -51,7 +52,7 @@ class TiledHead:
 
     @torch.no_grad()
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """As ``loss.likeliest``."""
+        """As ``Head.likeliest``."""
         return self.look_at(hidden, hidden.new_zeros(len(hidden), dtype=torch.int64))[2]
 
     def look_at(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,15 +62,15 @@ class TiledHead:
         picked, largest = torch.zeros_like(normaliser), normaliser.clone()
         likeliest = torch.zeros_like(targets)
         for tile in self.weight.tiles():
-            tokens = torch.cat([torch.arange(one.start, one.stop, device=hidden.device) for one in tile.rows])
+            tokens = torch.cat([torch.arange(run.start, run.stop, device=hidden.device) for run in tile.rows])
             for rows in _chunks(len(hidden)):
                 logits = self.logits(tile, hidden[rows])
-                here, places = tile.places_of(targets[rows, None])
-                picked[rows] += torch.where(here, logits.gather(1, places), 0.0)[:, 0]
+                is_inside, places = tile.places_of(targets[rows, None])
+                picked[rows] += torch.where(is_inside, logits.gather(1, places), 0.0)[:, 0]
                 top, at = logits.max(1)
-                found = tokens[at]
-                better = (top > largest[rows]) | ((top == largest[rows]) & (found < likeliest[rows]))
-                likeliest[rows] = torch.where(better, found, likeliest[rows])
+                best = tokens[at]
+                better = (top > largest[rows]) | ((top == largest[rows]) & (best < likeliest[rows]))
+                likeliest[rows] = torch.where(better, best, likeliest[rows])
                 largest[rows] = torch.maximum(top, largest[rows])
                 total = logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top)
                 normaliser[rows] = torch.logaddexp(normaliser[rows], total)
@@ -79,22 +80,17 @@ class TiledHead:
     def logits(self, tile: Tile, hidden: Tensor) -> Tensor:
         """Those of the tokens of a tile, fp32 (rows, tokens)."""
         bias = None if self._head.bias is None else torch.cat([self._head.bias.detach()[rows] for rows in tile.rows])
-        logits = linear(hidden, tile.matrix, bias).float()
-        if self._scale != 1.0:
-            logits.mul_(self._scale)
-        if self._softcap is not None:
-            logits.div_(self._softcap).tanh_().mul_(self._softcap)
-        return logits
+        return self._vocabulary.scale_and_cap(linear(hidden, tile.matrix, bias).float())
 
     def slopes(self, tile: Tile, hidden: Tensor, targets: Tensor, weights: Tensor, normaliser: Tensor) -> Tensor:
         """The gradient with respect to the logits, before scale and cap, fp32 (rows, tokens); ``targets``, ``weights``
         and ``normaliser`` are of each row."""
         logits = self.logits(tile, hidden)
-        capped = None if self._softcap is None else 1.0 - (logits / self._softcap).square_()
+        capped = self._vocabulary.slope_of_cap(logits)
         slopes = logits.sub_(normaliser[:, None]).exp_()
-        here, places = tile.places_of(targets[:, None])
-        slopes.scatter_add_(1, places, -here.float())
-        slopes.mul_(weights[:, None] * self._scale)
+        is_inside, places = tile.places_of(targets[:, None])
+        slopes.scatter_add_(1, places, -is_inside.float())
+        slopes.mul_(weights[:, None] * self._vocabulary.scale)
         return slopes if capped is None else slopes.mul_(capped)
 
 
@@ -157,9 +153,9 @@ class _LookUp(torch.autograd.Function):
         ids, gradient = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         for tile in weight.places():
             of_tile = tile.room()
-            here, places = tile.places_of(ids)
-            here &= ids != ctx.padding
-            of_tile.index_add_(0, places, gradient.float().masked_fill(~here[:, None], 0.0))
+            is_inside, places = tile.places_of(ids)
+            is_inside &= ids != ctx.padding
+            of_tile.index_add_(0, places, gradient.float().masked_fill(~is_inside[:, None], 0.0))
             tile.add(of_tile)
             del of_tile
         return None, None, None, None
@@ -168,11 +164,11 @@ class _LookUp(torch.autograd.Function):
 @torch.no_grad()
 def look_up(ids: Tensor, weight: TiledWeight) -> Tensor:
     """The rows of ``ids``, int64 (...,), of a tiled embedding: (..., columns)."""
-    found = torch.zeros(*ids.shape, weight.columns, dtype=weight.dtype, device=ids.device)
+    rows = torch.zeros(*ids.shape, weight.columns, dtype=weight.dtype, device=ids.device)
     for tile in weight.tiles():
-        here, places = tile.places_of(ids)
-        found += F.embedding(places, tile.matrix).masked_fill_(~here[..., None], 0.0)
-    return found
+        is_inside, places = tile.places_of(ids)
+        rows += F.embedding(places, tile.matrix).masked_fill_(~is_inside[..., None], 0.0)
+    return rows
 
 
 def look_up_in_tiles(embedding: nn.Embedding, weight: TiledWeight) -> None:
@@ -189,14 +185,14 @@ def _forward(embedding: nn.Embedding, forward: Any, weight: TiledWeight, ids: Te
         rows = look_up(ids, weight)
     if type(embedding).forward is nn.Embedding.forward:
         return rows
-    found = rows.view(-1, rows.shape[-1])
-    held, there = embedding._parameters["weight"], embedding._parameters
-    there["weight"], embedding.padding_idx = found, None  # type: ignore[assignment]
+    parameters, table = embedding._parameters, rows.view(-1, rows.shape[-1])
+    whole = parameters["weight"]
+    parameters["weight"], embedding.padding_idx = table, None  # type: ignore[assignment]
     try:
-        looked_up: Tensor = forward(torch.arange(len(found), device=ids.device).view(ids.shape))
+        output: Tensor = forward(torch.arange(len(table), device=ids.device).view(ids.shape))
     finally:
-        there["weight"], embedding.padding_idx = held, padding
-    return looked_up
+        parameters["weight"], embedding.padding_idx = whole, padding
+    return output
 
 
 def _anchor(like: Tensor) -> Tensor:
@@ -210,8 +206,6 @@ def _chunks(num_rows: int) -> Iterator[slice]:
 
 def _add_to_rows(total: Tensor, tile: Tile, values: Tensor) -> None:
     """Add what the rows of a tile have to those of the whole."""
-    start = 0
-    for rows in tile.rows:
-        size = rows.stop - rows.start
-        total[rows] += values[start : start + size]
-        start += size
+    runs = tile.rows
+    for rows, part in zip(runs, values.split([run.stop - run.start for run in runs]), strict=True):
+        total[rows] += part

@@ -25,41 +25,39 @@ def tile_model(
     They are those of embedding and head, which may be one, however large, and of linear layers and experts of blocks
     that are larger than a tile. They are computed with in ``dtype``, or ``in_fp32``. Returns them and the head.
     """
-    embedding, head, kept = anatomy.embedding, anatomy.head, set(in_fp32)
+    embedding, head, wide = anatomy.embedding, anatomy.head, set(in_fp32)
     in_blocks = [holder for block in anatomy.blocks for holder in large_weights(block)]
-    largest = max(one.numel() for one in (embedding.weight, head.weight, *(getattr(*one) for one in in_blocks)))
+    outside: list[Holder] = [(embedding, "weight"), (head, "weight")]
+    largest = max(getattr(*holder).numel() for holder in (*outside, *in_blocks))
 
     def tiled(*holders: Holder) -> TiledWeight:
         weight: nn.Parameter = getattr(*holders[0])
         in_tiles = tiles_of(weight.numel(), largest, number)
-        return TiledWeight(holders, in_tiles, torch.float32 if weight in kept else dtype, mesh)
+        return TiledWeight(holders, in_tiles, torch.float32 if weight in wide else dtype, mesh)
 
-    if anatomy.tied:
-        found = [tiled((embedding, "weight"), (head, "weight"))]
-    else:
-        found = [tiled((embedding, "weight")), tiled((head, "weight"))]
-    look_up_in_tiles(embedding, found[0])
-    of_head = TiledHead(found[-1], head, anatomy.logit_scale, anatomy.logit_softcap)
+    weights = [tiled(*outside)] if anatomy.tied else [tiled(holder) for holder in outside]
+    look_up_in_tiles(embedding, weights[0])
+    of_head = TiledHead(weights[-1], head, anatomy.logit_scale, anatomy.logit_softcap)
     for module, name in in_blocks:
         weight = getattr(module, name)
-        if tiles_of(weight.numel(), largest, number) > 1 and weight not in kept:
-            found.append(tiled((module, name)))
+        if tiles_of(weight.numel(), largest, number) > 1 and weight not in wide:
+            weights.append(tiled((module, name)))
             if isinstance(module, nn.Linear):
-                tiled_linear.use_tiles(module, found[-1])
+                tiled_linear.use_tiles(module, weights[-1])
             else:
-                tiled_experts.use_tiles(module, name, found[-1])
-    return found, of_head
+                tiled_experts.use_tiles(module, name, weights[-1])
+    return weights, of_head
 
 
 def large_weights(block: nn.Module) -> list[Holder]:
     """What of a block may come in tiles: weights of linear layers and stacked matrices of experts, if they are trained,
     and no other module's as well."""
     modules = list(block.modules())
-    holders = Counter(id(value) for one in modules for value in one._parameters.values())
+    owners = Counter(id(weight) for module in modules for weight in module._parameters.values())
     # Of a list of modules some may not run, on some workers: who gathers would wait for them.
-    listed = {id(one) for some in modules if isinstance(some, nn.ModuleList) for one in some.modules()}
-    linear = [one for one in modules if type(one) is nn.Linear and id(one) not in listed]
-    found: list[Holder] = [(one, "weight") for one in linear if "weight" in one._parameters]
-    found += [(one, name) for one in modules for name in stacks_of(one)]
-    weights = [(holder, getattr(*holder)) for holder in found]
-    return [holder for holder, one in weights if holders[id(one)] == 1 and one.requires_grad]
+    listed = {id(part) for module in modules if isinstance(module, nn.ModuleList) for part in module.modules()}
+    linear = [module for module in modules if type(module) is nn.Linear and id(module) not in listed]
+    holders: list[Holder] = [(layer, "weight") for layer in linear if "weight" in layer._parameters]
+    holders += [(module, name) for module in modules for name in stacks_of(module)]
+    weights = [(holder, getattr(*holder)) for holder in holders]
+    return [holder for holder, weight in weights if owners[id(weight)] == 1 and weight.requires_grad]

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedConfig
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.model.tiny import count_layers
 from tonnage.parallel.compile import Compile, compile_blocks
 from tonnage.parallel.world import World
-from tonnage.planning.layout import PACKED, Arrangement
+from tonnage.planning.layout import PLAIN, Layout
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 
@@ -28,51 +28,42 @@ VOCABULARY = 64
 
 
 def can_compile(
-    wanted: Compile,
+    mode: Compile,
     config: PreTrainedConfig,
     world: World,
     dtype: torch.dtype,
     log: Callable[[str], None],
-    arrangement: Arrangement = "packed",
-    attention: str = PACKED,
+    layout: Layout = PLAIN,
 ) -> bool:
     """Whether the blocks compile on every rank. Where they do not, ``auto`` says so in the log.
 
     Raises:
-        UserError: they do not, and ``wanted`` is ``on``.
+        UserError: they do not, and ``mode`` is ``on``.
     """
-    reason = _trial(config, world.device, dtype, arrangement, attention)
+    reason = _trial(config, world.device, dtype, layout)
     gc.collect()  # what was tried points at itself, and has a block's memory; a worker that starts collects nothing
     reasons = [text for text in world.gather(reason) if text]
     if not reasons:
         return True
-    if wanted == "on":
-        raise UserError(
-            Problem(
-                where="compile",
-                found=f"a block of {config.model_type} in {str(dtype).removeprefix('torch.')} does not compile: "
-                f"{reasons[0]}",
-                needed="a compiler that can (gcc or clang on CPU, Triton on CUDA)",
-                change="compile: auto goes on without, compile: off does not try",
-            )
-        )
+    if mode == "on":
+        kind = f"{config.model_type} in {str(dtype).removeprefix('torch.')}"
+        needed = "a compiler that can (gcc or clang on CPU, Triton on CUDA)"
+        change = "compile: auto goes on without, compile: off does not try"
+        raise user_error(f"a block of {kind} does not compile: {reasons[0]}", needed, change, "compile")
     log(f"blocks are not compiled, because one could not be: {reasons[0]}")
     return False
 
 
-def _trial(
-    config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, arrangement: Arrangement, attention: str
-) -> str:
+def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, layout: Layout) -> str:
     """Why a block does not compile; empty if it does."""
     try:
-        small = _one_block(config)
-        model = build_on_meta(small, dtype, attention_name=attention)
+        model = build_on_meta(_one_block(config), dtype, attention_name=layout.attention)
         anatomy = dissect(model)
         loss_model = LossModel(model, anatomy)
         compile_blocks(anatomy.blocks)
         allocate(model, device)
         initialise_randomly(model, seed=0)
-        is_padded = arrangement == "padded"
+        is_padded = layout.arrangement == "padded"
         ids = torch.arange(24).remainder(VOCABULARY)
         places, targets = torch.arange(12, 22), ids[13:23]
         shape, lengths = ((2, 12), (12, 12)) if is_padded else ((1, 24), (10, 14))
@@ -80,8 +71,8 @@ def _trial(
         loss_model(batch, 10.0).backward()
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-        return f"{type(error).__name__}: {told}"[:500]
+        summary = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+        return f"{type(error).__name__}: {summary}"[:500]
     return ""
 
 

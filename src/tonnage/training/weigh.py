@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import Problem, TonnageError, UserError
+from tonnage.errors import TonnageError, UserError, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
@@ -43,9 +43,8 @@ from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.adapters import (
     EVERYTHING,
     Adapter,
-    Target,
     Trains,
-    attach_to_embedding,
+    attach,
     embedding_at,
     is_addition,
     prepare,
@@ -73,8 +72,8 @@ from tonnage.planning.profile import (
     Rows,
     head_chunk,
 )
+from tonnage.training.head import Head
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
-from tonnage.training.loss import linear_cross_entropy
 from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
@@ -90,11 +89,11 @@ BLOCKS = 3
 class Conditions:
     """How a run uses a model: what it weighs depends on that."""
 
-    precision: str
+    precision: str = "bf16"
     """Of the forward and backward pass."""
-    document_tokens: int
+    document_tokens: int = 0
     """Tokens of each document in its rows; with 0, parameters are counted and nothing is run."""
-    device_type: DeviceType
+    device_type: DeviceType = "cpu"
     tensor: int = 1
     """Ranks that divide every block; the profile is of what one of them has and computes."""
     arrangement: Arrangement = "packed"
@@ -106,6 +105,10 @@ class Conditions:
     def dtype(self) -> torch.dtype:
         """Of the numbers that are multiplied."""
         return Precision.of(self.precision, 1).compute
+
+
+NO_ROWS = Conditions()
+"""Those in which parameters are counted alone."""
 
 
 def weigh_once(
@@ -121,29 +124,23 @@ def weigh_once(
     A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
     will do without.
     """
-    off, trains = sorted(kernels_off), conditions.trains
+    trains = conditions.trains
     if trains.adapter is not None:  # the factor of additions changes nothing here
         trains = replace(trains, adapter=replace(trains.adapter, factor=1.0))
-    with switched_off(off):
-        return _weigh_once(config, vocab_size, replace(conditions, trains=trains), cache, off)
-
-
-def _weigh_once(
-    config: PreTrainedConfig, vocab_size: int | None, conditions: Conditions, cache: Path, off: Sequence[str]
-) -> ModelProfile:
+        conditions = replace(conditions, trains=trains)
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
-    slow = processor_is_slow(conditions.dtype)
-    processor = (slow, processor_turns()) if conditions.device_type == "cpu" else ()
-    described = config.to_dict()
+    described, fields_by_name = config.to_dict(), sorted(vars(conditions).items())
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
-    keywords = vars(conditions)
-    inputs = [described, vocab_size, sorted(keywords.items()), processor, FORMAT, versions, list(off)]
-    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-    path = trusted(cache, "profiles", f"{key}.json")
-    with suppress(UserError):
-        return read_record(path, ModelProfile)
-    profile = weigh(config, vocab_size, **keywords)
+    with switched_off(off := sorted(kernels_off)):
+        slow = processor_is_slow(conditions.dtype)
+        processor = (slow, processor_turns()) if conditions.device_type == "cpu" else ()
+        inputs = [described, vocab_size, fields_by_name, processor, FORMAT, versions, off]
+        key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+        path = trusted(cache, "profiles", f"{key}.json")
+        with suppress(UserError):
+            return read_record(path, ModelProfile)
+        profile = weigh(config, vocab_size, conditions)
     with kept(path, "models are weighed again every time"):
         room_for(path)
         write_json(path, asdict(profile))
@@ -153,19 +150,13 @@ def _weigh_once(
 def weigh(
     config: PreTrainedConfig,
     vocab_size: int | None = None,
+    conditions: Conditions = NO_ROWS,
     *,
-    precision: str = "bf16",
-    document_tokens: int = 0,
-    device_type: DeviceType = "cpu",
-    tensor: int = 1,
     recomputes: Sequence[Recompute] = ALL,
-    arrangement: Arrangement = "packed",
-    attention: str = PACKED,
-    trains: Trains = EVERYTHING,
 ) -> ModelProfile:
     """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
-    ``recomputes`` are those that ``blocks`` of the profile will have; all others are fields of ``Conditions``.
+    ``recomputes`` are those that ``blocks`` of the profile will have.
 
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
@@ -173,20 +164,15 @@ def weigh(
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what fails, which is said below
     was, log.disabled = log.disabled, True
     try:
-        conditions = Conditions(precision, document_tokens, device_type, tensor, arrangement, attention, trains)
         return _weigh(config, vocab_size, conditions, recomputes)
     except TonnageError:
         raise
     except Exception as error:  # of the model's classes, in as many ways as there are families and sizes
         message = str(error).strip().split("\n")[0][:200]
-        raise UserError(
-            Problem(
-                where=f"model type {config.model_type}",
-                found=f"a model that does not run on rows as training has them ({type(error).__name__}: {message})",
-                needed="a family, and sizes in config.json, with which its own classes run",
-                change="choose another model family; or, if config.json was changed by hand, the one that came with it",
-            )
-        ) from error
+        observed = f"a model that does not run on rows as training has them ({type(error).__name__}: {message})"
+        needed = "a family, and sizes in config.json, with which its own classes run"
+        change = "choose another model family; or, if config.json was changed by hand, the one that came with it"
+        raise user_error(observed, needed, change, f"model type {config.model_type}") from error
     finally:
         log.disabled = was
 
@@ -232,7 +218,12 @@ def _weigh(
         largest_matrix=largest_matrix,
         adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
         adapts_experts=any(target.experts for target in targets),
-        embedding_additions=_num_additions(embeddings),
+        embedding_additions=sum(
+            parameter.numel()
+            for target in embeddings
+            for name, parameter in target.owner.named_parameters()
+            if is_addition(name)
+        ),
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
         large_weights=_large_weights(anatomy.blocks),
         large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
@@ -266,16 +257,6 @@ def _divide(
                 check_part(name, whole[name], tuple(parameter.shape), quantize)
 
 
-def _num_additions(embeddings: Sequence[Target]) -> int:
-    """Numbers in the additions of embeddings."""
-    return sum(
-        parameter.numel()
-        for target in embeddings
-        for name, parameter in target.owner.named_parameters()
-        if is_addition(name)
-    )
-
-
 def _keeps_blocks(model: PreTrainedModel, whole: Mapping[str, tuple[int, ...]], tensor: int) -> bool:
     """As ``ModelProfile.keeps_blocks``; ``whole`` are the shapes of the parameters before ``tensor`` ranks divided
     them."""
@@ -302,10 +283,7 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
     largest = max(anatomy.blocks, key=lambda block: sum(parameter.numel() for parameter in block.parameters()))
     block = [parameter for parameter in largest.parameters() if not parameter.requires_grad]
 
-    def numbers(those: Sequence[nn.Parameter]) -> int:
-        return sum(one.numel() for one in those)
-
-    of_all, of_outside, of_block = map(numbers, (still, outside, block))
+    of_all, of_outside, of_block = (sum(one.numel() for one in those) for those in (still, outside, block))
     if trains.quantize is not None:
         pack_layers(model, anatomy.blocks, trains.quantize)
 
@@ -371,17 +349,6 @@ class _Traced:
     """Tokens of the largest chunk of any block."""
 
 
-@dataclass(frozen=True)
-class _TracedBlock:
-    """What runs tell of one kind of block."""
-
-    costs: dict[Recompute, BlockCost]
-    trained: Runs
-    """With the last of ``recomputes`` and the longest documents, as ``evaluated`` without gradients."""
-    evaluated: Runs
-    chunk: int
-
-
 def _trace(
     backbone: _Backbone,
     kinds: Sequence[tuple[int, int, nn.Module]],
@@ -389,46 +356,35 @@ def _trace(
     model: PreTrainedModel,
     anatomy: Anatomy,
 ) -> _Traced:
-    """Run blocks of all ``kinds`` (the number of the first one, how many there are, and one of them), and the head."""
+    """Run blocks of all ``kinds`` (the number of the first one, how many there are, and one of them), without gradients
+    and with every kind of recompute, and the head. What is outside of blocks is seen in the last of these runs."""
     conditions = backbone.conditions
-    by_recompute: dict[Recompute, list[tuple[BlockCost, int]]] = {recompute: [] for recompute in recomputes}
+    by_recompute: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
     rows, heads, chunk = list[PackedRow](), list[Heads](), 1
     for layer, number, block in kinds:
         small = replace(backbone, config=_of_one_kind(backbone.config, BLOCKS, conditions.tensor, layer))
-        traced = _trace_block(partial(_run_backbone, small, block, rows), conditions, recomputes)
-        for recompute, cost in traced.costs.items():
-            by_recompute[recompute].append((cost, number))
-        heads += number * [mark.heads for mark in traced.evaluated[0][1] if mark.heads is not None][-1:]
-        chunk = max(chunk, traced.chunk)
-    blocks: dict[str, BlockCost] = {recompute: _mean(costs) for recompute, costs in by_recompute.items()}
+        run = partial(_run_backbone, small, block, rows)
+        lengths, of_chunk = _lengths_of(run, conditions)
+        evaluated = [_at_two_lengths(length, partial(run, length, kind="none", trains=False)) for length in lengths]
+        for kind in recomputes:
+            trained = [_at_two_lengths(length, partial(run, length, kind=kind, trains=True)) for length in lengths]
+            by_length = list(map(_block_cost, trained, evaluated))
+            by_recompute[kind].append((_in_documents_of(conditions.document_tokens, by_length), number))
+        heads += number * [mark.heads for mark in evaluated[-1][0][1] if mark.heads is not None][-1:]
+        chunk = max(chunk, of_chunk)
+    blocks: dict[str, BlockCost] = {kind: _mean(costs) for kind, costs in by_recompute.items()}
     small_head, large_head = _trace_head(model, anatomy, conditions.dtype, conditions.device_type)
     outside = OutsideCost(
-        embedded=_line(traced.trained, lambda m: m[-1].live),
-        final=_line(traced.trained, lambda m: m[4].live - m[3].live + _held(m)),
-        final_forward=_most(traced.trained, lambda m: m[4].heights, 3),
-        final_backward=_most(traced.trained, lambda m: m[5].heights, 5),
+        embedded=_line(trained[-1], lambda m: m[-1].live),
+        final=_line(trained[-1], lambda m: m[4].live - m[3].live + _held(m)),
+        final_forward=_most(trained[-1], lambda m: m[4].heights, 3),
+        final_backward=_most(trained[-1], lambda m: m[5].heights, 5),
         small_head=small_head,
         large_head=large_head,
-        evaluated=_line(traced.evaluated, lambda m: m[4].live),
+        evaluated=_line(evaluated[-1], lambda m: m[4].live),
         chunk=head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad),
     )
     return _Traced(blocks, outside, rows, heads, chunk)
-
-
-def _trace_block(
-    run: Callable[..., list[Mark]], conditions: Conditions, recomputes: Sequence[Recompute]
-) -> _TracedBlock:
-    """``run`` blocks of one kind, without gradients and with every kind of recompute."""
-    lengths, chunk = _lengths_of(run, conditions)
-    by_length = [_at_two_lengths(length, partial(run, length, kind="none", trains=False)) for length in lengths]
-    by_recompute: dict[Recompute, BlockCost] = {}
-    for recompute in recomputes:
-        costs = []
-        for length, evaluated in zip(lengths, by_length, strict=True):
-            trained = _at_two_lengths(length, partial(run, length, kind=recompute, trains=True))
-            costs.append(_block_cost(trained, evaluated))
-        by_recompute[recompute] = _in_documents_of(conditions.document_tokens, costs)
-    return _TracedBlock(by_recompute, trained, evaluated, chunk)
 
 
 def _lengths_of(run: Callable[..., list[Mark]], conditions: Conditions) -> tuple[list[int], int]:
@@ -465,9 +421,9 @@ def _chunk_of(run: Callable[..., list[Mark]]) -> int:
 
 
 def _chunk_by(cost: Callable[[int], float], least: float) -> int:
-    """The power of two up to which a document of twice the tokens costs less than two by the share ``least``, and from
-    which on it does not; 1 if there is none. Of what a document costs once, each doubling saves half as much as the one
-    before, which is no chunk."""
+    """The power of two of tokens below which a document of twice the length costs less than two of them, by the share
+    ``least`` or more, and from which on it does not; 1 if there is none. What a document costs once is no chunk: each
+    doubling saves half as much of it as the one before."""
     tokens, few, before = SHORT, cost(SHORT), 0.0
     while tokens <= LONGEST_CHUNK:
         twice = cost(2 * tokens)
@@ -491,7 +447,7 @@ def _in_documents_of(document: int, costs: Sequence[BlockCost]) -> BlockCost:
     if len(costs) == 1:
         return last
     few, some, many = SCANNED
-    lines = {one.name: getattr(last, one.name) for one in fields(last)}
+    lines = {each.name: getattr(last, each.name) for each in fields(last)}
     lines = {name: line for name, line in lines.items() if isinstance(line, Line)}
     for name, line in lines.items():
         # Of a document: a d + b + c d^2, through three points.
@@ -516,8 +472,8 @@ def _line(runs: Runs, take: Callable[[list[Mark]], float]) -> Line:
 
 
 def _most(runs: Runs, take: Callable[[list[Mark]], list[int]], start: int) -> Envelope:
-    """Above what is there at mark ``start``; where moments of rows are not the same ones, their highest are, of rows of
-    few documents and of many."""
+    """Heights above what is there at mark ``start``, moment by moment; where longer rows have other moments, the
+    highest alone, of rows of few documents and of many."""
     heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in runs]
     if len({len(those) for _, those in heights}) == 1:
         return Envelope.over(*heights[-2:])
@@ -613,7 +569,7 @@ def _build_backbone(backbone: _Backbone, block: nn.Module) -> PreTrainedModel:
             parameter.requires_grad_(False)
     model.get_input_embeddings().requires_grad_(True)
     for path, adapter in backbone.adapters.items():
-        attach_to_embedding(embedding_at(model, path), adapter, conditions.dtype)
+        attach(embedding_at(model, path), adapter, conditions.dtype)
     model.eval()
     return model
 
@@ -668,17 +624,12 @@ def _first(values: Any) -> Tensor:
 def _kinds(blocks: Sequence[nn.Module]) -> dict[int, int]:
     """Of every kind of block, the number of the first one and how many there are."""
     first: dict[str, int] = {}
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for number, block in enumerate(blocks):
-        parts = [(type(module).__name__, _window_of(module)) for module in block.modules()]
+        parts = [(type(module).__name__, getattr(module, "sliding_window", None)) for module in block.modules()]
         shapes = [(name, tuple(one.shape), one.requires_grad) for name, one in block.named_parameters()]
-        layer = first.setdefault(repr((parts, shapes)), number)
-        counts[layer] = counts.get(layer, 0) + 1
+        counts[first.setdefault(repr((parts, shapes)), number)] += 1
     return counts
-
-
-def _window_of(module: nn.Module) -> Any:
-    return getattr(module, "sliding_window", None)
 
 
 def _mean(costs: Sequence[tuple[BlockCost, int]]) -> BlockCost:
@@ -696,7 +647,7 @@ def _mean(costs: Sequence[tuple[BlockCost, int]]) -> BlockCost:
             sum(line.per_token * number for line, number in values) / total,
         )
 
-    means: dict[str, Any] = {field.name: of(field.name) for field in fields(BlockCost)}
+    means: dict[str, Any] = {each.name: of(each.name) for each in fields(BlockCost)}
     return BlockCost(**means)
 
 
@@ -760,23 +711,14 @@ def _trace_head(
             head = anatomy.head
             trained = trains and head.weight.requires_grad
             weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trained)
-            bias = None
-            if head.bias is not None:
-                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=trained)
+            shape = None if head.bias is None else head.bias.shape
+            bias = None if shape is None else torch.empty(shape, dtype=dtype, device=device, requires_grad=trained)
             hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=trains)
             targets = torch.zeros(tokens, dtype=torch.int64, device=device)
             weights = torch.ones(tokens, device=device)
             before = ledger.mark()
-            loss = linear_cross_entropy(
-                hidden,
-                weight,
-                bias,
-                targets,
-                weights,
-                logit_scale=anatomy.logit_scale,
-                logit_softcap=anatomy.logit_softcap,
-                chunk_tokens=chunk,
-            )
+            whole = Head(weight, bias, anatomy.logit_scale, anatomy.logit_softcap, chunk)
+            loss = whole.loss(hidden, targets, weights)
             forward = ledger.mark()
             if not trains:
                 return {"evaluation_peak": max(forward.heights) - before.live}

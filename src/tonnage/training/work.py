@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 
 from tonnage.checkpoint.save import step_of
 from tonnage.config import Config
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.host.threads import describe_cpus, share_of
 from tonnage.kernels.switches import switch_off
 from tonnage.kernels.threads import use_threads
@@ -111,6 +111,6 @@ def _own_loss(run: RunDirectory, config: Config, log: Callable[[str], None]) -> 
         return None
     if os.environ.get(LAUNCHER) != "local":  # whose caller gave the function, which is what allows its code to run
         change = "go on with it from Python: tonnage.open_run(RUN).resume(loss=FUNCTION)"
-        raise UserError(Problem("a loss of one's own", "a run that was started from Python", change, str(run.loss)))
+        raise user_error("a loss of one's own", "a run that was started from Python", change, str(run.loss))
     log(f"the loss is {note.module}.{note.name}")
     return OwnLoss.of(loss_of(note, str(run.loss)), config.data.carry)

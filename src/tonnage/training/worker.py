@@ -27,7 +27,7 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tonnage.errors import Problem, TonnageError, UserError, refused
+from tonnage.errors import TonnageError, UserError, refused, user_error
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
 from tonnage.host.allocators import choose_allocators
@@ -140,23 +140,26 @@ def _fails_its_gate(run: RunDirectory, place: Place) -> bool:
     The first worker asks the command that others would. Our own launchers do so when all workers have ended."""
     if place.rank or LAUNCHER in os.environ or not _read(run)[0].evaluate.gate:
         return False
-    command = [sys.executable, "-m", "tonnage", "eval", str(run.path)]
     try:
-        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=REPORT_SECONDS)
+        result = _tonnage("eval", run)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"not known whether the run is within evaluate.gate: {error}; ask tonnage eval {run.word}", flush=True)
         return True
-    if said.returncode:
-        print(said.stdout, said.stderr, flush=True)
-    return said.returncode != 0
+    if result.returncode:
+        print(result.stdout, result.stderr, flush=True)
+    return result.returncode != 0
 
 
 def _report(run: RunDirectory, place: Place) -> None:
     """Leave the page about a run that torchrun, mpirun or srun started: ours do so when all workers have ended."""
     if place.rank == 0 and LAUNCHER not in os.environ:
         with suppress(OSError, subprocess.TimeoutExpired):
-            command = [sys.executable, "-m", "tonnage", "report", str(run.path)]
-            subprocess.run(command, check=False, capture_output=True, timeout=REPORT_SECONDS)
+            _tonnage("report", run)
+
+
+def _tonnage(command: str, run: RunDirectory) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "tonnage", command, str(run.path)]
+    return subprocess.run(words, check=False, capture_output=True, text=True, errors="replace", timeout=REPORT_SECONDS)
 
 
 def _explained(run: RunDirectory, error: Exception) -> Exception:
@@ -188,16 +191,14 @@ def _out_of_memory(run: RunDirectory, error: Exception) -> UserError:
     layout, budget = plan.layout, plan.budget.memory
     if layout.device == "cpu":  # of which the budget is the machine's
         budget *= plan.workers
-    said = str(error).strip().partition("\n")[0].partition(". GPU")[0]
-    return UserError(
-        Problem(
-            found=f"out of memory: {said or type(error).__name__}",
-            needed=f"{plan.choice.peak_bytes / 1e9:.2f} GB a worker as planned ({describe(layout)}), "
-            f"of {budget / 1e9:.2f} GB: others took some since, or the plan is wrong",
-            change=f"plan with less: memory.budget.device={round(0.85 * budget / 1e6)}MB, in the config or as the last "
-            f"word of tonnage train --resume {run.word}",
-            where="memory",
-        )
+    message = str(error).strip().partition("\n")[0].partition(". GPU")[0]
+    return user_error(
+        found=f"out of memory: {message or type(error).__name__}",
+        needed=f"{plan.choice.peak_bytes / 1e9:.2f} GB a worker as planned ({describe(layout)}), "
+        f"of {budget / 1e9:.2f} GB: others took some since, or the plan is wrong",
+        change=f"plan with less: memory.budget.device={round(0.85 * budget / 1e6)}MB, in the config or as the last "
+        f"word of tonnage train --resume {run.word}",
+        where="memory",
     )
 
 
@@ -265,7 +266,7 @@ def _read(run: RunDirectory) -> tuple[Config, Plan]:
 
     if not (run.config.exists() and run.plan.exists()):
         change = "write one first: tonnage train CONFIG --prepare"
-        raise UserError(Problem("no run", "a run directory that this machine sees", change, str(run.path)))
+        raise user_error("no run", "a run directory that this machine sees", change, str(run.path))
     return read_config(run.config, [], check_files=False), Plan.read(run.plan)
 
 

@@ -22,6 +22,7 @@ from tonnage.decide import exports
 from tonnage.host import locked
 from tonnage.kernels import adamw
 from tonnage.offload import files, pages, store
+from tonnage.offload.ring import Pairs
 from tonnage.optim import on_disk, tiers
 from tonnage.parallel import homes
 from tonnage.training import building
@@ -66,12 +67,13 @@ def tensors(self: Any) -> dict[str, Tensor]:
     return self._map_copy()  # type: ignore[no-any-return]
 
 
-def whole(self: homes.FileHome, unit: int) -> Tensor:
-    """``homes.FileHome.whole``, of which nothing is copied."""
-    buffer, block = self._staging.take(), self._blocks[unit]
+def pairs(self: homes.FileHome, unit: homes.Block, memory: Tensor) -> Pairs:
+    """``homes.FileHome.pairs``, of which nothing is copied."""
+    buffer, block = self._staging.take(), self._blocks[unit[0]]
     self.pages.bring(block)
     self.pages.rest(block)
-    return buffer[: max(stop for _, stop in block.values())]
+    end = max(stop for _, stop in block.values())
+    return [(buffer[:end], memory[:end])]
 
 
 def zeros(size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -108,7 +110,7 @@ for module, name, instead in (
     (pages, "_copy_file", nothing),
     (pages.Pages, "_read", nothing),
     (pages.Pages, "rewrite", nothing),
-    (homes.FileHome, "whole", whole),
+    (homes.FileHome, "pairs", pairs),
     (on_disk.OnDisk, "tensors", tensors),
     (tiers.InMemory, "__init__", hold),
     (files.TileFile, "read", nothing),
