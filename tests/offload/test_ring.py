@@ -58,7 +58,8 @@ def test_what_was_changed_goes_home_and_what_was_not_is_dropped() -> None:
 @pytest.mark.parametrize("prompt", [(False, False), (False, True), (True, False), (True, True)])
 def test_without_slots_the_last_keep_their_memory_and_others_come_back(prompt: tuple[bool, bool]) -> None:
     rest = [torch.zeros(3) for _ in range(4)]
-    units = Ring(Tensors(rest.__getitem__, CPU), Tape(CPU), Tape(CPU), num_leaving=2)
+    home = Tensors[int](lambda number: rest[number], CPU)
+    units = Ring(home, Tape(CPU), Tape(CPU), num_leaving=2)
     put_on_tapes(units, prompt)
     given = [torch.full((3,), float(number)) for number in range(4)]
     for number, content in enumerate(given):
@@ -73,4 +74,4 @@ def test_without_slots_the_last_keep_their_memory_and_others_come_back(prompt: t
     assert not units.here
     units.forget()
     assert not units.leaving
-    assert units.home.copied_bytes == 12 * (4 + 3)
+    assert home.copied_bytes == 12 * (4 + 3)

@@ -47,8 +47,9 @@ class Taped(OnHost):
         tiles = patch.dict(OPTIMIZER, host=Residency(num_buffers, TILE_BYTES))
         with tiles, patch.object(on_host, "Stream", Tape):
             super().__init__(trained, codec, device=CPU, **options)
-        self.work: Any = self._work
-        inward, self.work.prompt, outward = prompt
+        work: Any = self._work
+        inward, work.prompt, outward = prompt
+        self.work = work
         put_on_tapes(self._ring, (outward, inward))
 
 

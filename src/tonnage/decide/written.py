@@ -76,7 +76,9 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
         yield
     except (UserError, OSError):
         if not run.metrics.exists():
-            for path in (run.config, *run.beginnings()):
+            with suppress(OSError):
+                run.config.unlink()
+            for path in run.beginnings():  # of which there are none as long as the config is there
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

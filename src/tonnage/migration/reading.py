@@ -229,7 +229,7 @@ def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[Setting]
     return settings
 
 
-_NO_FILES = {
+_NO_FILES: Mapping[type[OSError], str] = {
     FileNotFoundError: "no such file",
     NotADirectoryError: "no such file: a part of the path is a file",
     IsADirectoryError: "a directory",

@@ -254,7 +254,7 @@ class HostMasters:
     @property
     def copied_bytes(self) -> int:
         """To the device, so far."""
-        copying = self._blocks, self._tiles, *self._renewed
+        copying: list[BlocksElsewhere | HostTiles | _Copies | None] = [self._blocks, self._tiles, *self._renewed]
         return sum(one.copied_bytes for one in copying if one is not None)
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None], first_turn: int = 0) -> None:

@@ -65,14 +65,14 @@ def _ways(workers: int) -> dict[str, dict[str, Any]]:
 def _train(proof: Proof, name: str, model: str, file: str, workers: int, **config: Any) -> list[float]:
     """The losses of a run."""
     config["memory"] = {"micro_batch": 1, **config.get("memory", {})}
-    settings = {**SETTINGS, "launch": {"workers": workers}, **config}
+    settings: dict[str, Any] = {**SETTINGS, "launch": {"workers": workers}, **config}
     run = tonnage.train(model, data_of(file), output=str(proof.folder / name), **settings)
     return [step.loss for step in run.steps]
 
 
 def _go_on_with_fewer(proof: Proof, model: str, file: str, alone: list[float]) -> None:
     workers, few = proof.gpus, max(1, proof.gpus // 2)
-    settings = {**SETTINGS, "launch": {"workers": workers}, "checkpoint": {"every": STOP}}
+    settings: dict[str, Any] = {**SETTINGS, "launch": {"workers": workers}, "checkpoint": {"every": STOP}}
     run = stopped_after(STOP, model, data_of(file), output=str(proof.folder / "fewer"), **settings)
     run.resume(launch={"workers": few}, from_step=STOP)  # on fast devices it was not stopped before its end
     case = f"{workers} to {few} workers after step {STOP} of {STEPS}"
