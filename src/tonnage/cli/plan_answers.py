@@ -44,7 +44,7 @@ def show_ladder(ladder: Sequence[Cost], console: Console) -> None:
 
     table = Table(title="What is given up for memory", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("", "memory", "step", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=not table.columns)
     for cost in ladder:
         if (choice := cost.choice) is None:
             table.add_row(cost.rung, "", "", "not to be had")
