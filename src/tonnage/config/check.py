@@ -84,8 +84,8 @@ def _batch(config: Config) -> Iterator[Contradiction]:
     if batch == "auto":
         return
     if batch.tokens is not None and batch.sequences is not None:
-        found = f"both batch.tokens ({batch.tokens}) and batch.sequences ({batch.sequences})"
-        yield Contradiction(keys, found, "one of them", "remove batch.tokens or batch.sequences")
+        both = f"both batch.tokens ({batch.tokens}) and batch.sequences ({batch.sequences})"
+        yield Contradiction(keys, both, "one of them", "remove batch.tokens or batch.sequences")
         return
     if batch.tokens is None and batch.sequences is None:
         change = "write batch: auto, or batch: {tokens: 65536}"
@@ -132,10 +132,10 @@ def _adapter(config: Config) -> Iterator[Contradiction]:
         )
     if config.adapter == "none" or not config.train:
         return
-    said = "auto" if config.adapter == "auto" else "additions to the model's layers"
+    contents = "auto" if config.adapter == "auto" else "additions to the model's layers"
     yield Contradiction(
         ("train", "adapter"),
-        f"train names parameters ({', '.join(config.train)}), and adapter is {said}",
+        f"train names parameters ({', '.join(config.train)}), and adapter is {contents}",
         "one of them: adapter trains additions, and leaves the model's own weights as they are",
         "leave train out, and name what is trained whole beside the additions in adapter.also; or set adapter to none",
     )

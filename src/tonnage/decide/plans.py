@@ -96,10 +96,10 @@ def supposed(
     from tonnage.planning.batch import resolved
 
     supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
-    said = [*supposed, *overrides]
+    keys = [*supposed, *overrides]
     if not {"steps", "epochs"} & {*map(overridden_key, overrides)}:
-        said.append("steps=1000")
-    config = counted(read_config(None, said, check_files=False), machine)
+        keys.append("steps=1000")
+    config = counted(read_config(None, keys, check_files=False), machine)
     _, model_config = read_model(
         name,
         revision=config.revision,
@@ -153,9 +153,9 @@ def compared(question: Question, progress: Progress = silent) -> tuple[Compared,
         done += 1
         return [question.planned(config, anyway)]
 
-    found = compare(question.config, planned)
+    ways = compare(question.config, planned)
     progress("", 1, 1)
-    return found
+    return ways
 
 
 def offering_ways(error: UserError, ways: Sequence[Compared]) -> UserError:
@@ -273,19 +273,19 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     is_frozen = config.adapter != "none" or bool(config.train)
     if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model.config):
-        asked = bool(config.data.added_tokens or config.data.eos_token)
+        adds_tokens = bool(config.data.added_tokens or config.data.eos_token)
         trains = "adapter.also=[embeddings,head]" if config.adapter != "none" else "train=[]"
         if config.adapter == "auto":
             trains = "adapter=none"
-        known = "another data.eos_token and data.added_tokens" if asked else "data.template=plain"
+        alternative = "another data.eos_token and data.added_tokens" if adds_tokens else "data.template=plain"
         raise UserError(
             Problem(
-                where="data.added_tokens" if asked else "data.template",
-                found=f"{'tokens' if asked else 'a template'} that {'need' if asked else 'needs'} "
+                where="data.added_tokens" if adds_tokens else "data.template",
+                found=f"{'tokens' if adds_tokens else 'a template'} that {'need' if adds_tokens else 'needs'} "
                 f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
                 "head are not trained as a whole",
                 needed="tokens that the model has, or training of both",
-                change=f"{trains}, or {known}",
+                change=f"{trains}, or {alternative}",
             )
         )
     return vocab_size
@@ -427,10 +427,10 @@ def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | N
     workers_here = math.ceil(plan.workers / machine.nodes)
     is_open = place.here and config.checkpoint.every == "auto"
     if is_open and (why_not := no_room_for_saves(config, plan, workers_here)):
-        at_its_end, said = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
+        at_its_end, earlier_warnings = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
         plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
-        plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
+        plan = replace(plan, reasons=reasons, warnings=(*earlier_warnings, f"the run is saved {why_not}"))
     return replace(plan, reasons=plan.reasons | _reasons(config, plan, weighed, place))
 
 
@@ -503,19 +503,19 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     counted = f"{number:,} of {model.num_parameters:,} parameters ({share:.2%})"
     if isinstance(config.adapter, str):
         return f"{counted}: {', '.join(config.train)}"
-    said = config.adapter
-    also = f", and {', '.join(said.also)} whole" if said.also else ""
-    what = f"additions of rank {said.rank} to {', '.join(model.adapted)}{also}: {counted}"
+    adapter = config.adapter
+    also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
+    additions = f"additions of rank {adapter.rank} to {', '.join(model.adapted)}{also}: {counted}"
     megabytes = 4 * number / 1e6
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
-        *(["weights trained whole"] if said.also else []),
+        *(["weights trained whole"] if adapter.also else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"
     if why_not:
         taken = f"vLLM and llama.cpp take it merged (tonnage export --merge), as it has {' and '.join(why_not)}"
-    return f"{what}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
+    return f"{additions}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
 
 
 def what_is_packed(config: Config, plan: Plan, place: Where) -> str:

@@ -24,8 +24,8 @@ of it; ``micro_batch: auto`` goes no further."""
 def settings(config: Config, machine: Machine, before: Layout | None) -> Iterator[Setting]:
     """Everything that memory may hold, and how: what the config says, what it was before, or all that can be."""
     memory, on_cpu = config.memory, machine.kind == "cpu"
-    said = setting_of(config, machine)
-    on_host = memory.parameter_tier == "host" and said.trains_all  # where they are updated, on any machine
+    open_setting = setting_of(config, machine)
+    on_host = memory.parameter_tier == "host" and open_setting.trains_all  # where they are updated, on any machine
     states = ("device", "disk") if on_cpu and not on_host else ("device", "host", "disk")
     otherwise: dict[str, Sequence[Any]] = {
         "zero": (3,) if config.data_workers == 1 else (0, 1, 2, 3),
@@ -41,7 +41,7 @@ def settings(config: Config, machine: Machine, before: Layout | None) -> Iterato
     if memory.recompute_blocks != "auto":
         values[1] = ("full",)
     for chosen in product(*values):
-        at = said._replace(**dict(zip(otherwise, chosen, strict=True)))
+        at = open_setting._replace(**dict(zip(otherwise, chosen, strict=True)))
         if not any(rule.is_broken(at) for rule in SEARCHED):
             yield at
 
@@ -158,11 +158,11 @@ def divisions(
     workers, parallel = config.launch.num_workers, config.parallel
     per_node = math.ceil(workers / machine.nodes)
     most = models[1].num_blocks // config.stages_per_worker
-    said = setting_of(config, machine)
+    open_setting = setting_of(config, machine)
 
     def goes(tensor: int, pipeline: int) -> bool:
         groups = max(1, workers // (tensor * pipeline))
-        at = said._replace(tensor=tensor, pipeline=pipeline, groups=groups)
+        at = open_setting._replace(tensor=tensor, pipeline=pipeline, groups=groups)
         return not any(rule.is_broken(at) for rule in OF_AXES)
 
     tensors = _values("tensor", parallel.tensor, before, (degree for degree in models if per_node % degree == 0))

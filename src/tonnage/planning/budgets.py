@@ -40,21 +40,29 @@ def budget_of(config: Config, machine: Machine, free: Free = UNKNOWN) -> Budget:
     """
     per_node = math.ceil(config.launch.num_workers / machine.nodes)
     whole = float(machine.device_bytes) if free.memory is None else free.memory
-    what = "free now" if free.memory is not None else f"of {machine.name}"
+    source = "free now" if free.memory is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":
-        whole, what = float(config.memory.budget.device), "memory.budget.device"
+        whole, source = float(config.memory.budget.device), "memory.budget.device"
     of_host, of_disk = config.memory.budget.host, config.memory.budget.disk
     disk = None if of_disk == "auto" else float(of_disk)
     shared = f", shared by {per_node} workers" if per_node > 1 else ""
     if machine.kind != "cpu":
-        host, whose = _host_memory(of_host, machine, free.host)
-        whose += f": {size(host)}{shared}" if whose and shared else ""
-        of_device = f"{size(whole)} {what}"
-        return Budget(whole, of_device, host / per_node, whose, free.lockable, disk, free.disk, free.disks_are_assumed)
+        host, host_source = _host_memory(of_host, machine, free.host)
+        host_source += f": {size(host)}{shared}" if host_source and shared else ""
+        of_device = f"{size(whole)} {source}"
+        return Budget(
+            whole, of_device, host / per_node, host_source, free.lockable, disk, free.disk, free.disks_are_assumed
+        )
     if of_host != "auto":
-        found, needed = f"memory.budget.host={of_host} on {machine.name}", "GPUs, beside whose memory there is another"
-        raise UserError(Problem(found, needed, f"memory.budget.device={of_host}", "memory.budget.host"))
-    of_worker, each = f"{size(whole)} {what}{shared}", whole / per_node
+        raise UserError(
+            Problem(
+                where="memory.budget.host",
+                found=f"memory.budget.host={of_host} on {machine.name}",
+                needed="GPUs, beside whose memory there is another",
+                change=f"memory.budget.device={of_host}",
+            )
+        )
+    of_worker, each = f"{size(whole)} {source}{shared}", whole / per_node
     return Budget(each, of_worker, disk=disk, disk_free=free.disk, disks_are_assumed=free.disks_are_assumed)
 
 

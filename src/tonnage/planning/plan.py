@@ -127,22 +127,22 @@ class WeightFacts:
 
     def notes(self) -> list[str]:
         """In words, a sentence for each."""
-        found = [str(one) for one in self.carried]
+        notes = [str(one) for one in self.carried]
         if self.unpacked is not None:
-            found.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
+            notes.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
         if self.missing:
-            found.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
+            notes.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
         if self.left_out:
-            found.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
+            notes.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
         if self.unwrapped:
-            found.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
+            notes.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
         if self.untied:
-            found.append("the stored head is not the embedding, as tie_word_embeddings says: both are trained")
+            notes.append("the stored head is not the embedding, as tie_word_embeddings says: both are trained")
         if self.once_quantised is not None:
-            found.append(
+            notes.append(
                 f"config.json says quantised ({self.once_quantised}), and they are not: the export will not say so"
             )
-        return found
+        return notes
 
 
 def _counted(names: tuple[str, ...], what: str) -> str:

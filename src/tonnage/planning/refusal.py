@@ -136,8 +136,8 @@ def _left_open(config: Config, section: str, keys: Sequence[str]) -> Relaxed:
     values: list[Any] = [config]
     for name in sections:
         values.append(getattr(values[-1], name))
-    said = [key for key in keys if getattr(values[-1], key) != "auto"]
-    for changed in (*([key] for key in said), *([said] if len(said) > 1 else [])):
+    limited = [key for key in keys if getattr(values[-1], key) != "auto"]
+    for changed in (*([key] for key in limited), *([limited] if len(limited) > 1 else [])):
         value = values[-1].model_copy(update=dict.fromkeys(changed, "auto"))
         for holder, name in zip(reversed(values[:-1]), reversed(sections), strict=True):
             value = holder.model_copy(update={name: value})

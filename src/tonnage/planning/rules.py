@@ -193,12 +193,12 @@ def _check_stages(config: Config, model: ModelProfile) -> None:
 
 
 def _check_recomputed(config: Config, model: ModelProfile) -> None:
-    asked = config.memory.recompute_blocks
-    if asked != "auto" and asked > model.num_blocks:
+    num_recomputed = config.memory.recompute_blocks
+    if num_recomputed != "auto" and num_recomputed > model.num_blocks:
         raise UserError(
             Problem(
                 where="memory.recompute_blocks",
-                found=f"{asked} blocks to recompute, {model.num_blocks} blocks in the model",
+                found=f"{num_recomputed} blocks to recompute, {model.num_blocks} blocks in the model",
                 needed=f"{model.num_blocks} blocks at most",
                 change="memory.recompute_blocks=auto memory.recompute=full for all of them",
             )

@@ -91,9 +91,9 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
         prunes = tensor * pipeline > 1 and last_resort is not None
         if last_resort and not prunes:
             continue
-        asked = divided(config, tensor, pipeline)
+        sized = divided(config, tensor, pipeline)
         of_all = (search.steps, scales.sizes, scales.machine, before, scales.model.attention, scales.model.num_blocks)
-        for layout in layouts(asked, *of_all):
+        for layout in layouts(sized, *of_all):
             if prunes and (bool(layout.tiers_on_disk) is not last_resort or _in_memory(layout) in roomy):
                 continue
             if layout.moments == "int8" and not model.keeps_blocks:
@@ -185,9 +185,9 @@ def with_fewest_blocks(choice: Choice, search: Search) -> Layout:
     def fits(number: int) -> bool:
         return search.holds(search.scales.held(keeps(number), choice.seconds))
 
-    kept, given_up = (model.blocks[kind].saved(layout.row_tokens) for kind in ("none", "full"))
+    keeping, given_up = (model.blocks[kind].saved(layout.row_tokens) for kind in ("none", "full"))
     times = 1 if choice.heap_bytes == 0 else 2  # the heap keeps as much again
-    guess = int((budget.usable - choice.peak_bytes) / (times * max(1.0, kept - given_up)))
+    guess = int((budget.usable - choice.peak_bytes) / (times * max(1.0, keeping - given_up)))
     return keeps(last_that_fits(blocks - 1, fits, guess=max(1, min(guess, blocks - 1))))
 
 
