@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from tonnage.planning.space import resting_bytes
-from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
+from tonnage.planning.words import describe, run_time, size, step_time
 
 if TYPE_CHECKING:
     from tonnage.planning.plan import Choice, Plan
@@ -128,7 +128,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "machine", plan.machine
     if how := reasons.get("machine"):
         yield "", how
-    yield "memory", memory_in_words(plan.choice, plan)
+    yield "memory", plan.memory_in_words
     yield from _on_disk(plan, per_worker)
     if host_bytes := plan.choice.host_bytes:
         copies = ", copies for checkpoints included" if layout.saves_beside else ""

@@ -17,7 +17,7 @@ from tonnage.planning.profile import ModelProfile
 from tonnage.planning.saving import Saving, in_words
 from tonnage.planning.seconds import Seconds
 from tonnage.planning.states import States, states
-from tonnage.planning.words import too_much
+from tonnage.planning.words import size, too_much
 
 
 @dataclass(frozen=True)
@@ -383,6 +383,13 @@ class Plan:
         limit = self.budget.disk_limit(self.choice)
         assert limit is not None
         return f"{too_much(limit.needed, limit.most)} on the disks"
+
+    @property
+    def memory_in_words(self) -> str:
+        """The most that a worker holds, when that is, and what there is."""
+        each = "a worker" if self.workers > 1 else "at most"
+        held, budget = f"{size(self.choice.peak_bytes)} {each}, at the {self.choice.peak.name}", self.budget
+        return f"{held}, of {size(budget.memory)} ({budget.what})"
 
     @property
     def saves(self) -> str:
