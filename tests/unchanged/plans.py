@@ -291,7 +291,7 @@ def _axis_cases() -> Iterator[tuple[str, Case]]:
             for pipeline in ("1", "2", "3"):
                 words = [f"parallel.tensor={tensor}", f"parallel.pipeline={pipeline}"]
                 yield _one(f"axes {tensor} {pipeline}", on, model, words, degrees=degrees)
-        for words in (
+        for line in (
             "parallel.tensor=2 memory.moments=int8",
             "parallel.tensor=4 memory.moments=int8",
             "parallel.tensor=2 memory.tiles=4",
@@ -310,7 +310,7 @@ def _axis_cases() -> Iterator[tuple[str, Case]]:
             "parallel.pipeline=auto",
             "parallel.pipeline=auto parallel.schedule=zero_bubble",
         ):
-            yield _one(words, on, model, words.split(), degrees=degrees)
+            yield _one(line, on, model, line.split(), degrees=degrees)
     both = ["parallel.tensor=auto", "parallel.pipeline=auto", "batch.sequences=128"]
     for on, model in {"8xA100-80GB": "8b", "2x8xA100-80GB": "70b", "2xcpu:8c:32GB": "3b"}.items():
         yield _one("both axes open", on, model, both, degrees=degrees)

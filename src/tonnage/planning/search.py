@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from tonnage.config import Config
 from tonnage.config.rules import TIERS
@@ -111,7 +112,7 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
 def _in_memory(layout: Layout) -> Layout:
     """A layout as it would be with all states on the device: no slower, if there is room. Whether blocks are compiled
     follows from that."""
-    on_device = dict.fromkeys((*TIERS, "update_tier"), "device")
+    on_device: dict[str, Any] = dict.fromkeys((*TIERS, "update_tier"), "device")
     return replace(layout, **on_device, optimizer_resident=0, compiled=False)
 
 
