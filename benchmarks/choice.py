@@ -37,7 +37,8 @@ from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
 from tonnage.planning.layout import Layout
 from tonnage.planning.plan import SAFETY, Choice, Plan
-from tonnage.planning.planner import candidates
+from tonnage.planning.scales import Scales
+from tonnage.planning.search import Search, candidates
 from tonnage.rundir.directory import RunDirectory
 
 AGAIN = 3
@@ -84,7 +85,7 @@ def ways_that_fit(plan: Plan, config: Config) -> list[Choice]:
     """What the planner had to choose from."""
     machine = load_machine(config.output) or describe_here(config.output)
     rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), [], config.seed)
-    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine, rows)
+    ways = candidates(Search(config, Scales(plan.model, plan.data, machine, rows=rows)))
     fitting = [way for way in ways if way.peak_bytes <= plan.budget.usable]
     exact = [way for way in fitting if way.layout.moments == "fp32" and not way.layout.tiers_on_disk]
     quickest = sorted(exact or fitting, key=lambda way: -way.seconds.total)

@@ -50,7 +50,8 @@ from tonnage.decide.written import write_run
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
 from tonnage.planning.plan import Plan
-from tonnage.planning.planner import candidates
+from tonnage.planning.scales import Scales
+from tonnage.planning.search import Search, candidates
 from tonnage.rundir.directory import RunDirectory
 
 SIZES = {"nothing": (16, 2, 1), "small": (512, 8, 6), "medium": (768, 12, 12), "large": (1024, 16, 16)}
@@ -188,7 +189,7 @@ def given_back(decision: Decision) -> Plan:
     machine = load_machine(config.output) or describe_here(config.output)
     layout = replace(plan.layout, returns_memory=True)
     rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), [], config.seed)
-    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine, rows)
+    ways = candidates(Search(config, Scales(plan.model, plan.data, machine, rows=rows)))
     return replace(plan, choice=next(way for way in ways if way.layout == layout))
 
 

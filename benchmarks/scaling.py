@@ -38,6 +38,7 @@ from tonnage.parallel.world import join_world
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.planner import make_plan
+from tonnage.planning.scales import Scales
 from tonnage.training.batch import Deal, training_steps
 from tonnage.training.weigh import Conditions, weigh
 
@@ -117,7 +118,7 @@ def planner_cost(factor: int) -> float:
             "launch": {"workers": factor},
         }
     )
-    return least(lambda number: make_plan(config, profile, data, machine, threads_per_worker=1))
+    return least(lambda number: make_plan(config, Scales(profile, data, machine), threads_per_worker=1))
 
 
 def checkpoint_costs(folder: Path, factor: int) -> dict[str, float]:

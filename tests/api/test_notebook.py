@@ -74,7 +74,7 @@ keys = {"batch": {"sequences": 4}, "launch": {"workers": 2, "threads": 1}, "chec
 with tonnage.start("model", data, steps=STEPS, output="OUTPUT", **keys) as running:
     losses = [step.loss for step in running]
 """
-STEPS = 300
+STEPS = 100
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from entry import refusal
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.config import read_config
 from tonnage.decide.decision import asked
-from tonnage.planning.words import memory_in_words, run_time, step_time
+from tonnage.planning.words import run_time, step_time
 
 BUDGET = "memory.budget.device=8GB"
 """What is free on this machine changes from one plan to the next."""
@@ -108,7 +108,7 @@ def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) ->
     course = f"{tokens * steps:,} tokens; {step_time(seconds)} a step, {run_time(seconds * steps)} in all"
     assert course in said["epochs"]
     assert f"{tokens:,} tokens a step" in said["batch"]
-    assert memory_in_words(plan.choice, plan) in said["adapter"]
+    assert plan.memory_in_words in said["adapter"]
     assert f"after {plan.warmup_steps:,} steps of warm-up" in said["optimizer.lr"]
     assert f"{plan.model.num_parameters:,} parameters" in said["model"]
     assert plan.machine in said["model"]

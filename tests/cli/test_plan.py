@@ -21,9 +21,11 @@ from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
 from tonnage.config import Config
 from tonnage.decide.hardware import degrees
 from tonnage.errors import UserError
+from tonnage.planning.ladder import LADDER
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY
 from tonnage.planning.planner import make_plan
+from tonnage.planning.scales import Scales
 from tonnage.planning.words import size
 from tonnage.rundir.directory import RunDirectory
 
@@ -170,6 +172,20 @@ def test_where_full_weights_do_not_fit_the_ways_say_what_does(tmp_path: Path) ->
     assert entry.tonnage(*words, "adapter.rank=32").status in (None, 0)
 
 
+def test_why_prints_the_ladder(tmp_path: Path) -> None:
+    llama_config().save_pretrained(tmp_path)
+    words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]
+    words += ["adapter=none", "--why"]
+    table = entry.tonnage(*words).out.partition("What is given up for memory")[2]
+    rows = [next(line for line in table.splitlines() if line.startswith(rung.name)) for rung in LADDER]
+    assert "chosen: " in rows[0]
+    assert "not to be had" in rows[1], "a CPU's host is its device"
+    told = json.loads(entry.tonnage(*words, "--json").out)
+    assert [row["rung"] for row in told["ladder"][: len(LADDER)]] == [rung.name for rung in LADDER]
+    (chosen,) = (row for row in told["ladder"] if row["chosen"])
+    assert chosen["step_seconds"] == told["choice"]["seconds"]["total"]
+
+
 def test_the_largest_is_solved_for_and_printed(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]
@@ -205,7 +221,7 @@ def shown(show: Any, *arguments: Any) -> str:
 
 
 def test_a_plan_shows_its_peak_as_a_bar_as_wide_as_the_budget() -> None:
-    made = make_plan(config(launch={"workers": 2}), MODEL, DATA, MACHINE, threads_per_worker=1)
+    made = make_plan(config(launch={"workers": 2}), Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
     said = shown(show_plan, made)
     (bar,) = (line.strip() for line in said.splitlines() if "█" in line)
     assert len(bar) == 60
@@ -217,7 +233,7 @@ def test_a_plan_shows_its_peak_as_a_bar_as_wide_as_the_budget() -> None:
 
 def test_kernels_that_are_off_are_told_with_what_the_seconds_are_worth() -> None:
     def told(hardware: Machine, **changes: Any) -> str:
-        return shown(show_plan, make_plan(config(**changes), MODEL, DATA, hardware, threads_per_worker=1))
+        return shown(show_plan, make_plan(config(**changes), Scales(MODEL, DATA, hardware), threads_per_worker=1))
 
     assert "kernels" not in told(MACHINE)
     said = " ".join(told(MACHINE, kernels={"norms": "off", "adamw": "off"}).split())
@@ -228,7 +244,7 @@ def test_kernels_that_are_off_are_told_with_what_the_seconds_are_worth() -> None
 
 
 def test_every_instant_of_a_run_is_a_bar() -> None:
-    made = make_plan(config(launch={"workers": 2}), MODEL, DATA, MACHINE, threads_per_worker=1)
+    made = make_plan(config(launch={"workers": 2}), Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
     lines = shown(show_instants, made.choice).splitlines()[1:]
     assert [line.split("  ")[0].strip() for line in lines] == [instant.name for instant in made.choice.instants]
     longest = max(lines, key=lambda line: line.count("█"))
@@ -240,14 +256,14 @@ def test_every_instant_of_a_run_is_a_bar() -> None:
 
 
 def test_a_price_makes_a_cost() -> None:
-    made = make_plan(config(epochs=2), MODEL, DATA, MACHINE, threads_per_worker=1)
+    made = make_plan(config(epochs=2), Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
     hours = made.choice.seconds.total * made.num_steps / 3600
     assert f"{1e6 * hours:,.2f} in all, {5e5 * hours:,.2f} an epoch" in shown(partial(show_plan, price=1e6), made)
     assert "an epoch, at" not in shown(show_plan, made)
 
 
 def test_an_outcome_is_compared_with_its_plan(tmp_path: Path) -> None:
-    made = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=1)
+    made = make_plan(config(), Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
     run = RunDirectory(tmp_path)
     planned = made.choice.peak_bytes
     records = [
@@ -264,7 +280,7 @@ def test_an_outcome_is_compared_with_its_plan(tmp_path: Path) -> None:
 
 
 def test_what_went_over_the_disk_is_shown_beside_what_it_can_do(tmp_path: Path) -> None:
-    made = make_plan(config(memory={"optimizer_tier": "disk"}), MODEL, DATA, MACHINE, threads_per_worker=1)
+    made = make_plan(config(memory={"optimizer_tier": "disk"}), Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
     run = RunDirectory(tmp_path)
     moved = {"read_bytes": 3_000_000, "written_bytes": 5_000_000, "waited_seconds": 0.5}
     record = {"loss": 1.0, "step_seconds": 4.0, "memory": {"host_peak": 1}, "disk": moved}

@@ -18,7 +18,7 @@ from tonnage.decide.decision import decide
 from tonnage.decide.largest import largest
 from tonnage.decide.plans import suppose, supposed
 from tonnage.errors import UserError
-from tonnage.planning import planner
+from tonnage.planning import scales
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.space import resting_bytes
 
@@ -90,7 +90,7 @@ def test_other_hardware_has_a_disk_that_it_is_taken_to_have(model: str, tmp_path
 
 
 def test_a_budget_of_memory_that_is_not_free_is_refused(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cpu", 0.0)
     roomy = decide(config, ["memory.budget.device=64GB"]).plan.choice.peak_bytes
     monkeypatch.setattr("tonnage.host.control_groups.free_memory", lambda: 0.9 * roomy)
     problem = refused(config, "memory.budget.device=64GB")

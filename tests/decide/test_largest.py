@@ -13,7 +13,7 @@ from tonnage.decide.decision import asked
 from tonnage.decide.largest import largest
 from tonnage.decide.plans import Question, supposed
 from tonnage.errors import UserError
-from tonnage.planning import planner
+from tonnage.planning import scales
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.plan import SAFETY
 
@@ -25,7 +25,7 @@ EXACT += ["memory.parameter_tier=device"]
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter weighs nothing here: it would outweigh the model."""
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cpu", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from tonnage.decide.plans import suppose
 from tonnage.planning.calibration import calibrated, parts_of
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.planner import make_plan
+from tonnage.planning.scales import Scales
 from tonnage.rundir.directory import RunDirectory
 
 
@@ -36,7 +37,7 @@ def test_a_run_that_took_as_long_as_planned_changes_nothing(hardware: str, tmp_p
 @pytest.mark.parametrize(("hardware", "besides"), [("cpu:16c:64GB", False), ("H100", True)])
 def test_what_is_planned_is_what_is_measured(hardware: str, besides: bool, tmp_path: Path) -> None:
     """A GPU's allocator does not see the context, which the plan counts."""
-    plan = make_plan(config(), MODEL, DATA, parse_hardware(hardware), threads_per_worker=1)
+    plan = make_plan(config(), Scales(MODEL, DATA, parse_hardware(hardware)), threads_per_worker=1)
     memory = {"host_peak": 3e9, "device_peak": 1e9}
     run = RunDirectory(tmp_path)
     run.metrics.write_text(json.dumps({"step": 1, "loss": 1.0, "step_seconds": 1.0, "memory": memory}) + "\n")

@@ -115,8 +115,8 @@ def test_a_stage_has_its_part_of_everything_on_disk(tmp_path: Path) -> None:
     assert_log(made["all"], "come from disk", "optimizer state on disk")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", ["tensor", pytest.param("pipeline", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("axes", ["tensor", "pipeline"])
 def test_parts_of_two_workers_have_the_bits_of_the_device(axes: str, tmp_path: Path) -> None:
     made = compared(tmp_path, axes, "bf16", WAYS)
     assert_log(made["all on the host"], "parameters of the blocks in host memory", "gradients in host memory")

@@ -186,7 +186,7 @@ def test_without_clipping_what_hosts_of_two_workers_update_has_the_bits_of_what_
     assert any(one.answer for one in read_samples(resident) if one.step == STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_adapter_of_two_workers_over_a_base_of_16_bits_has_the_bits_of_the_devices(tmp_path: Path) -> None:
     """State, gradients and frozen shards in the host's memory, and on disk."""
     ways: list[dict[str, Any]] = [{**ALL_HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "disk"}]
@@ -198,16 +198,16 @@ def test_an_adapter_of_two_workers_over_a_base_of_16_bits_has_the_bits_of_the_de
     assert "optimizer state on disk" in disk
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_mixture_has_the_same_bits_wherever_it_rests(workers: int, tmp_path: Path) -> None:
     """In fp32: experts are other products on a device than on a CPU."""
     made = runs(tmp_path, {"fp32": [MASTERS[0], MASTERS[3]]}, workers=workers, zero=3, mixture=MIXTURE)
     assert all("experts" in one for one in told(made["fp32"][0]) if "loss" in one)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", pytest.param(MIXTURE, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", MIXTURE])
 def test_tiles_of_what_the_host_updates_have_the_numbers_of_whole_layers(family: str, tmp_path: Path) -> None:
     """From the host's memory and from disk, with the same bits; answers too."""
     shape = {"tie_word_embeddings": False, "vocab_size": 265}

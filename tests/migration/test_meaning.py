@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,8 @@ from tonnage.config import read_config
 from tonnage.data import Prepared, prepare
 from tonnage.migration import import_files
 from tonnage.optim.schedule import Schedule
-from tonnage.planning.planner import _num_packs, warmup_of
+from tonnage.planning.planner import warmup_of
+from tonnage.planning.search import packs_of_run
 from tonnage.training.judging import Judging, compared
 from tonnage.training.loop import is_over
 
@@ -670,8 +670,7 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = prepared.account.total
     assert account.rows_train == case.trained
     assert account.supervised.train == case.supervised(case.rows) - case.breaks
-    data: Any = SimpleNamespace(num_packs=prepared.train.num_packs)
-    num_steps = math.ceil(_num_packs(config, data, config.packs_per_step) / config.packs_per_step)
+    num_steps = math.ceil(packs_of_run(config, prepared.train.num_packs) / config.packs_per_step)
     assert num_steps == case.steps
     optimizer = config.optimizer
     warmup, is_from_zero = warmup_of(optimizer.warmup, num_steps), optimizer.warmup_from == "zero"

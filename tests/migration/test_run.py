@@ -99,7 +99,7 @@ output_dir: run
 @pytest.mark.parametrize(
     ("text", "exported"),
     [
-        (AXOLOTL, "model.safetensors"),
+        pytest.param(AXOLOTL, "model.safetensors", marks=pytest.mark.matrix),
         (QLORA, "adapter_model.safetensors"),
         pytest.param(MORE, "model.safetensors", marks=pytest.mark.matrix),
         (LLAMA_FACTORY, "model.safetensors"),

@@ -25,7 +25,7 @@ from tonnage.errors import UserError
 from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
-from tonnage.planning.refusal import shards_packed
+from tonnage.planning.rules import shards_packed
 from tonnage.planning.space import packed_base, packed_directory, resting_bytes
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import draw_of

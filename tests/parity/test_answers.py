@@ -134,15 +134,8 @@ def test_in_every_layout_and_tier(folder: Path, layout: str) -> None:
     check(folder, layout, run, without)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "layout"),
-    [
-        ("lfm2", "one"),
-        pytest.param("lfm2", "zero 3", marks=pytest.mark.matrix),
-        pytest.param("mixtral", "zero 2", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("model", "layout"), [("lfm2", "one"), ("lfm2", "zero 3"), ("mixtral", "zero 2")])
 def test_padded_rows_and_mixtures(folder: Path, model: str, layout: str) -> None:
     (run, decision), (without, _) = written(folder, layout, 7, model), written(folder, layout, 0, model)
     assert decision.plan.layout.arrangement == ("padded" if model == "lfm2" else "packed")

@@ -51,7 +51,7 @@ def numbers(run: RunDirectory) -> list[tuple[float, float]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_half_of_the_blocks_recomputed_equal_none_and_all(written: Write) -> None:
     runs = [written(1, memory) for memory in (NONE, SOME[1], ALL)]
     train((1, runs))
@@ -74,7 +74,7 @@ def test_losses_and_norms_are_those_of_none_and_of_all(written: Write) -> None:
         assert norm == pytest.approx(other_norm, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_rests_elsewhere_and_axes_go_with_it(written: Write) -> None:
     """Inputs of the blocks that are recomputed, and those alone, in the host's memory; blocks that stream from disk;
     divided matrices; frozen blocks with additions."""

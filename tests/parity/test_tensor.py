@@ -193,7 +193,7 @@ def test_compiled_blocks_and_16_bits(folder: Path, references: References) -> No
             assert ours["loss"] == pytest.approx(one["loss"], rel=2e-3), (name, ours["step"])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_goes_on_in_another_layout_and_back(folder: Path) -> None:
     def written(name: str, workers: int, tensor: int, start: Start | None = None) -> RunDirectory:
         keys: dict[str, Any] = {"steps": LONG, "checkpoint": {"every": SAVED}, "memory": {"micro_batch": 1}}

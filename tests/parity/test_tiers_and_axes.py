@@ -166,7 +166,7 @@ def compared(folder: Path, axes: Iterable[str], tiers: Iterable[str], **changes:
     return runs
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_all_of_two_workers_on_disk(folder: Path) -> None:
     """The short one of these tests, for every day."""
     runs = compared(folder, ("tensor", "pipeline"), ("both", "all"), name="short", steps=2)
@@ -233,7 +233,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["tensor", "pipeline"])
+@pytest.mark.parametrize("axes", [pytest.param("tensor", marks=pytest.mark.matrix), "pipeline"])
 def test_a_step_that_is_not_finite_leaves_what_rests_elsewhere_as_it_was(axes: str, folder: Path) -> None:
     """A document of the second step is poison, as in ``test_nonfinite``: state in memory stays as it was there."""
     runs = {(axes, tiers): written(folder, axes, tiers, "poisoned") for tiers in ("memory", "both", "host", "all")}

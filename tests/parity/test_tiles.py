@@ -176,7 +176,6 @@ def test_a_gradient_of_a_tile_that_is_not_finite_changes_nothing(how: dict[str, 
             assert not tensor.any(), key
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_quarter_of_the_largest_head_is_never_in_memory(tmp_path: Path) -> None:
     """256,000 tokens of 4,096 numbers on disk, 2.1 GB and as much of a gradient."""

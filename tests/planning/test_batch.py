@@ -17,6 +17,7 @@ from tonnage.files.reading import parse_record
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, MOST_TOKENS, resolved
 from tonnage.planning.plan import Plan
 from tonnage.planning.planner import make_plan
+from tonnage.planning.scales import Scales
 
 
 def asked(max_length: int = 1000, *, pack: bool = True, **keys: Any) -> Config:
@@ -84,7 +85,7 @@ def test_an_elastic_run_says_that_some_sizes_are_uneven() -> None:
 
 def plan(num_packs: int = 100, **keys: Any) -> Plan:
     data = replace(DATA, num_packs=num_packs, num_tokens=900 * num_packs, supervised_tokens=300 * num_packs)
-    return make_plan(config(**keys), MODEL, data, MACHINE, threads_per_worker=1)
+    return make_plan(config(**keys), Scales(MODEL, data, MACHINE), threads_per_worker=1)
 
 
 def test_a_plan_says_what_was_open() -> None:

@@ -11,6 +11,7 @@ from planning.profiles import DATA, MACHINE, MODEL, config
 from tonnage.planning import calibration
 from tonnage.planning.calibration import PRODUCTS, TRAFFIC, Sample, calibrated, fit, parts_of
 from tonnage.planning.planner import make_plan
+from tonnage.planning.scales import Scales
 
 RATE, BANDWIDTH = MACHINE.flops["bf16"], MACHINE.memory_bytes_per_second
 
@@ -77,7 +78,7 @@ def test_what_was_measured_of_single_operations_takes_the_place_of_what_is_assum
 
 def test_a_plan_on_a_machine_seen_to_be_slower_takes_longer() -> None:
     known, seen = (
-        make_plan(config(), MODEL, DATA, machine, threads_per_worker=1).choice.seconds.compute
+        make_plan(config(), Scales(MODEL, DATA, machine), threads_per_worker=1).choice.seconds.compute
         for machine in (MACHINE, calibrated(MACHINE, many(PRODUCTS["cpu"] / 2, TRAFFIC["cpu"] / 2)))
     )
     assert seen == pytest.approx(2 * known, rel=0.05)

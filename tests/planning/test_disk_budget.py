@@ -14,11 +14,13 @@ from planning.profiles import DATA, MACHINE, MODEL, config, machine
 from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
-from tonnage.planning import planner
+from tonnage.planning import scales
+from tonnage.planning.budgets import Free
 from tonnage.planning.drawn import facts
 from tonnage.planning.plan import Plan
 from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import Frozen
+from tonnage.planning.scales import Scales
 from tonnage.planning.space import free_for_states, resting_bytes
 
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=450_000_000)
@@ -28,7 +30,7 @@ SMALL: dict[str, Any] = {"micro_batch": 1, "recompute": "full"}
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter weighs nothing here: it would outweigh the model."""
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cpu", 0.0)
 
 
 def plan(
@@ -37,7 +39,9 @@ def plan(
     """One that keeps nothing for checkpoints; of a model whose states, 14 GB exactly or 6 rounded, do not fit."""
     asked = config(**{"checkpoint": {"every": 0}} | changes)
     here = replace(machine(memory_bytes), nodes=nodes)
-    return make_plan(asked, LARGE, DATA, here, threads_per_worker=1, disk_free_bytes=free, disks_are_assumed=assumed)
+    return make_plan(
+        asked, Scales(LARGE, DATA, here), threads_per_worker=1, free=Free(disk=free, disks_are_assumed=assumed)
+    )
 
 
 def refused(**asked: Any) -> str:
@@ -154,7 +158,7 @@ def test_a_packed_base_counts_once_and_only_against_what_is_said() -> None:
     def packed(budget: int | str, free: float) -> Plan:
         memory = {"parameter_tier": "disk", "budget": {"disk": budget}, "zero": 3}
         chosen = config(**asked, memory=memory)
-        return make_plan(chosen, model, DATA, MACHINE, threads_per_worker=1, disk_free_bytes=free)
+        return make_plan(chosen, Scales(model, DATA, MACHINE), threads_per_worker=1, free=Free(disk=free))
 
     made = packed("auto", 0)
     assert (made.choice.disk_bytes, made.choice.packed_bytes) == (0, 520_000)
@@ -166,9 +170,7 @@ def test_a_packed_base_counts_once_and_only_against_what_is_said() -> None:
 def test_what_is_short_of_disk_is_said_of_a_plan_that_is_made_all_the_same() -> None:
     made = make_plan(
         config(memory={"optimizer_tier": "disk", "moments": "fp32", "budget": {"disk": "1GB"}}),
-        LARGE,
-        DATA,
-        machine(40e9),
+        Scales(LARGE, DATA, machine(40e9)),
         threads_per_worker=1,
         force=True,
     )

@@ -15,11 +15,15 @@ from planning.profiles import DATA, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.planning import planner, refusal
+from tonnage.planning import ladder, rules, scales, search
+from tonnage.planning.axes import layouts
+from tonnage.planning.budgets import Free, budget_of
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY, Choice, Plan, RowSizes, Steps
-from tonnage.planning.planner import budget_of, candidates, layouts, make_plan, work_of
+from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import Line, ModelProfile
+from tonnage.planning.scales import Scales, work_of
+from tonnage.planning.search import Search, candidates
 from tonnage.planning.seconds import disk_bytes
 from tonnage.planning.space import resting_bytes
 from tonnage.planning.stages import workers_parts
@@ -33,11 +37,11 @@ STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter weighs nothing here: it would outweigh the model."""
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cpu", 0.0)
 
 
 def plan(machine: Machine = MACHINE, weighed: ModelProfile = MODEL, **changes: Any) -> Plan:
-    return make_plan(config(**changes), weighed, DATA, machine, threads_per_worker=2)
+    return make_plan(config(**changes), Scales(weighed, DATA, machine), threads_per_worker=2)
 
 
 def test_steps_and_packs() -> None:
@@ -67,7 +71,7 @@ def test_a_row_is_as_full_as_the_fullest_of_the_run() -> None:
     assert (full.row_tokens, full.row_supervised, full.mean_row_tokens) == (2000, 600, 1800)
     for micro_batch in (1, 2, 4):
         asked = config(memory={"micro_batch": micro_batch}, launch={"workers": 2})
-        made = make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=2, rows=rows)
+        made = make_plan(asked, Scales(MODEL, DATA, MACHINE, rows=rows), threads_per_worker=2)
         found = made.layout
         assert (found.row_tokens, found.row_supervised) == (900 * micro_batch + 2, 300 * micro_batch + 2)
         assert parse_record(made.to_json(), Plan, "") == made
@@ -82,7 +86,7 @@ def test_rows_share_prefixes_where_attention_can_and_nobody_forbids_it() -> None
         (can, parse_hardware("A100-80GB"), True, 900),
     ):
         asked = config(data={"train": "rows.jsonl", "max_length": 1000, "share_prefixes": wanted})
-        made = make_plan(asked, model, DATA, here, threads_per_worker=2, rows=rows)
+        made = make_plan(asked, Scales(model, DATA, here, rows=rows), threads_per_worker=2)
         assert made.layout.share_prefixes == (tokens == 450)
         assert made.layout.mean_row_tokens == tokens * made.layout.micro_batch
         assert made.layout.spared_tokens == 1 - tokens / 900
@@ -91,7 +95,7 @@ def test_rows_share_prefixes_where_attention_can_and_nobody_forbids_it() -> None
 
 def test_packs_of_one_document_come_many_to_a_row() -> None:
     short = replace(DATA, num_packs=1000, num_tokens=100_000, supervised_tokens=50_000)
-    made = make_plan(config(batch={"sequences": 64}), MODEL, short, MACHINE, threads_per_worker=2)
+    made = make_plan(config(batch={"sequences": 64}), Scales(MODEL, short, MACHINE), threads_per_worker=2)
     assert made.layout.micro_batch >= 16, "of 100 tokens, though max_length is 1000"
 
 
@@ -135,7 +139,9 @@ def test_bf16_is_not_planned_for_devices_without_it(name: str) -> None:
         plan(replace(lacking, flops=dict.fromkeys(lacking.flops, 1e15)))
     for precision in ("fp16", "fp32"):
         assert plan(lacking, precision=precision).layout.precision == precision
-    assert make_plan(config(), MODEL, DATA, lacking, threads_per_worker=1, force=True).layout.precision == "bf16"
+    assert (
+        make_plan(config(), Scales(MODEL, DATA, lacking), threads_per_worker=1, force=True).layout.precision == "bf16"
+    )
     for other in ("A100-40GB", "RTX3090", "cpu:2c:24GB"):
         assert plan(parse_hardware(other)).layout.precision == "bf16"
 
@@ -202,7 +208,7 @@ def test_nothing_fits_and_the_way_out_is_named() -> None:
 
 
 def test_force_takes_the_smallest() -> None:
-    made = make_plan(config(), MODEL, DATA, machine(1e6), threads_per_worker=1, force=True)
+    made = make_plan(config(), Scales(MODEL, DATA, machine(1e6)), threads_per_worker=1, force=True)
     assert made.choice.peak_bytes == min(
         made.choice.peak_bytes, *(choice.peak_bytes for choice in made.frontier), needs()
     )
@@ -215,19 +221,19 @@ def test_workers_of_a_cpu_share_its_memory() -> None:
 
 def test_a_run_that_goes_on_keeps_what_was_chosen() -> None:
     small = plan(machine(40e6))
-    again = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=2, before=small.layout)
+    again = make_plan(config(), Scales(MODEL, DATA, MACHINE), threads_per_worker=2, before=small.layout)
     assert (again.layout.recompute, again.layout.micro_batch) == (small.layout.recompute, small.layout.micro_batch)
     assert small.layout.recompute != plan().layout.recompute
 
 
 def test_a_run_that_goes_on_where_there_is_less_is_cut_up_anew() -> None:
     large = plan()
-    small = make_plan(config(), MODEL, DATA, machine(40e6), threads_per_worker=2, before=large.layout)
+    small = make_plan(config(), Scales(MODEL, DATA, machine(40e6)), threads_per_worker=2, before=large.layout)
     assert small.choice.peak_bytes < large.choice.peak_bytes
     # And so where a key that is said leaves nothing of what was chosen.
     on_disk = plan(launch={"workers": 2}, memory={"parameter_tier": "disk"}).layout
     said = config(launch={"workers": 2}, memory={"zero": 1})
-    assert make_plan(said, MODEL, DATA, MACHINE, threads_per_worker=2, before=on_disk).layout.zero == 1
+    assert make_plan(said, Scales(MODEL, DATA, MACHINE), threads_per_worker=2, before=on_disk).layout.zero == 1
 
 
 def test_the_frontier_trades_memory_for_time() -> None:
@@ -282,19 +288,19 @@ def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() ->
     exact = {"moments": "fp32", "gradient_tier": "device", "parameter_tier": "device"}
 
     def large_plan(budget: float, **memory: Any) -> Plan:
-        return make_plan(config(memory=exact | memory), large, DATA, machine(budget), threads_per_worker=2)
+        return make_plan(config(memory=exact | memory), Scales(large, DATA, machine(budget)), threads_per_worker=2)
 
     said = large_plan(1e12, optimizer_tier="disk")
     assert said.layout.optimizer_resident == 0
     for room in (1e9, 3e9, 5e9):
-        budget = (tight(said) + room) / SAFETY / planner.FULL
+        budget = (tight(said) + room) / SAFETY / search.FULL
         found = large_plan(budget)
         assert found.layout.tiers_on_disk == ["memory.optimizer_tier"]
         resident = found.layout.optimizer_resident
         assert resident % TILE_BYTES == 0
         assert found.choice.peak_bytes - resident <= tight(said)
-        assert (1 - 1e-9) * SAFETY * planner.FULL * budget >= found.choice.peak_bytes
-        assert found.choice.peak_bytes > SAFETY * planner.FULL * budget - TILE_BYTES
+        assert (1 - 1e-9) * SAFETY * search.FULL * budget >= found.choice.peak_bytes
+        assert found.choice.peak_bytes > SAFETY * search.FULL * budget - TILE_BYTES
         assert found.choice.seconds.disk == pytest.approx(said.choice.seconds.disk * (1 - resident / 10e9))
         assert parse_record(found.to_json(), Plan, "") == found
     kept = large_plan(1e12, optimizer_tier="disk", optimizer_resident="2GB")
@@ -354,7 +360,7 @@ def test_a_host_whose_speed_nobody_measured_updates_where_that_is_much_faster() 
         return replace(choice, seconds=replace(choice.seconds, total=seconds))
 
     for seconds, best in ((1.2, "device"), (1.3, "host")):
-        found = planner.best([taking(chosen, seconds), taking(there, 1.0)])
+        found = ladder.choose([taking(chosen, seconds), taking(there, 1.0)], MACHINE)
         assert found.layout.update_tier == best
 
 
@@ -366,12 +372,12 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
         return {layout.zero for layout in layouts(asked, STEPS, DATA.full_rows, parse_hardware("H100"))}
 
     for name, shares in (("2.13.0+cu130", True), ("2.11.0", False)):
-        monkeypatch.setattr(refusal, "version", lambda package, name=name: name)
+        monkeypatch.setattr(rules, "version_of_torch", lambda name=name: name)
         assert (3 in stages()) == shares
         assert {0, 1, 2} < stages() | {3}
         if not shares:
             with pytest.raises(UserError, match=r"(?s)memory.zero.*torch 2\.11\.0.*change: memory.zero=2"):
-                make_plan(said, MODEL, DATA, MACHINE, threads_per_worker=1)
+                make_plan(said, Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
 
 
 @pytest.mark.parametrize(
@@ -392,9 +398,9 @@ def test_what_rests_on_disk_is_refused_beside_some_gpus(
     key: str, changes: dict[str, Any], instead: str, force: bool
 ) -> None:
     asked = config(**(changes | {"memory": {**changes.get("memory", {}), key: "disk"}}))
-    assert make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, force=force).layout.tiers_on_disk
+    assert make_plan(asked, Scales(MODEL, DATA, MACHINE), threads_per_worker=1, force=force).layout.tiers_on_disk
     with pytest.raises(UserError, match=f"(?s)memory.{key}.*disk, on H100.*change: {instead}"):
-        make_plan(asked, MODEL, DATA, parse_hardware("H100"), threads_per_worker=1, force=force)
+        make_plan(asked, Scales(MODEL, DATA, parse_hardware("H100")), threads_per_worker=1, force=force)
 
 
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
@@ -403,7 +409,7 @@ LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_
 def on_gpu(device_bytes: float, host_bytes: float = 1e12, model: ModelProfile = LARGE, **changes: Any) -> Plan:
     gpu = replace(parse_hardware("A100-80GB"), device_bytes=round(device_bytes), host_bytes=round(host_bytes))
     changes = {"checkpoint": {"every": 0}} | changes
-    return make_plan(config(precision="bf16", **changes), model, DATA, gpu, threads_per_worker=2)
+    return make_plan(config(precision="bf16", **changes), Scales(model, DATA, gpu), threads_per_worker=2)
 
 
 def on_gpus(device_bytes: float, workers: int = 4, **memory: Any) -> Plan:
@@ -414,7 +420,7 @@ def on_gpus(device_bytes: float, workers: int = 4, **memory: Any) -> Plan:
         launch={"workers": workers},
         memory={"recompute": "full"} | memory,
     )
-    return make_plan(asked, LARGE, DATA, gpu, threads_per_worker=2)
+    return make_plan(asked, Scales(LARGE, DATA, gpu), threads_per_worker=2)
 
 
 def test_two_blocks_are_gathered_ahead_between_gpus_where_there_is_room() -> None:
@@ -466,7 +472,7 @@ def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> 
     least = on_gpu(60e9, memory={"optimizer_tier": "host", "recompute": "full", "micro_batch": 1})
     assert least.layout.optimizer_resident == 0
     for room in (0.5e9, 4e9):
-        budget = (least.choice.peak_bytes + room) / SAFETY / planner.FULL
+        budget = (least.choice.peak_bytes + room) / SAFETY / search.FULL
         tight = on_gpu(budget, memory={"recompute": "full", "micro_batch": 1, "moments": "fp32"})
         assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
         assert room - HOST_TILE_BYTES < tight.layout.optimizer_resident <= room
@@ -481,14 +487,14 @@ def test_8_bit_moments_that_stay_come_before_exact_ones_that_travel_where_they_a
     keys: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "gradient_tier": "device"}
     staying = on_gpu(60e9, memory={**keys, "moments": "int8", "optimizer_tier": "device"})
     travelling = on_gpu(60e9, memory={**keys, "moments": "fp32", "optimizer_tier": "host", "optimizer_resident": 0})
-    tight = staying.choice.peak_bytes / SAFETY / planner.FULL
+    tight = staying.choice.peak_bytes / SAFETY / search.FULL
     ratio = travelling.choice.seconds.total / staying.choice.seconds.total
-    assert ratio > planner.WORTH_ROUNDING
+    assert ratio > ladder.WORTH_ROUNDING
     chosen = on_gpu(tight, memory=keys).layout
     assert (chosen.moments, chosen.optimizer_tier) == ("int8", "device")
     exact = replace(travelling.choice, seconds=replace(travelling.choice.seconds, total=1.2))
     rounded = replace(staying.choice, seconds=replace(staying.choice.seconds, total=1.0))
-    assert planner.best([exact, rounded]) is exact  # not much faster
+    assert ladder.choose([exact, rounded], MACHINE) is exact  # not much faster
 
 
 def test_a_host_that_is_too_small_is_weighed_too() -> None:
@@ -531,7 +537,7 @@ def test_a_budget_of_host_memory_is_obeyed() -> None:
     with pytest.raises(UserError, match=r"2 GB \(memory\.budget\.host\)"):
         on_gpu(13e9, memory={**keys, "budget": {"host": "2GB"}})
     with pytest.raises(UserError, match=r"memory\.budget\.device=8000000000"):
-        make_plan(config(memory={"budget": {"host": "8GB"}}), MODEL, DATA, MACHINE, threads_per_worker=1)
+        make_plan(config(memory={"budget": {"host": "8GB"}}), Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
 
 
 def test_a_budget_of_host_memory_is_never_more_than_is_free() -> None:
@@ -539,8 +545,8 @@ def test_a_budget_of_host_memory_is_never_more_than_is_free() -> None:
     asked = config(
         precision="bf16", checkpoint={"every": 0}, launch={"workers": 2}, memory={"budget": {"host": "64GB"}}
     )
-    planned = partial(make_plan, model=LARGE, data=DATA, machine=gpu, threads_per_worker=1)
-    said, little = (planned(asked, host_memory_bytes=free) for free in (200e9, 30e9))
+    planned = partial(make_plan, scales=Scales(LARGE, DATA, gpu), threads_per_worker=1)
+    said, little = (planned(asked, free=Free(host=free)) for free in (200e9, 30e9))
     assert (said.budget.host, said.budget.host_what) == (32e9, "memory.budget.host: 64 GB, shared by 2 workers")
     assert little.budget.host == 15e9
     assert little.budget.host_what == "free now, less than memory.budget.host: 30 GB, shared by 2 workers"
@@ -554,7 +560,7 @@ def test_locked_memory_is_known_where_a_driver_keeps_to_its_limit() -> None:
 
     def planned(lockable: float | None, every: int = 5, **memory: Any) -> Plan:
         asked = config(precision="bf16", checkpoint={"every": every}, memory=memory)
-        return make_plan(asked, LARGE, DATA, gpu, threads_per_worker=1, lockable_bytes=lockable)
+        return make_plan(asked, Scales(LARGE, DATA, gpu), threads_per_worker=1, free=Free(lockable=lockable))
 
     free = planned(None, **exact)
     assert free.layout.saves_beside
@@ -623,7 +629,7 @@ KEPT |= {"parameter_tier": "device", "activation_tier": "device"}
 def deep(budget: float = 1e12, workers: int = 1, **memory: Any) -> Plan:
     keys = KEPT | ({"zero": 3} if workers > 1 else {}) | memory
     asked = config(memory=keys, launch={"workers": workers}, batch={"sequences": 2 * workers})
-    return make_plan(asked, DEEP, DATA, machine(budget), threads_per_worker=1)
+    return make_plan(asked, Scales(DEEP, DATA, machine(budget)), threads_per_worker=1)
 
 
 def budget_for(made: Plan) -> float:
@@ -651,7 +657,7 @@ def test_as_few_blocks_are_recomputed_as_fit(share: float, workers: int) -> None
     assert made.choice.peak_bytes <= made.budget.usable
     everything = fitting(budget, workers)
     fastest = min(plan.choice.seconds.total for plan in everything.values())
-    assert made.choice.seconds.total == pytest.approx(fastest, rel=planner.NEARLY - 1)
+    assert made.choice.seconds.total == pytest.approx(fastest, rel=ladder.NEARLY - 1)
     assert made.layout.recomputed is not None
     number, blocks = made.layout.recomputed
     assert 0 < number < blocks == 32
@@ -685,18 +691,20 @@ def test_a_run_that_goes_on_recomputes_as_many_blocks() -> None:
         ({"recompute": "full"}, None),
     ):
         asked = config(memory=KEPT | said, batch={"sequences": 2})
-        again = make_plan(asked, DEEP, DATA, MACHINE, threads_per_worker=1, before=first.layout)
+        again = make_plan(asked, Scales(DEEP, DATA, MACHINE), threads_per_worker=1, before=first.layout)
         assert (again.layout.recompute, again.layout.recomputed) == ("full", expected)
 
 
 def test_a_pipeline_recomputes_all_blocks_or_none() -> None:
     asked = {"launch": {"workers": 2}, "parallel": {"pipeline": 2}, "memory": KEPT}
     none, full = (
-        make_plan(config(**asked | {"memory": KEPT | {"recompute": kind}}), DEEP, DATA, MACHINE, threads_per_worker=1)
+        make_plan(
+            config(**asked | {"memory": KEPT | {"recompute": kind}}), Scales(DEEP, DATA, MACHINE), threads_per_worker=1
+        )
         for kind in ("none", "full")
     )
     between = machine((budget_for(none) + 3 * budget_for(full)) / 4)
-    made = make_plan(config(**asked), DEEP, DATA, between, threads_per_worker=1)
+    made = make_plan(config(**asked), Scales(DEEP, DATA, between), threads_per_worker=1)
     assert made.layout.recomputed is None
 
 
@@ -743,7 +751,7 @@ HALF = replace(
 
 def divided(tensor: int | str, machine: Machine = MACHINE, force: bool = False, **changes: Any) -> Plan:
     asked = config(parallel={"tensor": tensor}, **changes)
-    return make_plan(asked, MODEL, DATA, machine, threads_per_worker=1, parts={2: HALF}, force=force)
+    return make_plan(asked, Scales(MODEL, DATA, machine, parts={2: HALF}), threads_per_worker=1, force=force)
 
 
 def test_ranks_that_compute_together_hold_their_parts() -> None:
@@ -781,11 +789,11 @@ def test_moments_in_8_bits_are_refused_where_a_block_would_be_cut() -> None:
     asked = config(parallel={"tensor": 2}, launch={"workers": 2}, memory={"moments": "int8"})
     cut = replace(HALF, keeps_blocks=False)
     with pytest.raises(UserError, match=r"int8, and rows of matrices that 2 workers would cut.*\n.*multiple of 512"):
-        make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, parts={2: cut})
-    made = make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, parts={2: HALF})
+        make_plan(asked, Scales(MODEL, DATA, MACHINE, parts={2: cut}), threads_per_worker=1)
+    made = make_plan(asked, Scales(MODEL, DATA, MACHINE, parts={2: HALF}), threads_per_worker=1)
     assert made.layout.moments == "int8"
     left = config(parallel={"tensor": "auto"}, launch={"workers": 2}, memory={"moments": "int8"})
-    ways = candidates(left, 8, {1: MODEL, 2: cut}, DATA, MACHINE)
+    ways = candidates(Search(left, Scales(MODEL, DATA, MACHINE, parts={2: cut})))
     assert {way.layout.tensor for way in ways} == {1}
 
 
@@ -820,7 +828,7 @@ def test_what_rests_beside_gpus_of_a_divided_model_is_each_workers_part(tier: st
     halves = replace(LARGE, num_parameters=LARGE.num_parameters // 2, outside_parameters=LARGE.outside_parameters // 2)
     gpu = replace(parse_hardware("A100-80GB"), host_bytes=10**12)
     asked = config(precision="bf16", checkpoint={"every": 0}, **two, parallel={"tensor": 2})
-    matrices = make_plan(asked, LARGE, DATA, gpu, threads_per_worker=2, parts={2: halves})
+    matrices = make_plan(asked, Scales(LARGE, DATA, gpu, parts={2: halves}), threads_per_worker=2)
     for made in (alone, stages, woven, matrices):
         assert made.layout.update_tier == "host"
         assert not made.layout.compiled
@@ -839,13 +847,13 @@ def test_parameters_of_divided_models_leave_gpus_only_where_they_must() -> None:
     keys: dict[str, Any] = {"launch": {"workers": 2}, "parallel": {"pipeline": 2}, "precision": "bf16"}
     gpu = parse_hardware("A100-80GB")
     asked = config(**keys, checkpoint={"every": 0})
-    open_ways = candidates(asked, 8, {1: LARGE}, DATA, gpu)
+    open_ways = candidates(Search(asked, Scales(LARGE, DATA, gpu)))
     assert {way.layout.parameter_tier for way in open_ways} == {"device", "host"}
-    last = candidates(asked, 8, {1: LARGE}, DATA, gpu, last_resort=True)
+    last = candidates(Search(asked, Scales(LARGE, DATA, gpu)), last_resort=True)
     assert {way.layout.parameter_tier for way in last} == {"device", "host", "disk"}
     assert all(way.layout.tiers_on_disk for way in last)
     roomy = budget_of(asked, gpu)
-    ways = candidates(asked, 8, {1: LARGE}, DATA, gpu, budget=roomy)
+    ways = candidates(Search(asked, Scales(LARGE, DATA, gpu), roomy))
     assert {way.layout.parameter_tier for way in ways if way.layout.zero == 3} == {"device"}
     least = min(way.peak_bytes for way in open_ways if way.layout.update_tier == "device")
     tight = on_gpu(0.9 * least / SAFETY, launch={"workers": 2}, parallel={"pipeline": 2})
@@ -869,13 +877,15 @@ def test_state_of_divided_models_leaves_memory_only_where_it_must() -> None:
         keys: dict[str, Any] = two | {"parallel": {axis: 2}}
         asked, parts = config(**keys, memory=kept), {1: MODEL, 2: HALF}
         roomy = budget_of(asked, MACHINE)
-        ways = candidates(asked, 8, parts, DATA, MACHINE, budget=roomy)
+        ways = candidates(Search(asked, Scales(MODEL, DATA, MACHINE, parts), roomy))
         assert not any(way.layout.tiers_on_disk for way in ways)
         least = min(way.peak_bytes for way in ways)
         small = machine(2 * (least - 1) / SAFETY)
         with pytest.raises(UserError, match="the least that the config allows"):
-            make_plan(config(**keys, memory=kept | inside), MODEL, DATA, small, threads_per_worker=1, parts=parts)
-        made = make_plan(asked, MODEL, DATA, small, threads_per_worker=1, parts=parts)
+            make_plan(
+                config(**keys, memory=kept | inside), Scales(MODEL, DATA, small, parts=parts), threads_per_worker=1
+            )
+        made = make_plan(asked, Scales(MODEL, DATA, small, parts=parts), threads_per_worker=1)
         assert made.layout.tiers_on_disk
         assert made.choice.peak_bytes < least
 
@@ -905,12 +915,14 @@ def test_the_planner_puts_stages_on_nodes_whose_network_is_slow() -> None:
     near = replace(MACHINE, nodes=2, network_bytes_per_second=1e12, link_bytes_per_second=1e12)
     far = replace(near, network_bytes_per_second=1e6)
     made = {
-        name: make_plan(config(parallel={"pipeline": "auto"}, **keys), MODEL, DATA, machine, threads_per_worker=1)
+        name: make_plan(
+            config(parallel={"pipeline": "auto"}, **keys), Scales(MODEL, DATA, machine), threads_per_worker=1
+        )
         for name, machine in {"near": near, "far": far}.items()
     }
     assert made["near"].layout.pipeline == 1
     assert made["far"].layout.pipeline > 1
-    alone = make_plan(config(**keys), MODEL, DATA, far, threads_per_worker=1)
+    alone = make_plan(config(**keys), Scales(MODEL, DATA, far), threads_per_worker=1)
     assert made["far"].choice.seconds.total < alone.choice.seconds.total
 
 
@@ -924,7 +936,7 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
     ]
     for keys, sizes in cases:
         asked = config(**keys | {"parallel": {"pipeline": "auto", **keys.get("parallel", {})}})
-        ways = candidates(asked, 8, {1: MODEL}, DATA, MACHINE)
+        ways = candidates(Search(asked, Scales(MODEL, DATA, MACHINE)))
         assert {way.layout.pipeline for way in ways} == sizes
 
 

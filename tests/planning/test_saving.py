@@ -30,6 +30,7 @@ from tonnage.planning.saving import (
     steps_between,
     write_seconds,
 )
+from tonnage.planning.scales import Scales
 from tonnage.planning.space import no_room_for_saves
 
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
@@ -39,7 +40,7 @@ ROOMY = replace(MACHINE, device_bytes=96 * 10**9)
 
 
 def plan(machine: Machine = ROOMY, model: ModelProfile = LARGE, **changes: Any) -> Plan:
-    return make_plan(config(**{"steps": 5000} | changes), model, DATA, machine, threads_per_worker=2)
+    return make_plan(config(**{"steps": 5000} | changes), Scales(model, DATA, machine), threads_per_worker=2)
 
 
 @settings(max_examples=500, deadline=None)
@@ -178,7 +179,7 @@ def test_words_for_a_save_after_every_step() -> None:
 
 def test_a_disk_without_room_for_several_keeps_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config(steps=5000, output=str(tmp_path / "run"), checkpoint={"keep": 2})
-    made = make_plan(chosen, LARGE, DATA, MACHINE, threads_per_worker=2)
+    made = make_plan(chosen, Scales(LARGE, DATA, MACHINE), threads_per_worker=2)
 
     def told(checkpoints: float) -> str:
         free = SimpleNamespace(f_bavail=round(12e9 * checkpoints), f_frsize=1)
@@ -191,7 +192,7 @@ def test_a_disk_without_room_for_several_keeps_one(tmp_path: Path, monkeypatch: 
     )
     assert told(1.5).endswith("; make room")
     assert told(0.5) == ""  # not for one: the run is refused, as ever
-    short = make_plan(chosen.model_copy(update={"steps": 20}), LARGE, DATA, MACHINE, threads_per_worker=2)
+    short = make_plan(chosen.model_copy(update={"steps": 20}), Scales(LARGE, DATA, MACHINE), threads_per_worker=2)
     assert no_room_for_saves(chosen, short, 1) == ""
 
 

@@ -71,7 +71,7 @@ def shape(folder: Path, hidden: int, blocks: int, heads: int) -> str:
 LARGE = ["batch.sequences=1024", "data.max_length=2048"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_175b_fits_where_its_states_do(tmp_path: Path) -> None:
     words = [*LARGE, "parallel.tensor=auto"]
     shape_175b = shape(tmp_path, 12288, 96, 96)

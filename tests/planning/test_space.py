@@ -16,6 +16,7 @@ from tonnage.offload.residency import OPTIMIZER
 from tonnage.planning.plan import WeightFacts
 from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import Frozen
+from tonnage.planning.scales import Scales
 from tonnage.planning.space import (
     check_space,
     checkpoint_bytes,
@@ -33,9 +34,7 @@ def test_what_rests_on_disk_is_counted() -> None:
     made = [
         make_plan(
             config(memory=memory | {"micro_batch": 4}, checkpoint={"every": every}),
-            MODEL,
-            DATA,
-            MACHINE,
+            Scales(MODEL, DATA, MACHINE),
             threads_per_worker=1,
         )
         for memory, every in (({}, 0), (ALL, 0), (ALL, 5))
@@ -54,7 +53,9 @@ def test_what_rests_on_disk_is_partly_in_memory() -> None:
         MODEL, num_parameters=1_011_781_632, outside_parameters=outside, num_blocks=16, block_parameters=block
     )
     here, there = (
-        make_plan(config(memory=memory | {"micro_batch": 99}), model, DATA, MACHINE, threads_per_worker=1, force=True)
+        make_plan(
+            config(memory=memory | {"micro_batch": 99}), Scales(model, DATA, MACHINE), threads_per_worker=1, force=True
+        )
         for memory in (dict.fromkeys(ALL, "device") | {"moments": "fp32"}, ALL | {"moments": "fp32"})
     )
     assert held_states(here.layout, model) == states(here.layout, model)
@@ -70,7 +71,7 @@ def test_what_rests_on_disk_is_partly_in_memory() -> None:
 def test_a_disk_too_small_is_refused_with_all_that_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = ALL | {"offload_dirs": [str(tmp_path / "a"), str(tmp_path / "b")]}
     chosen = config(memory=memory, output=str(tmp_path / "run"), checkpoint={"every": 1, "keep": 2})
-    plan = make_plan(chosen, MODEL, DATA, MACHINE, threads_per_worker=1)
+    plan = make_plan(chosen, Scales(MODEL, DATA, MACHINE), threads_per_worker=1)
     needed = 3 * 12_000_000 + 28_000_000
 
     def with_free(free: int) -> Any:
@@ -95,7 +96,7 @@ def test_a_packed_base_is_counted_once_until_it_is_there(tmp_path: Path, monkeyp
         checkpoint={"every": 0},
     )
     frozen = Frozen(990_000, 90_000, 45_000, 2 * 90_000 + 520_000, 2 * 90_000, 26_000, head=True, embedding=True)
-    plan = make_plan(chosen, replace(MODEL, frozen=frozen), DATA, MACHINE, threads_per_worker=1)
+    plan = make_plan(chosen, Scales(replace(MODEL, frozen=frozen), DATA, MACHINE), threads_per_worker=1)
     plan = replace(plan, weights=WeightFacts(base_digest="a", base_stamp="b"))
     assert resting_bytes(plan) == 0
     assert packed_base(chosen, plan) == (520_000, 520_000)

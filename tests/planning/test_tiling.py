@@ -9,11 +9,13 @@ import pytest
 
 from planning.profiles import DATA, MACHINE, MODEL, config, machine
 from tonnage.errors import UserError
-from tonnage.planning import planner
+from tonnage.planning import scales
+from tonnage.planning.budgets import Free
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Plan
 from tonnage.planning.planner import make_plan
+from tonnage.planning.scales import Scales
 from tonnage.planning.seconds import disk_bytes
 from tonnage.planning.states import held_states, host_bytes, weights_on_disk
 from tonnage.planning.tiling import gathered_bytes, vocabulary_in_tiles, vocabulary_tile
@@ -33,11 +35,11 @@ WORDY = replace(
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cpu", 0.0)
 
 
 def plan(here: Machine = MACHINE, **changes: Any) -> Plan:
-    return make_plan(config(**changes), WORDY, DATA, here, threads_per_worker=2)
+    return make_plan(config(**changes), Scales(WORDY, DATA, here), threads_per_worker=2)
 
 
 def test_tiles_are_taken_where_nothing_else_fits_and_as_few_as_help() -> None:
@@ -53,7 +55,7 @@ def test_tiles_are_taken_where_nothing_else_fits_and_as_few_as_help() -> None:
         plan(machine(0.75 * least), memory={"tiles": tiles // 2})
     with pytest.raises(UserError, match=r"memory\.tiles=auto"):
         plan(machine(0.75 * least), memory={"tiles": 1})
-    again = make_plan(config(), WORDY, DATA, machine(0.75 * least), threads_per_worker=2, before=layout)
+    again = make_plan(config(), Scales(WORDY, DATA, machine(0.75 * least)), threads_per_worker=2, before=layout)
     assert again.layout.tiles == tiles
 
 
@@ -75,11 +77,11 @@ def test_what_is_gathered_shrinks_with_tiles_and_what_rests_on_disk_grows() -> N
 def test_one_gpu_takes_tiles_of_what_its_host_updates_where_nothing_else_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cuda", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cuda", 0.0)
     whole = plan(GPU, memory={"parameter_tier": "host"})
     assert plan(GPU).layout.tiles == 1
     least = min(choice.peak_bytes for choice in plan(GPU).frontier)
-    made = make_plan(config(), WORDY, DATA, GPU, threads_per_worker=2, memory_bytes=0.7 * least)
+    made = make_plan(config(), Scales(WORDY, DATA, GPU), threads_per_worker=2, free=Free(memory=0.7 * least))
     layout = made.layout
     assert layout.tiles > 1
     assert (layout.update_tier, layout.parameter_tier != "device") == ("host", True)

@@ -13,11 +13,12 @@ from planning.profiles import DATA, MODEL, config, machine
 from tonnage.config import Config
 from tonnage.config.schema import ADAPTER_LR, DEFAULT_LR
 from tonnage.errors import Problem, UserError
-from tonnage.planning import planner
+from tonnage.planning import scales
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.plan import SAFETY, Plan
 from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import BlockCost, Frozen, Line, ModelProfile
+from tonnage.planning.scales import Scales
 from tonnage.planning.ways import FULL, LORA, LORA_NF4, WAYS, Planned, Way, choose, compare, without_sacrifices
 
 
@@ -43,7 +44,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter weighs nothing here: it would outweigh the model."""
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+    monkeypatch.setitem(scales.RUNTIME_BYTES, "cpu", 0.0)
 
 
 def weighed(config: Config) -> ModelProfile:
@@ -55,7 +56,7 @@ def weighed(config: Config) -> ModelProfile:
 def on(memory_bytes: float) -> Planned:
     def planned(config: Config, force: bool) -> list[Plan]:
         hardware = machine(memory_bytes)
-        return [make_plan(config, weighed(config), DATA, hardware, threads_per_worker=2, force=force)]
+        return [make_plan(config, Scales(weighed(config), DATA, hardware), threads_per_worker=2, force=force)]
 
     return planned
 
@@ -125,7 +126,7 @@ def test_full_weights_that_would_rest_on_disk_beside_a_gpu_are_not_taken(monkeyp
         gpu = replace(parse_hardware("A100-80GB"), device_bytes=6 * 10**9, host_bytes=round(host_bytes))
 
         def planned(asked: Config, force: bool) -> list[Plan]:
-            return [make_plan(asked, weighed(asked), DATA, gpu, threads_per_worker=2, force=force)]
+            return [make_plan(asked, Scales(weighed(asked), DATA, gpu), threads_per_worker=2, force=force)]
 
         return planned
 

@@ -20,7 +20,6 @@ RESULT = PAGE.parents[1] / "benchmarks" / "results" / "models_exact.json"
 SLICE = {
     "bert": "refused",
     "glm_moe_dsa": "refused",
-    "llama4_text": "padded",
     "mamba2": "padded",
     "qwen3_moe": "packed",
 }
@@ -29,6 +28,7 @@ REST = {
     "gemma3n_text": "packed",
     "gpt_oss": "packed",
     "lfm2": "padded",
+    "llama4_text": "padded",
     "qwen3_5_moe_text": "padded",
 }
 """Of the matrix: they take long, or are like one that other tests train."""
@@ -67,7 +67,7 @@ def test_no_family_is_known_to_be_inexact() -> None:
     assert not [family["name"] for family in result["families"] if family["kind"] in BAD]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_a_model_itself_keeps_still_is_there_again_when_a_run_goes_on() -> None:
     """Its routers' bias is in no optimizer; it was left as memory came, and no export had it."""
     command = [sys.executable, "-m", "tests.sweep", "--layouts", "ernie4_5_moe"]

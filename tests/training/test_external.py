@@ -209,7 +209,7 @@ def test_mpirun_is_stopped_and_goes_on(run: RunDirectory, expected: list[dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bound", "status"), [("<= 0.01", 4), ("<= 100", 0)])
+@pytest.mark.parametrize(("bound", "status"), [("<= 0.01", 4), pytest.param("<= 100", 0, marks=pytest.mark.matrix)])
 def test_the_first_worker_ends_as_its_gate_says(tmp_path: Path, bound: str, status: int) -> None:
     keys = {"data.validation": 0.2, "evaluate.gate": {"eval_loss": bound}}
     path = write_config(tmp_path, 60, steps=2, launch={"workers": 1, "threads": 1})

@@ -250,7 +250,7 @@ def test_layers_whose_heads_have_another_size_are_weighed_with_it(layers: dict[s
     assert isolation_of(config, device=torch.device("cpu")).arrangement == "packed"
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state space without kernels: what short documents tell of longer ones is what those cost."""
     config = JambaConfig(

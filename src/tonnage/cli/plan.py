@@ -46,6 +46,9 @@ def plan(
         str | None,
         typer.Option(metavar="KEY", help="Solve backwards: the largest rank, max_length or micro_batch that fits."),
     ] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Show the ladder: what is given up for memory in which order, and its cost.")
+    ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run on this machine.")
     ] = False,
@@ -54,7 +57,7 @@ def plan(
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do, on full
     packs that are supposed, unless data.train names rows."""
     from tonnage.api.said import ENDINGS
-    from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_largest, show_ways
+    from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_ladder, show_largest, show_ways
     from tonnage.cli.zero_tables import show_zero_tables
     from tonnage.config.read import overridden_key
     from tonnage.decide.decision import asked
@@ -101,10 +104,13 @@ def plan(
         if not json and any(one.plan is not None for one in ways):
             show_ways(ways, console)
         raise offering_ways(error, ways) from error
+    ladder = question.why(chosen) if why else []
     if json:
-        put(as_json_text(plan_as_json(chosen, ways)))
+        put(as_json_text(plan_as_json(chosen, ways, ladder)))
         return
     show_plan(chosen, console, price)
+    if why:
+        show_ladder(ladder, console)
     if ways:
         show_ways(ways, console)
     show_instants(chosen.choice, console)

@@ -12,6 +12,7 @@ from tonnage.planning.words import describe, size, step_time
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tonnage.planning.ladder import Cost
     from tonnage.planning.largest import Largest
     from tonnage.planning.plan import Plan
     from tonnage.planning.ways import Compared
@@ -37,6 +38,23 @@ def show_ways(ways: Sequence[Compared], console: Console) -> None:
     console.print(table)
 
 
+def show_ladder(ladder: Sequence[Cost], console: Console) -> None:
+    """Print what is given up for memory, in this order, and what each rung would have cost."""
+    from rich.table import Table
+
+    table = Table(title="What is given up for memory", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "memory", "step", ""):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=not table.columns)
+    for cost in ladder:
+        if (choice := cost.choice) is None:
+            table.add_row(cost.rung, "", "", "not to be had")
+            continue
+        room = "chosen: " if cost.chosen else "" if cost.fits else "does not fit: "
+        cells = (size(choice.peak_bytes), step_time(choice.seconds.total))
+        table.add_row(cost.rung, *cells, room + describe(choice.layout))
+    console.print(table)
+
+
 def show_largest(largest: Largest, console: Console) -> None:
     """Print the value that was solved for, the plan with it, and why it is no larger."""
     from tonnage.display.terminal import say
@@ -58,11 +76,21 @@ def show_largest(largest: Largest, console: Console) -> None:
         say(console, f"  {largest.key}={largest.next_value} would take {largest.next_plan.shortfall}")
 
 
-def plan_as_json(plan: Plan, ways: Sequence[Compared]) -> str:
-    """The plan, and under ``ways`` what it was held beside, if it was."""
-    if not ways:
+def plan_as_json(plan: Plan, ways: Sequence[Compared], ladder: Sequence[Cost] = ()) -> str:
+    """The plan; under ``ways`` what it was held beside, and under ``ladder`` what each rung would have cost,
+    where there is any."""
+    if not (ways or ladder):
         return plan.to_json()
-    return json.dumps(asdict(plan) | {"ways": [_way(one) for one in ways]}, indent=2)
+    beside = {"ways": [_way(one) for one in ways], "ladder": [_rung(cost) for cost in ladder]}
+    return json.dumps(asdict(plan) | {key: rows for key, rows in beside.items() if rows}, indent=2)
+
+
+def _rung(cost: Cost) -> dict[str, Any]:
+    row: dict[str, Any] = {"rung": cost.rung, "fits": cost.fits, "chosen": cost.chosen}
+    if cost.choice is None:
+        return row
+    figures = {"peak_bytes": cost.choice.peak_bytes, "step_seconds": cost.choice.seconds.total}
+    return row | figures | {"host_bytes": cost.choice.host_bytes, "disk_bytes": cost.choice.disk_bytes}
 
 
 def _way(compared: Compared) -> dict[str, Any]:

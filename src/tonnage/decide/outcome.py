@@ -76,7 +76,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
 def sample_of(plan: Plan, machine: Machine, seconds: float) -> Sample:
     """That a plan's step took ``seconds`` on a machine, by what was planned (``planning.seconds.compute_seconds``)."""
     from tonnage.planning.calibration import Sample
-    from tonnage.planning.planner import work_of
+    from tonnage.planning.scales import work_of
     from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
 
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)

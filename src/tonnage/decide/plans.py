@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
     from tonnage.data import Prepared, Progress
     from tonnage.decide.models import ModelFound
+    from tonnage.planning.budgets import Free
+    from tonnage.planning.ladder import Cost
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
     from tonnage.planning.profile import ModelProfile
+    from tonnage.planning.scales import Scales
     from tonnage.planning.ways import Compared
     from tonnage.training.isolation import Isolation
 
@@ -44,6 +47,8 @@ class Question:
     at_length: Callable[[Config, bool, int], Plan]
     """The same with rows taken to be full, of whatever ``data.max_length``; the model is weighed in rows of so many
     tokens."""
+    ladder: Callable[[Config, Plan], list[Cost]]
+    """What every rung of the ladder would have cost, beside the plan of a config."""
 
     @property
     def device(self) -> str:
@@ -62,6 +67,10 @@ class Question:
         if self.config.adapter != "auto":
             return self.config, ""
         return choose(self.config, lambda config, anyway: [self.planned(config, anyway)], self.device, force=force)
+
+    def why(self, plan: Plan) -> list[Cost]:
+        """What every rung of the ladder would have cost, beside the question's plan."""
+        return self.ladder(self.settled()[0], plan)
 
     def plan(self) -> Plan:
         """The plan. Raises ``UserError`` where nothing that the config allows fits."""
@@ -87,10 +96,10 @@ def supposed(
     from tonnage.planning.batch import resolved
 
     supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
-    said = [*supposed, *overrides]
+    keys = [*supposed, *overrides]
     if not {"steps", "epochs"} & {*map(overridden_key, overrides)}:
-        said.append("steps=1000")
-    config = counted(read_config(None, said, check_files=False), machine)
+        keys.append("steps=1000")
+    config = counted(read_config(None, keys, check_files=False), machine)
     _, model_config = read_model(
         name,
         revision=config.revision,
@@ -101,17 +110,24 @@ def supposed(
     check_division(config, model_config)
     place = where(config, machine, progress)
 
-    def at_length(config: Config, force: bool, weighed: int) -> Plan:
-        config, why_so_many = resolved(config, None)
+    def subject(config: Config, weighed: int) -> _Subject:
         length, packs = config.data.max_length, config.packs_per_step * 1000
         data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
-        plan = _plan_of(config, model_config, None, data, place, None, force=force, weighed=weighed)
+        return _Subject(model_config, None, data, weighed)
+
+    def at_length(config: Config, force: bool, weighed: int) -> Plan:
+        config, why_so_many = resolved(config, None)
+        plan = _plan_of(config, subject(config, weighed), place, force=force)
         return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
 
     def planned(config: Config, force: bool) -> Plan:
         return at_length(config, force, config.data.max_length)
 
-    return Question(config, model_config, place, planned, at_length)
+    def ladder(config: Config, plan: Plan) -> list[Cost]:
+        config, _ = resolved(config, None)
+        return _costs(config, subject(config, config.data.max_length), place, plan)
+
+    return Question(config, model_config, place, planned, at_length, ladder)
 
 
 def says_what_is_trained(overrides: Sequence[str]) -> bool:
@@ -125,7 +141,7 @@ def compared(question: Question, progress: Progress = silent) -> tuple[Compared,
     Raises:
         UserError: the devices do not have the precision.
     """
-    from tonnage.planning.refusal import check_precision
+    from tonnage.planning.rules import check_precision
     from tonnage.planning.ways import WAYS, compare
 
     check_precision(question.config, question.place.machine)
@@ -137,9 +153,9 @@ def compared(question: Question, progress: Progress = silent) -> tuple[Compared,
         done += 1
         return [question.planned(config, anyway)]
 
-    found = compare(question.config, planned)
+    ways = compare(question.config, planned)
     progress("", 1, 1)
-    return found
+    return ways
 
 
 def offering_ways(error: UserError, ways: Sequence[Compared]) -> UserError:
@@ -163,9 +179,12 @@ def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where
         packs = math.ceil(data.num_tokens / length) if config.data.pack else data.num_packs
         data = replace(data, num_packs=packs, max_length=length, document_tokens=min(data.document_tokens, length))
         vocab_size = _checked_vocabulary(config, model, prepared)
-        return _plan_of(config, model.config, vocab_size, data, place, None, force=force, weighed=weighed)
+        return _plan_of(config, _Subject(model.config, vocab_size, data, weighed), place, force=force)
 
-    return Question(config, model.config, place, planned, at_length)
+    def ladder(config: Config, plan: Plan) -> list[Cost]:
+        return _costs(config, _subject_of(config, model, prepared), place, plan)
+
+    return Question(config, model.config, place, planned, at_length, ladder)
 
 
 def other_plans(
@@ -207,14 +226,32 @@ def plan_run(
     force: bool,
 ) -> Plan:
     """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
-    vocab_size = _checked_vocabulary(config, model, prepared)
-    others = [one for one in (prepared.validation, prepared.general) if one is not None]
-    rows = rows_of(prepared.train, others, config.seed)
-    plan = _plan_of(config, model.config, vocab_size, _data_of(prepared), place, before, rows=rows, force=force)
+    plan = _plan_of(config, _subject_of(config, model, prepared), place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if base := what_is_packed(config, plan, place):
         plan = replace(plan, reasons=plan.reasons | {"base": base})
     return plan
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is planned."""
+
+    model_config: PreTrainedConfig
+    vocab_size: int | None
+    """Tokens that the embedding must have."""
+    data: DataProfile
+    document_tokens: int
+    """How long documents are with which the model is weighed."""
+    rows: Rows | None = None
+
+
+def _subject_of(config: Config, model: ModelFound, prepared: Prepared) -> _Subject:
+    """A model, and rows that are prepared."""
+    others = [one for one in (prepared.validation, prepared.general) if one is not None]
+    vocab_size, rows = _checked_vocabulary(config, model, prepared), rows_of(prepared.train, others, config.seed)
+    data = _data_of(prepared)
+    return _Subject(model.config, vocab_size, data, data.max_length, rows)
 
 
 def _data_of(prepared: Prepared) -> DataProfile:
@@ -236,19 +273,19 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     is_frozen = config.adapter != "none" or bool(config.train)
     if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model.config):
-        asked = bool(config.data.added_tokens or config.data.eos_token)
+        adds_tokens = bool(config.data.added_tokens or config.data.eos_token)
         trains = "adapter.also=[embeddings,head]" if config.adapter != "none" else "train=[]"
         if config.adapter == "auto":
             trains = "adapter=none"
-        known = "another data.eos_token and data.added_tokens" if asked else "data.template=plain"
+        alternative = "another data.eos_token and data.added_tokens" if adds_tokens else "data.template=plain"
         raise UserError(
             Problem(
-                where="data.added_tokens" if asked else "data.template",
-                found=f"{'tokens' if asked else 'a template'} that {'need' if asked else 'needs'} "
+                where="data.added_tokens" if adds_tokens else "data.template",
+                found=f"{'tokens' if adds_tokens else 'a template'} that {'need' if adds_tokens else 'needs'} "
                 f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
                 "head are not trained as a whole",
                 needed="tokens that the model has, or training of both",
-                change=f"{trains}, or {known}",
+                change=f"{trains}, or {alternative}",
             )
         )
     return vocab_size
@@ -271,39 +308,31 @@ def _trains_vocabulary(config: Config, model_config: PreTrainedConfig) -> bool:
     return {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} <= trained
 
 
-def _plan_of(
-    config: Config,
-    model_config: PreTrainedConfig,
-    vocab_size: int | None,
-    data: DataProfile,
-    place: Where,
-    before: Layout | None,
-    *,
-    rows: Rows | None = None,
-    force: bool,
-    weighed: int | None = None,
-) -> Plan:
-    """The plan of a run on rows of such data; ``weighed`` is how long documents are with which the model is weighed, by
-    default as long as they may be."""
+@dataclass(frozen=True)
+class _Weighed:
+    """A subject on the scales, and what there is for it."""
+
+    scales: Scales
+    free: Free
+    isolation: Isolation
+    drops: bool
+    """Whether an adapter's dropout keeps attention from sharing prefixes that could be shared."""
+
+
+def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
+    """The model weighed, the machine looked at. Raises ``UserError`` where recompute would change gradients."""
     import torch
 
     from tonnage.host.cachedir import default_directory
-    from tonnage.host.control_groups import free_memory
-    from tonnage.host.lockable import lockable_bytes
-    from tonnage.host.threads import threads_per_worker
-    from tonnage.planning.planner import make_plan
-    from tonnage.planning.space import no_room_for_saves
+    from tonnage.planning.scales import Scales
     from tonnage.training.building import trains_of
     from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import Conditions, weigh_once
 
-    launch, machine, here = config.launch, place.machine, place.here
-    elsewhere = here and (
-        isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
-    )
-    if elsewhere:  # on nodes that are taken to be like this one, where the config does not describe them
-        assert isinstance(launch, SlurmLaunch | RayLaunch)
-        machine = replace(machine, nodes=launch.nodes)
+    model_config, data, machine = subject.model_config, subject.data, place.machine
+    if _is_elsewhere(config, place):  # on nodes that are taken to be like this one, where the config has no others
+        assert isinstance(config.launch, SlurmLaunch | RayLaunch)
+        machine = replace(machine, nodes=config.launch.nodes)
     cache = default_directory()
     isolation = isolation_of(
         model_config,
@@ -314,7 +343,7 @@ def _plan_of(
     _check_recompute(config, model_config, isolation)
     conditions = Conditions(
         config.precision,
-        weighed or data.max_length,
+        subject.document_tokens,
         machine.kind,
         arrangement=isolation.arrangement,
         attention=isolation.attention,
@@ -322,7 +351,11 @@ def _plan_of(
     )
     parts = {
         degree: weigh_once(
-            model_config, vocab_size, replace(conditions, tensor=degree), cache=cache, kernels_off=config.kernels_off
+            model_config,
+            subject.vocab_size,
+            replace(conditions, tensor=degree),
+            cache=cache,
+            kernels_off=config.kernels_off,
         )
         for degree in degrees(config, model_config, machine)
     }
@@ -333,38 +366,77 @@ def _plan_of(
             part.blocks.pop(mode, None)
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
-    if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
-        threads = launch.cpus_per_worker
-    else:
-        cores = None if here else machine.cores * machine.nodes
-        threads = threads_per_worker(launch.threads, launch.num_workers, cores)
-    free = free_now(config, machine) if here and not elsewhere else None
-    planned = partial(
-        make_plan,
-        model=parts[1],
-        data=data,
-        machine=machine,
-        threads_per_worker=threads,
-        parts=parts,
-        memory_bytes=free,
-        host_memory_bytes=free_memory() if here and not elsewhere else None,
-        lockable_bytes=lockable_bytes() if here and not elsewhere and machine.counts_locked else None,
-        disk_free_bytes=_free_on_disks(config, machine, is_here=here and not elsewhere),
-        disks_are_assumed=elsewhere or not here,
-        rows=rows,
-        before=before,
-        force=force,
+    scales = Scales(parts[1], data, machine, parts, subject.rows)
+    return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
+
+
+def _is_elsewhere(config: Config, place: Where) -> bool:
+    """Whether a plan that is made here is for other machines all the same."""
+    launch = config.launch
+    on_cluster = isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
+    return place.here and on_cluster
+
+
+def _free(config: Config, machine: Machine, place: Where) -> Free:
+    """What is free where the plan is for."""
+    from tonnage.host.control_groups import free_memory
+    from tonnage.host.lockable import lockable_bytes
+    from tonnage.planning.budgets import Free
+
+    looks = place.here and not _is_elsewhere(config, place)
+    return Free(
+        memory=free_now(config, machine) if looks else None,
+        host=free_memory() if looks else None,
+        disk=_free_on_disks(config, machine, is_here=looks),
+        disks_are_assumed=not looks,
+        lockable=lockable_bytes() if looks and machine.counts_locked else None,
     )
+
+
+def _threads(config: Config, machine: Machine, place: Where) -> int:
+    """Threads of a worker."""
+    from tonnage.host.threads import threads_per_worker
+
+    launch = config.launch
+    if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
+        return launch.cpus_per_worker
+    cores = None if place.here else machine.cores * machine.nodes
+    return threads_per_worker(launch.threads, launch.num_workers, cores)
+
+
+def _costs(config: Config, subject: _Subject, place: Where, plan: Plan) -> list[Cost]:
+    """What every rung of the ladder would have cost."""
+    from tonnage.planning.planner import explain
+
+    weighed = _weighed(config, subject, place)
+    return explain(config, weighed.scales, plan.choice, weighed.free)
+
+
+def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | None = None, *, force: bool) -> Plan:
+    """The plan of a run on rows of such data."""
+    from tonnage.planning.planner import make_plan
+    from tonnage.planning.space import no_room_for_saves
+
+    weighed = _weighed(config, subject, place)
+    scales, free, machine = weighed.scales, weighed.free, weighed.scales.machine
+    threads = _threads(config, machine, place)
+    planned = partial(make_plan, scales=scales, threads_per_worker=threads, free=free, before=before, force=force)
     plan = planned(config)
-    if free is not None and not force:
-        _check_free(config, plan, free, planned)
+    if free.memory is not None and not force:
+        _check_free(config, plan, free.memory, planned)
     workers_here = math.ceil(plan.workers / machine.nodes)
-    if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan, workers_here)):
-        at_its_end, said = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
+    is_open = place.here and config.checkpoint.every == "auto"
+    if is_open and (why_not := no_room_for_saves(config, plan, workers_here)):
+        at_its_end, earlier_warnings = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
         plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
-        plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
-    reasons = dict(plan.reasons)
+        plan = replace(plan, reasons=reasons, warnings=(*earlier_warnings, f"the run is saved {why_not}"))
+    return replace(plan, reasons=plan.reasons | _reasons(config, plan, weighed, place))
+
+
+def _reasons(config: Config, plan: Plan, weighed: _Weighed, place: Where) -> dict[str, str]:
+    """What is to be said of a plan besides, for the sake of the model and the place."""
+    reasons, isolation, machine = {}, weighed.isolation, weighed.scales.machine
     if trained := what_is_trained(config, plan.model):
         reasons["trains"] = trained
     if plan.layout.arrangement == "padded":
@@ -374,11 +446,11 @@ def _plan_of(
         )
     if isolation.asked_on != machine.kind:
         reasons["rows"] = reasons.get("rows", "packed") + f"; found on this machine's {isolation.asked_on.upper()}"
-    if drops and could_share and machine.kind == "cpu":
+    if weighed.drops and machine.kind == "cpu":
         reasons["prefixes"] = "computed for each document that begins with one: adapter.dropout drops others in each"
     if place.how:
         reasons["machine"] = place.how
-    return replace(plan, reasons=reasons)
+    return reasons
 
 
 def _check_recompute(config: Config, model_config: PreTrainedConfig, isolation: Isolation) -> None:
@@ -431,19 +503,19 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     counted = f"{number:,} of {model.num_parameters:,} parameters ({share:.2%})"
     if isinstance(config.adapter, str):
         return f"{counted}: {', '.join(config.train)}"
-    said = config.adapter
-    also = f", and {', '.join(said.also)} whole" if said.also else ""
-    what = f"additions of rank {said.rank} to {', '.join(model.adapted)}{also}: {counted}"
+    adapter = config.adapter
+    also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
+    additions = f"additions of rank {adapter.rank} to {', '.join(model.adapted)}{also}: {counted}"
     megabytes = 4 * number / 1e6
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
-        *(["weights trained whole"] if said.also else []),
+        *(["weights trained whole"] if adapter.also else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"
     if why_not:
         taken = f"vLLM and llama.cpp take it merged (tonnage export --merge), as it has {' and '.join(why_not)}"
-    return f"{what}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
+    return f"{additions}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
 
 
 def what_is_packed(config: Config, plan: Plan, place: Where) -> str:

@@ -27,7 +27,7 @@ from tonnage.decide.rows import prepare_data
 from tonnage.errors import user_error
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
 from tonnage.planning.ways import choose
-from tonnage.planning.words import describe, memory_in_words, run_time, step_time
+from tonnage.planning.words import describe, run_time, step_time
 from tonnage.planning.workers import decided
 
 if TYPE_CHECKING:
@@ -358,8 +358,8 @@ def _tell(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
         add("data.validation", f"{total.rows_validation:,} rows ({tokens}) are set aside, and never trained on")
     add("batch", f"{plan.tokens_per_step:,} tokens a step on average")
     add("launch.workers", f"{plan.threads_per_worker} threads each" if plan.layout.device == "cpu" else "")
-    add("adapter", memory_in_words(plan.choice, plan))
-    add("train", memory_in_words(plan.choice, plan))
+    add("adapter", plan.memory_in_words)
+    add("train", plan.memory_in_words)
     add("optimizer.lr", f"reached after {plan.warmup_steps:,} steps of warm-up")
     for key in ("epochs", "steps"):
         add(key, _course(plan))

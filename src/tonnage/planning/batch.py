@@ -29,17 +29,17 @@ def resolved(config: Config, num_packs: int | None) -> tuple[Config, str]:
     workers, length = config.data_workers, config.data.max_length
     for_tokens = MOST_TOKENS // length
     for_epoch = for_tokens if num_packs is None else num_packs // EPOCH_STEPS
-    wanted = min(for_tokens, for_epoch)
-    packs = max(workers, wanted - wanted % workers)
+    most_packs = min(for_tokens, for_epoch)
+    packs = max(workers, most_packs - most_packs % workers)
     each, many = ("pack", "packs") if config.data.pack else ("conversation", "conversations")
-    if packs > wanted:
+    if packs > most_packs:
         why = f"one {each} for each of {workers} workers, the least" if workers > 1 else f"one {each}, the least"
         if num_packs is not None and for_epoch < packs:
             why += f": the data have {num_packs:,}"
     else:
         limit = f"{MOST_TOKENS:,} tokens" if for_tokens <= for_epoch else f"{EPOCH_STEPS} steps in an epoch"
         why = f"{packs:,} {many if packs > 1 else each}, the most for {limit}"
-        if packs < wanted:
+        if packs < most_packs:
             why += f" by the {workers} workers"
     launch = config.launch
     if isinstance(launch, RayLaunch) and launch.fewest_workers < launch.num_workers:
@@ -50,22 +50,24 @@ def resolved(config: Config, num_packs: int | None) -> tuple[Config, str]:
 
 def warnings(config: Config, *, packs_in_data: int, packs_in_run: int, num_steps: int, warmup_steps: int) -> list[str]:
     """What a batch and a length do that nobody wants, and what to set instead. ``config`` has its batch written out."""
-    said = []
-    asked, unit = config.packs_per_step, "packs" if config.data.pack else "conversations"
-    if asked > packs_in_data:
-        times = min(asked, packs_in_run) / packs_in_data
-        seen = f"sees them {times:.3g} times" if times > 1 else "takes all of them"
-        said.append(f"a step is to hold {asked:,} {unit}, and the data have {packs_in_data:,}: each step {seen}")
+    sentences = []
+    packs, unit = config.packs_per_step, "packs" if config.data.pack else "conversations"
+    if packs > packs_in_data:
+        times = min(packs, packs_in_run) / packs_in_data
+        repetition = f"sees them {times:.3g} times" if times > 1 else "takes all of them"
+        sentences.append(
+            f"a step is to hold {packs:,} {unit}, and the data have {packs_in_data:,}: each step {repetition}"
+        )
     if num_steps < FEW_STEPS:
         steps = f"{num_steps} step{'s' if num_steps > 1 else ''} in the whole run"
         change = _more_steps(config, packs_in_data, packs_in_run, num_steps)
-        said.append(f"{steps}: hardly anything is learnt in so few. {change}")
+        sentences.append(f"{steps}: hardly anything is learnt in so few. {change}")
     if warmup_steps >= num_steps > 1:
-        said.append(
+        sentences.append(
             f"a warm-up of {warmup_steps:,} steps in a run of {num_steps:,}: the learning rate never reaches "
             "optimizer.lr. Lower optimizer.warmup, or write it as a fraction such as 0.03"
         )
-    return said
+    return sentences
 
 
 def _more_steps(config: Config, packs_in_data: int, packs_in_run: int, num_steps: int) -> str:

@@ -123,13 +123,13 @@ def fit(machine: Machine, samples: Sequence[Sample]) -> tuple[float, float]:
     ]
     rest = [max(sample.seconds - sample.besides, 0.0) / sample.seconds for sample in samples]
     system = np.vstack([np.diag(TRUST / assumed), rows])
-    wanted = np.array([TRUST, TRUST, *rest])
-    found, *_ = np.linalg.lstsq(system, wanted, rcond=None)
+    targets = np.array([TRUST, TRUST, *rest])
+    solution, *_ = np.linalg.lstsq(system, targets, rcond=None)
     least, most = assumed / WITHIN, assumed * WITHIN
-    parts = found.clip(least, most)
-    for held in np.flatnonzero(parts != found):  # the other one fits the samples anew, beside the one at its bound
+    parts = solution.clip(least, most)
+    for held in np.flatnonzero(parts != solution):  # the other one fits the samples anew, beside the one at its bound
         other = 1 - held
-        column, left = system[:, other], wanted - system[:, held] * parts[held]
+        column, left = system[:, other], targets - system[:, held] * parts[held]
         parts[other] = (column @ left / (column @ column)).clip(least[other], most[other])
     products, traffic = 1 / parts
     return float(products), float(traffic)

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from tonnage.planning.space import resting_bytes
-from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
+from tonnage.planning.words import describe, run_time, size, step_time
 
 if TYPE_CHECKING:
     from tonnage.planning.plan import Choice, Plan
@@ -128,13 +128,13 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "machine", plan.machine
     if how := reasons.get("machine"):
         yield "", how
-    yield "memory", memory_in_words(plan.choice, plan)
+    yield "memory", plan.memory_in_words
     yield from _on_disk(plan, per_worker)
-    if there := plan.choice.host_bytes:
+    if host_bytes := plan.choice.host_bytes:
         copies = ", copies for checkpoints included" if layout.saves_beside else ""
         may = "" if plan.budget.host is None else f", of {size(plan.budget.host)}"
         may += f" ({plan.budget.host_what})" if plan.budget.host_what else ""
-        yield "host", f"{size(there)}{per_worker} of its memory{copies}{may}"
+        yield "host", f"{size(host_bytes)}{per_worker} of its memory{copies}{may}"
     parts = ("compute", "idle", "update", "communication", "host", "disk")
     spent = ", ".join(f"{name} {step_time(value)}" for name in parts if (value := getattr(seconds, name)))
     speed = f", {plan.tokens_per_step / seconds.total:,.0f} tokens/s" if seconds.total else ""
@@ -151,8 +151,8 @@ def _on_disk(plan: Plan, per_worker: str) -> Iterator[tuple[str, str]]:
         beside = layout.optimizer_tier == "disk" or layout.saves_beside
         words = f"{size(resting)}{per_worker}{', copies for checkpoints included' if beside else ''}"
         if limit is not None:
-            whose = f", {size(limit.needed)} of a machine's" if per_worker else ", of"
-            words += f"{whose} {size(limit.most)} ({limit.what})"
+            of_all = f", {size(limit.needed)} of a machine's" if per_worker else ", of"
+            words += f"{of_all} {size(limit.most)} ({limit.what})"
         yield "disk", words
     if base := plan.reasons.get("base"):
         may = f", of {size(budget.disk)} (memory.budget.disk)" if budget.disk is not None else ""

@@ -197,19 +197,19 @@ def parse_hardware(text: str) -> Machine:
 
 def _bytes(text: str) -> int | None:
     """A size of memory in lower case, as ``64gb`` or ``64gib``; None if it is none."""
-    if (found := re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)\s*([mgt])(i?)b?", text.strip())) is None:
+    if (match := re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)\s*([mgt])(i?)b?", text.strip())) is None:
         return None
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** ("mgt".index(found[2]) + 2))
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("mgt".index(match[2]) + 2))
 
 
 def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     cores = memory = None
     parts = [part for part in re.split(r"[:,\s]", name.removeprefix("cpu")) if part]
     for part in parts:
-        if (found := re.fullmatch(r"(\d{1,9})(?:c|cores?)", part)) and int(found[1]) <= MOST_OF_A_KIND:
-            cores = int(found[1])
-        elif (found_bytes := _bytes(part)) is not None:
-            memory = found_bytes
+        if (match := re.fullmatch(r"(\d{1,9})(?:c|cores?)", part)) and int(match[1]) <= MOST_OF_A_KIND:
+            cores = int(match[1])
+        elif (num_bytes := _bytes(part)) is not None:
+            memory = num_bytes
         else:
             break
     else:
@@ -232,25 +232,25 @@ def _find(text: str, name: str) -> Device:
     """The device of a name: its family and, where that is made in several sizes, its gigabytes."""
     plain = _plain(name)
     families = {device.family.lower(): device.family for device in DEVICES}
-    families |= {family.removeprefix("rtx"): known for family, known in families.items()}
+    families |= {family.removeprefix("rtx"): canonical for family, canonical in families.items()}
     family = families.get(plain)  # the whole name first: an A10G is no A of 10 GB
     size: str | None = None
-    if family is None and (found := re.fullmatch(r"(.+?)(?:-?(\d+)-?gi?b?|-(\d+))?", plain)) is not None:
-        family, size = families.get(found[1]), found[2] or found[3]
+    if family is None and (match := re.fullmatch(r"(.+?)(?:-?(\d+)-?gi?b?|-(\d+))?", plain)) is not None:
+        family, size = families.get(match[1]), match[2] or match[3]
     if family is not None:
-        made = [device for device in DEVICES if device.family == family]
-        fitting = [device for device in made if size is None or device.gigabytes == int(size)]
+        devices = [device for device in DEVICES if device.family == family]
+        fitting = [device for device in devices if size is None or device.gigabytes == int(size)]
         if len(fitting) == 1:
             return fitting[0]
-        names = [device.name for device in made]
+        names = [device.name for device in devices]
         raise UserError(Problem(f"hardware {text!r}", " or ".join(names), f"write its memory, as {names[-1]}"))
     near = difflib.get_close_matches(plain, families, n=3, cutoff=0.5)
-    known = ", ".join(dict.fromkeys(device.name for device in DEVICES))
+    catalogue = ", ".join(dict.fromkeys(device.name for device in DEVICES))
     nearest = ", ".join(dict.fromkeys(d.name for family in near for d in DEVICES if d.family == families[family]))
     raise UserError(
         Problem(
             f"hardware {text!r}",
-            f"one of {known}, cpu; written as {FORMS}",
+            f"one of {catalogue}, cpu; written as {FORMS}",
             f"did you mean {nearest}?" if near else "",
         )
     )

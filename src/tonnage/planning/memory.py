@@ -14,7 +14,7 @@ reduced in fp32.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tonnage.offload.residency import GRADIENTS, INPUTS
 from tonnage.planning.layout import Layout
@@ -62,9 +62,9 @@ def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) ->
     """What a worker holds at the moments of a run, in their order, where every row is as full as ``layout`` says; in
     a pipeline, the worker that holds most."""
     parts = workers_parts(model, layout.stages, layout.pipeline)
-    first = {id(part): worker for worker, part in reversed([*enumerate(parts)])}
-    found = [_instants(layout, parts[worker], worker, evaluates) for worker in first.values()]  # of those alike, most
-    return max(found, key=lambda moments: max(moment.total for moment in moments))
+    first = {id(part): worker for worker, part in reversed([*enumerate(parts)])}  # of those alike, the fullest
+    of_workers = [_instants(layout, parts[worker], worker, evaluates) for worker in first.values()]
+    return max(of_workers, key=lambda moments: max(moment.total for moment in moments))
 
 
 def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool) -> list[Instant]:
@@ -89,12 +89,12 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
     rest = model if layout.tiles == 1 else without_tiles(layout, model)
-    found = (_sharded if layout.sharded else _alone)(layout, rest)
+    moments = (_sharded if layout.sharded else _alone)(layout, rest)
     if evaluates:
-        found += [_evaluation(layout, rest)]
+        moments += [_evaluation(layout, rest)]
     if layout.tiles > 1:
-        found = [(name, beside_tiles(layout, model, name, parts)) for name, parts in found]
-    held_at = [(LOADING, load), *((name, stays | parts) for name, parts in found)]
+        moments = [(name, beside_tiles(layout, model, name, parts)) for name, parts in moments]
+    held_at = [(LOADING, load), *((name, stays | parts) for name, parts in moments)]
     return [Instant(name, {key: float(size) for key, size in parts.items() if size}) for name, parts in held_at]
 
 
@@ -115,7 +115,8 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
     row, stays, comes, received = _Row.of(layout, model), 0.0, 0.0, 0.0
     first: dict[str, float] = {}
     if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
-        outside, everything, unit, mean_unit = _gathered(layout, model)
+        gathering = _Gathering.of(layout, model)
+        unit, outside = gathering.unit, gathering.outside
         if layout.shards > 1:  # what no block holds is there as it was received, too, until the first block is
             first = {
                 "gathered": 2 * outside + unit,
@@ -123,9 +124,9 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
                 "workspace": unit,
             }
         whole = layout.zero == 3
-        stays = outside if whole else everything
+        stays = outside if whole else gathering.everything
         comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
-        comes += _ahead(layout, model.num_blocks) * (unit if whole else unit - mean_unit)
+        comes += gathering.ahead(model.num_blocks) * (unit if whole else unit - gathering.mean_unit)
     in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
     in_loss = {
         "gathered": stays + received,
@@ -285,260 +286,381 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     """What there is while parameters are updated: where the loops of a CPU, which need nothing, do not do it, what lies
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
-    made = between_operations(layout, model) if layout.update_tier == "device" or layout.device == "cpu" else 0
+    between = between_operations(layout, model) if layout.update_tier == "device" or layout.device == "cpu" else 0
     if layout.optimizer_tier == "device":
-        return {"workspace": made}
-    return {"workspace": made + row.early.forward, "activations": row.entered, "gathered": gathered}
+        return {"workspace": between}
+    return {"workspace": between + row.early.forward, "activations": row.entered, "gathered": gathered}
 
 
-def _awaiting_the_embedding(layout: Layout, head: float, by_us: bool, by_rows: bool) -> float:
-    """Bytes of the head's gradient that wait for the embedding's, with which it is one, where gradients leave or are
-    summed: none where ``kernels.sums`` has added it to the sum; in the type of the sum where autograd waits."""
-    if by_rows or layout.micro_batches == 1:
-        return head
-    return 0.0 if by_us and layout.gradient_tier == "device" else 4 / layout.width * head
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients of one worker that holds its parameters as they are."""
+
+    stay: float
+    """Bytes through forward and backward passes."""
+    whole: float
+    """Bytes at the update."""
+    leave: bool
+    """Whether each leaves its parameter once it is whole: to a sum of micro-batches, or to another tier."""
+    added: int
+    """Bytes of a number of a gradient while it becomes whole."""
+    of_block: float = 0.0
+    """Bytes on their way to the host and, to be added to, back: of a block."""
+    of_first_block: float = 0.0
+    """Of the first block's last ones."""
+    of_head: float = 0.0
+    """Of the head's."""
+
+    @staticmethod
+    def of(layout: Layout, model: ModelProfile) -> _Gradients:
+        """By where they rest, and how many micro-batches are summed."""
+        sums, width = layout.micro_batches > 1, layout.width
+        if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
+            added = 8 if sums else width
+            if layout.update_tier == "host" and layout.gradient_tier == "disk":  # it is added to that there
+                added = 4 if sums else width
+            gradients = _Gradients(0, held_states(layout, model).gradients, True, added)
+        else:  # sums are in memory of their own, to which autograd adds a gradient in their type
+            whole = states(layout, model).gradients
+            added = width + (4 if sums and not _adds_sums(layout) else 0)
+            gradients = _Gradients(whole if sums else 0, whole, sums, added)
+        if layout.gradient_tier != "host" and layout.update_tier != "host":
+            return gradients
+        each = 4 if sums else width  # bytes of a number on its way
+        of_block = of_first_block = gradients.added * model.trained_block
+        if layout.gradient_tier == "host" and (largest := model.largest_matrix):
+            of_first_block = min(of_block, GRADIENTS["host"].slots * each * largest)
+            # and the one that is made
+            of_block = of_block if sums else min(of_block, of_first_block + each * largest)
+        of_head = each * model.head_parameters if model.trains_head else 0.0
+        return replace(gradients, of_block=of_block, of_first_block=of_first_block, of_head=of_head)
+
+
+def _adds_sums(layout: Layout) -> bool:
+    """Whether ``kernels.sums``, which takes whole weights alone, adds gradients to their sums."""
+    return layout.tensor == 1 and layout.uses("sums")
+
+
+def _adds_rows(layout: Layout) -> bool:
+    """Whether ``kernels.embedding``, which takes whole weights alone, adds the rows of an embedding's gradient."""
+    return layout.tensor == 1 and layout.uses("embedding")
+
+
+def _moment(name: str, **parts: float) -> Moment:
+    return name, parts
 
 
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
-    vocabulary, mean = model.head_parameters, layout.width * model.mean_trained_block  # of a block's gradients
-    head: float = layout.width * vocabulary if model.trains_head else 0
-    sums = layout.micro_batches > 1
-    added = layout.width  # bytes of a number of a gradient while it becomes whole
-    whole_weights = layout.tensor == 1  # which those two kernels take alone
-    by_us, by_rows = whole_weights and layout.uses("sums"), whole_weights and layout.uses("embedding")
-    if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
-        stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
-        if layout.update_tier == "host" and layout.gradient_tier == "disk":  # it is added to that there
-            added = 4 if sums else layout.width
-    elif sums:  # in memory of their own, to which autograd adds a gradient in their type
-        stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
-        added += 0 if by_us else 4
-    else:
-        stay, whole, leave = 0, states(layout, model).gradients, False
-    leaving = last_leaving = head_leaving = 0.0
-    # A few of a block's on their way to the host and, to be added to, back; the first block's last ones; the head's.
-    if layout.gradient_tier == "host" or layout.update_tier == "host":
-        each = 4 if sums else layout.width  # bytes of a number on its way
-        leaving, head_leaving = added * model.trained_block, each * vocabulary
-        last_leaving = leaving
-        if layout.gradient_tier == "host" and (largest := model.largest_matrix):
-            last_leaving = min(leaving, GRADIENTS["host"].slots * each * largest)
-            leaving = leaving if sums else min(leaving, last_leaving + each * largest)  # and the one that is made
-    # Added where it is computed (``training.loss``), it is never there as a whole.
-    in_place = (
-        by_us
-        and layout.uses("products")
-        and sums
-        and layout.gradient_tier == "device"
-        and not row.in_chunks
-        and not model.is_tied
-    )
-    # While it becomes whole, what is left of the loss is what it picked and the gradient of that.
-    made = max(row.of_head(head), added * vocabulary - (row.slopes - 2 * row.picked))
-    if in_place:
-        made = min(made, layout.width * HEAD_PIECE)
+    gradients = _Gradients.of(layout, model)
+    stay = gradients.stay
+    return [
+        _moment(
+            "forward of the last block",
+            gradients=stay,
+            activations=row.kept(blocks - 1) + row.first_input + row.held,
+            workspace=row.late.forward,
+        ),
+        _moment(
+            "forward of the final norm",
+            gradients=stay,
+            activations=row.kept(blocks) + row.held_by_norm,
+            workspace=row.final_forward,
+        ),
+        _moment("loss", gradients=stay, activations=row.kept(blocks) + row.final, loss=row.loss),
+        *_backward_alone(layout, model, row, gradients),
+        _moment("update", gradients=gradients.whole, **_beside_an_update(layout, model, row)),
+    ]
+
+
+def _backward_alone(layout: Layout, model: ModelProfile, row: _Row, gradients: _Gradients) -> list[Moment]:
+    """Those of the backward pass, in which the gradients come that the blocks, the head and the embedding keep."""
+    blocks, stay, leave = model.num_blocks, gradients.stay, gradients.leave
+    head: float = layout.width * model.head_parameters if model.trains_head else 0
+    workspace = _made_for_the_head(layout, model, row, gradients.added) if model.trains_head else 0
+    mean = 0 if leave else layout.width * model.mean_trained_block  # of a block's gradients
     if leave:  # but the head's is held until the embedding's, with which it is one
-        awaits = model.is_tied and model.trains_head
-        head, mean = _awaiting_the_embedding(layout, head, by_us, by_rows) if awaits else 0, 0
+        head = _awaiting_the_embedding(layout, head) if model.is_tied and model.trains_head else 0
+    of_head = max(head, gradients.of_head)
 
     def backward(number: int) -> float:
         block = row.block(number)
         return block.bare_backward if leave else block.backward
 
-    # Of an embedding that is the head, rows are added to the head's, which is there.
-    in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
-    embedding = added * vocabulary if model.trains_embedding and not in_heads else 0
-    if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
-        embedding = (layout.width + 4) * vocabulary
-    if embedding and sums and layout.gradient_tier == "host" and not by_rows:  # as it is made, in its own type
-        embedding += layout.width * vocabulary
-    embedding += added * model.embedding_additions
     return [
-        (
-            "forward of the last block",
-            {
-                "gradients": stay,
-                "activations": row.kept(blocks - 1) + row.first_input + row.held,
-                "workspace": row.late.forward,
-            },
-        ),
-        (
-            "forward of the final norm",
-            {"gradients": stay, "activations": row.kept(blocks) + row.held_by_norm, "workspace": row.final_forward},
-        ),
-        ("loss", {"gradients": stay, "activations": row.kept(blocks) + row.final, "loss": row.loss}),
-        (
+        _moment(
             "gradient of the head",
-            {
-                "gradients": stay,
-                "activations": row.kept(blocks) + row.saved_by_norm,
-                "loss": row.slopes,
-                "workspace": made if model.trains_head else 0,
-            },
+            gradients=stay,
+            activations=row.kept(blocks) + row.saved_by_norm,
+            loss=row.slopes,
+            workspace=workspace,
         ),
-        (
+        _moment(
             "backward of the final norm",
-            {
-                "gradients": stay + max(head, head_leaving if model.trains_head else 0),
-                "activations": row.kept(blocks),
-                "workspace": row.final_backward,
-            },
+            gradients=stay + of_head,
+            activations=row.kept(blocks),
+            workspace=row.final_backward,
         ),
-        (
+        _moment(
             "backward of the last block",
-            {
-                "gradients": stay + max(head, head_leaving if model.trains_head else 0) + leaving,
-                "activations": row.kept(blocks),
-                "workspace": backward(blocks - 1),
-            },
+            gradients=stay + of_head + gradients.of_block,
+            activations=row.kept(blocks),
+            workspace=backward(blocks - 1),
         ),
         *(
-            (
+            _moment(
                 f"backward of the {name} block",
-                {
-                    "gradients": stay + head + (blocks - 1 - number) * mean + leaving,
-                    "activations": row.kept(number + 1),
-                    "workspace": backward(number),
-                },
+                gradients=stay + head + (blocks - 1 - number) * mean + gradients.of_block,
+                activations=row.kept(number + 1),
+                workspace=backward(number),
             )
             for number, name in (row.last_recomputed | {0: "first"}).items()
         ),
-        (
+        _moment(
             "backward of the embedding",
-            {
-                "gradients": stay + head + blocks * mean + last_leaving,
-                "activations": row.slope,
-                "workspace": embedding,
-            },
+            gradients=stay + head + blocks * mean + gradients.of_first_block,
+            activations=row.slope,
+            workspace=_made_for_the_embedding(layout, model, gradients.added),
         ),
-        ("update", {"gradients": whole} | _beside_an_update(layout, model, row)),
     ]
 
 
-def _gathered(layout: Layout, model: ModelProfile) -> tuple[float, float, float, float]:
-    """Bytes that are gathered of what no block holds, of everything, of the largest block and of one on average: with
-    room for as many shards as large as the largest."""
-    frozen, shards = model.frozen, layout.shards
-    width, there = float(layout.width if layout.gathers else 0), float(layout.gathers_frozen)
-    root = width * model.trained_outside + there * frozen.outside_bytes
-    width *= shards * model.share(shards)
-    there *= shards * share_of(frozen.rows, shards)
-    mean = width * model.mean_trained_block + there * model.mean_frozen_block_bytes
-    unit = width * model.trained_block + there * frozen.block_bytes
-    return root, root + model.num_blocks * mean, unit, mean
+def _made_for_the_head(layout: Layout, model: ModelProfile, row: _Row, added: int) -> float:
+    """Bytes of the gradient of the head's weight as it becomes whole, of which each number takes ``added``."""
+    vocabulary = model.head_parameters
+    # While it becomes whole, what is left of the loss is what it picked and the gradient of that.
+    num_bytes = max(row.of_head(layout.width * vocabulary), added * vocabulary - (row.slopes - 2 * row.picked))
+    # Added where it is computed (``training.loss``), it is never there as a whole.
+    in_place = (
+        _adds_sums(layout)
+        and layout.uses("products")
+        and layout.micro_batches > 1
+        and layout.gradient_tier == "device"
+        and not row.in_chunks
+        and not model.is_tied
+    )
+    return min(num_bytes, layout.width * HEAD_PIECE) if in_place else num_bytes
 
 
-def _ahead(layout: Layout, others: int) -> int:
-    """Of so many ``others`` those that are on their way while a block runs forward, if they are gathered earlier than
-    FSDP2 does by itself, which gathers the next one when it has given up this one."""
-    return min(layout.blocks_ahead, others) if layout.blocks_ahead > 1 else 0
+def _awaiting_the_embedding(layout: Layout, head: float) -> float:
+    """Bytes of the head's gradient that wait for the embedding's, with which it is one, where gradients leave or are
+    summed: none where ``kernels.sums`` has added it to the sum; in the type of the sum where autograd waits."""
+    if _adds_rows(layout) or layout.micro_batches == 1:
+        return head
+    return 0.0 if _adds_sums(layout) and layout.gradient_tier == "device" else 4 / layout.width * head
+
+
+def _made_for_the_embedding(layout: Layout, model: ModelProfile, added: int) -> float:
+    """Bytes of the embedding's gradient as it becomes whole, of which each number takes ``added``."""
+    vocabulary, by_rows = model.head_parameters, _adds_rows(layout)
+    sums, additions = layout.micro_batches > 1, added * model.embedding_additions
+    # Of an embedding that is the head, rows are added to the head's, which is there.
+    in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
+    if not model.trains_embedding or in_heads:
+        return additions
+    if sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
+        return (layout.width + 4) * vocabulary + additions
+    as_made = layout.width if sums and layout.gradient_tier == "host" and not by_rows else 0  # in its own type
+    return (added + as_made) * vocabulary + additions
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    """Bytes that a worker gathers from shards (FSDP2), with room for as many as large as the largest. What no block
+    holds is one unit, gathered from first to last."""
+
+    layout: Layout
+    num_blocks: int
+    outside: float
+    """Of what no block holds."""
+    unit: float
+    """Of the largest block."""
+    mean_unit: float
+    """Of a block on average."""
+    received: float
+    """Of what was gathered last, as it was received."""
+
+    @staticmethod
+    def of(layout: Layout, model: ModelProfile) -> _Gathering:
+        """What a layout gathers of a model."""
+        frozen, shards = model.frozen, layout.shards
+        width, frozen_width = float(layout.width if layout.gathers else 0), float(layout.gathers_frozen)
+        outside = width * model.trained_outside + frozen_width * frozen.outside_bytes
+        width *= shards * model.share(shards)
+        frozen_width *= shards * share_of(frozen.rows, shards)
+        mean = width * model.mean_trained_block + frozen_width * model.mean_frozen_block_bytes
+        unit = width * model.trained_block + frozen_width * frozen.block_bytes
+        # FSDP2 keeps what it gathered last until it gathers again; below ZeRO 3 only the first micro-batch gathers.
+        keeps = shards > 1 and (layout.zero == 3 or layout.micro_batches == 1)
+        return _Gathering(layout, model.num_blocks, outside, unit, mean, unit if keeps else 0.0)
+
+    @property
+    def everything(self) -> float:
+        """Of the whole model."""
+        return self.outside + self.num_blocks * self.mean_unit
+
+    @property
+    def after_forward(self) -> float:
+        """Of what stays after the forward pass."""
+        return self.outside if self.layout.zero == 3 else self.everything
+
+    def ahead(self, others: int) -> int:
+        """Of so many ``others`` those that are on their way while a block runs forward, if they are gathered earlier
+        than FSDP2 does by itself, which gathers the next one when it has given up this one."""
+        return min(self.layout.blocks_ahead, others) if self.layout.blocks_ahead > 1 else 0
+
+    def forward(self, number: int) -> float:
+        """While a block runs forward, the first being 0, with all that are on their way meanwhile."""
+        later = self.num_blocks - 1 - number
+        own = self.unit if self.layout.zero == 3 else -later * self.mean_unit
+        return self.after_forward + (1 + self.ahead(later)) * self.received + own
+
+    def backward(self, number: int) -> float:
+        """In the backward pass of a block, the first being 0."""
+        layout = self.layout
+        if layout.zero == 3:  # its own; the next ones' are received, by gloo in a copy of its own
+            copies = 2 if layout.device == "cpu" else 1
+            return self.outside + self.unit + min(layout.blocks_ahead, number) * copies * self.received
+        if _reduced_once(layout):  # given up in the last backward pass
+            return self.outside + (number + 1) * self.mean_unit
+        return self.everything
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """Bytes of gradients of a worker that reduces them to shards (FSDP2). In the backward pass of a block its gradients
+    become whole in the compute type, are copied together in fp32 and are reduced; that copy lives until the next
+    block's."""
+
+    stay: float
+    """Reduced ones, where every micro-batch is reduced."""
+    grown: float
+    """Reduced ones that each block adds, where they are reduced once."""
+    updated: float
+    """At the update."""
+    unreduced: int
+    """Bytes of a number that is summed before it is reduced."""
+    leaving: float
+    """On their way to the host."""
+    copy: float
+    """Of a number in fp32, with room for as many shards as large as the largest."""
+    sent_before: float
+    """Of what was sent last, which lives until more is sent; with several micro-batches, through the next forward
+    pass."""
+
+    @staticmethod
+    def of(layout: Layout, model: ModelProfile) -> _Reduction:
+        """What a layout reduces of a model's gradients."""
+        shards, once = layout.shards, _reduced_once(layout)
+        part = 4 * model.share(shards)
+        leaves = layout.gradient_tier == "host" or (layout.gradient_tier == "disk" and layout.update_tier == "host")
+        vocabulary = 0 if model.frozen.head else model.head_parameters
+        leaving = 2 * part * max(model.trained_block, vocabulary) if leaves else 0.0
+        # FSDP2 holds what replicas sum to the pass's end
+        stays = layout.gradient_tier == "device" or layout.replicate > 1
+        reduced = 4.0 * model.part(shards) if stays else 0.0
+        return _Reduction(
+            stay=0.0 if once else reduced,
+            grown=part * model.mean_trained_block if once and stays else 0.0,
+            updated=reduced if layout.gradient_tier == "device" else held_states(layout, model).gradients,
+            unreduced=4 if once and layout.micro_batches > 1 else 0,
+            leaving=leaving,
+            copy=part * shards,
+            sent_before=0 if once else 4 * model.trained_outside,
+        )
+
+
+def _reduced_once(layout: Layout) -> bool:
+    """Whether the gradients of all micro-batches are summed before they are reduced."""
+    return layout.micro_batches == 1 or layout.zero <= 1
 
 
 def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
-    """The moments of a worker that gathers its parameters from shards (FSDP2).
-
-    In the backward pass of a block its gradients become whole in the compute type, are copied together in fp32 and are
-    reduced; that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
-    """
-    row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
-    block, mean, outside = model.trained_block, model.mean_trained_block, model.trained_outside
-    root, everything, unit, mean_unit = _gathered(layout, model)
-    vocabulary = model.head_parameters if not model.frozen.head else 0
-    last_only = layout.micro_batches == 1
-    reduced_once = last_only or layout.zero <= 1
-    alone = shards == 1  # with its shard, which is all of it
-    copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends
-    # FSDP2 keeps what it gathered last until it gathers again; below ZeRO 3 only the first micro-batch gathers.
-    received = unit if not alone and (layout.zero == 3 or last_only) else 0
-    after_forward = root if layout.zero == 3 else everything
-    part = 4 * model.share(shards)
-    copy = part * shards  # in fp32, with room for as many shards as large as the largest
-    leaves = layout.gradient_tier == "host" or (layout.gradient_tier == "disk" and layout.update_tier == "host")
-    leaving = 2 * part * max(block, vocabulary) if leaves else 0.0
-    if layout.gradient_tier != "device" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
-        part = 0.0
-    kept = 4.0 * model.part(shards) if part else 0.0  # reduced gradients, which stay where every micro-batch is reduced
-    updated = kept if layout.gradient_tier == "device" else held_states(layout, model).gradients
-    stay, grown = (0.0, part * mean) if reduced_once else (kept, 0.0)
-    whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
-    head = layout.width * vocabulary if model.has_head else 0
-    # FSDP2 holds it while it reduces its copy, where that is sent in parts.
-    last = 0 if model.is_tied or alone else (whole or layout.width) * vocabulary
-    # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
-    sent_before = 0 if reduced_once else 4 * outside
-    reducing = max((whole or layout.width) + copy, copies * copy + copy / shards) * block
-
-    def gathered(number: int) -> float:
-        """In the backward pass of a block, the first being 0."""
-        if layout.zero == 3:  # its own; the next ones' are received, by gloo in a copy of its own
-            return root + unit + min(layout.blocks_ahead, number) * (2 if layout.device == "cpu" else 1) * received
-        return root + (number + 1) * mean_unit if reduced_once else everything  # given up in the last backward pass
-
-    def backward(number: int, name: str) -> Moment:
-        done, its = blocks - 1 - number, row.block(number)
-        return (
-            f"backward of the {name} block",
-            {
-                "gathered": gathered(number),
-                "gradients": stay + whole * (outside + (number + 1) * mean) + head + done * grown + leaving,
-                "activations": row.kept(number + 1),
-                "workspace": max(its.backward + copy * block, reducing - its.saved)
-                if done
-                else its.backward + sent_before,
-            },
-        )
+    """The moments of a worker that gathers its parameters from shards (FSDP2)."""
+    row, blocks = _Row.of(layout, model), model.num_blocks
+    gathering, reduction = _Gathering.of(layout, model), _Reduction.of(layout, model)
+    after_forward, received = gathering.after_forward, gathering.received
+    head = layout.width * model.head_parameters if model.has_head and not model.frozen.head else 0
+    gradients = reduction.stay + reduction.unreduced * model.trained_parameters
 
     def forward(number: int, name: str) -> Moment:
-        """With all that are on their way while it runs."""
-        ahead, later = _ahead(layout, blocks - 1 - number), blocks - 1 - number
-        return (
+        return _moment(
             f"forward of the {name}",
-            {
-                "gathered": after_forward + (1 + ahead) * received + (unit if layout.zero == 3 else -later * mean_unit),
-                "gradients": stay + whole * model.trained_parameters,
-                "activations": row.kept(number) + row.first_input,
-                "workspace": row.block(number).forward + sent_before,
-            },
+            gathered=gathering.forward(number),
+            gradients=gradients,
+            activations=row.kept(number) + row.first_input,
+            workspace=row.block(number).forward + reduction.sent_before,
+        )
+
+    return [
+        *([forward(max(0, blocks - 3), "last block but two")] if layout.blocks_ahead > 1 else []),
+        forward(blocks - 1, "last block"),
+        _moment(
+            "loss",
+            gathered=after_forward + received,
+            gradients=gradients,
+            activations=row.kept(blocks) + row.final,
+            workspace=reduction.sent_before,
+            loss=row.loss,
+        ),
+        _moment(
+            "gradient of the head",
+            gathered=after_forward + (received if layout.zero == 3 else 0),
+            gradients=gradients,
+            activations=row.kept(blocks) + row.saved_by_norm,
+            workspace=reduction.sent_before + row.of_head(head),
+            loss=row.slopes,
+        ),
+        *_backward_sharded(layout, model, gathering, reduction, head),
+        _moment(
+            "update",
+            gradients=reduction.updated,
+            **_beside_an_update(layout, model, row, gathering.outside + 2 * gathering.unit),
+        ),
+    ]
+
+
+def _backward_sharded(
+    layout: Layout, model: ModelProfile, gathering: _Gathering, reduction: _Reduction, head: float
+) -> list[Moment]:
+    """Those of the backward pass, with a gradient of the head of so many bytes."""
+    row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
+    outside, copy, unreduced = model.trained_outside, reduction.copy, reduction.unreduced
+    alone = shards == 1  # with its shard, which is all of it
+    copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends
+    own = unreduced or layout.width  # bytes of a number before it is copied
+    # FSDP2 holds the head's while it reduces its copy, where that is sent in parts.
+    last = 0 if model.is_tied or alone or model.frozen.head else own * model.head_parameters
+    reducing = max(own + copy, copies * copy + copy / shards) * model.trained_block
+
+    def backward(number: int, name: str) -> Moment:
+        reduced, cost = blocks - 1 - number, row.block(number)
+        unreduced_numbers = outside + (number + 1) * model.mean_trained_block
+        copied = max(cost.backward + copy * model.trained_block, reducing - cost.saved)
+        return _moment(
+            f"backward of the {name} block",
+            gathered=gathering.backward(number),
+            gradients=reduction.stay
+            + unreduced * unreduced_numbers
+            + head
+            + reduced * reduction.grown
+            + reduction.leaving,
+            activations=row.kept(number + 1),
+            workspace=copied if reduced else cost.backward + reduction.sent_before,
         )
 
     # Between the last but one and the second all of it grows or shrinks evenly, but for a change of kind.
     names = row.last_recomputed | {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
-    if layout.blocks_ahead > 1:
-        names |= {layout.blocks_ahead: "third"} if layout.blocks_ahead < blocks - 2 else {}
+    if 1 < layout.blocks_ahead < blocks - 2:
+        names |= {layout.blocks_ahead: "third"}
     return [
-        *([forward(max(0, blocks - 3), "last block but two")] if layout.blocks_ahead > 1 else []),
-        forward(blocks - 1, "last block"),
-        (
-            "loss",
-            {
-                "gathered": after_forward + received,
-                "gradients": stay + whole * model.trained_parameters,
-                "activations": row.kept(blocks) + row.final,
-                "workspace": sent_before,
-                "loss": row.loss,
-            },
-        ),
-        (
-            "gradient of the head",
-            {
-                "gathered": after_forward + (received if layout.zero == 3 else 0),
-                "gradients": stay + whole * model.trained_parameters,
-                "activations": row.kept(blocks) + row.saved_by_norm,
-                "workspace": sent_before + row.of_head(head),
-                "loss": row.slopes,
-            },
-        ),
         *(backward(number, names[number]) for number in sorted(names, reverse=True) if 0 <= number < blocks),
-        (
+        _moment(
             "reduction outside the blocks",
-            {
-                "gathered": 0 if reduced_once or layout.zero == 3 else everything,
-                "gradients": stay + blocks * grown + 4 / shards * outside + leaving,
-                # Copied together, when nothing is reduced yet, or reduced.
-                "workspace": max(((whole or layout.width) + 4 - 4 / shards) * outside, 4 * copies * outside + last),
-            },
+            gathered=0 if _reduced_once(layout) or layout.zero == 3 else gathering.everything,
+            gradients=reduction.stay + blocks * reduction.grown + 4 / shards * outside + reduction.leaving,
+            # Copied together, when nothing is reduced yet, or reduced.
+            workspace=max((own + 4 - 4 / shards) * outside, 4 * copies * outside + last),
         ),
-        ("update", {"gradients": updated} | _beside_an_update(layout, model, row, root + 2 * unit)),
     ]

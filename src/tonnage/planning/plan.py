@@ -17,7 +17,7 @@ from tonnage.planning.profile import ModelProfile
 from tonnage.planning.saving import Saving, in_words
 from tonnage.planning.seconds import Seconds
 from tonnage.planning.states import States, states
-from tonnage.planning.words import too_much
+from tonnage.planning.words import size, too_much
 
 
 @dataclass(frozen=True)
@@ -127,22 +127,22 @@ class WeightFacts:
 
     def notes(self) -> list[str]:
         """In words, a sentence for each."""
-        found = [str(one) for one in self.carried]
+        notes = [str(one) for one in self.carried]
         if self.unpacked is not None:
-            found.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
+            notes.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
         if self.missing:
-            found.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
+            notes.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
         if self.left_out:
-            found.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
+            notes.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
         if self.unwrapped:
-            found.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
+            notes.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
         if self.untied:
-            found.append("the stored head is not the embedding, as tie_word_embeddings says: both are trained")
+            notes.append("the stored head is not the embedding, as tie_word_embeddings says: both are trained")
         if self.once_quantised is not None:
-            found.append(
+            notes.append(
                 f"config.json says quantised ({self.once_quantised}), and they are not: the export will not say so"
             )
-        return found
+        return notes
 
 
 def _counted(names: tuple[str, ...], what: str) -> str:
@@ -383,6 +383,13 @@ class Plan:
         limit = self.budget.disk_limit(self.choice)
         assert limit is not None
         return f"{too_much(limit.needed, limit.most)} on the disks"
+
+    @property
+    def memory_in_words(self) -> str:
+        """The most that a worker holds, when that is, and what there is."""
+        each = "a worker" if self.workers > 1 else "at most"
+        held, budget = f"{size(self.choice.peak_bytes)} {each}, at the {self.choice.peak.name}", self.budget
+        return f"{held}, of {size(budget.memory)} ({budget.what})"
 
     @property
     def saves(self) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tonnage.config import Config
-from tonnage.errors import Problem, UserError
-from tonnage.planning.machine import Machine
+from tonnage.errors import Problem
 from tonnage.planning.plan import ASSUMED, SAFETY, Budget, Choice
-from tonnage.planning.tiers import may_be_alone
 from tonnage.planning.words import describe, needed_and_most, size
 
 KEYS = (
@@ -30,8 +27,6 @@ LIMITS = ("disk", "host")
 """Of ``memory.budget``, which a remedy may lift where the machine has more."""
 UNLOCKED = "raise the limit: ulimit -l unlimited, or for a container --ulimit memlock=-1"
 """Where memory must be locked, and may not be."""
-SHARDS_PACKED = (2, 13)
-"""The oldest torch of which it was shown that FSDP2 leaves weights of whole numbers as they are."""
 LAST_RESORT = (
     "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts all "
     "the same"
@@ -65,52 +60,6 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         "the least that the config allows",
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
         change=_remedy(config, fits),
-    )
-
-
-def shards_packed() -> bool:
-    """Whether the installed torch shards weights of whole numbers. That of 2.11 casts them as it gathers them."""
-    found = re.match(r"(\d+)\.(\d+)", version("torch"))
-    return found is None or (int(found[1]), int(found[2])) >= SHARDS_PACKED
-
-
-def packed_form(config: Config) -> str | None:
-    """How a frozen base rests that is packed into 4 or 8 bits; None where none is."""
-    adapter = config.adapter
-    return None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
-
-
-def check_sharding(config: Config) -> None:
-    """Refuse to share a packed base among workers where torch cannot. Raises ``UserError``."""
-    memory, form = config.memory, packed_form(config)
-    if form is None or config.data_workers == 1 or shards_packed():
-        return
-    asked = {"zero": (3,), "parameter_tier": ("host", "disk")}
-    keys = [f"memory.{key}" for key, said in asked.items() if getattr(memory, key) in said]
-    if keys:
-        raise UserError(
-            Problem(
-                where=" ".join(keys),
-                found=f"a base that is packed ({form}) and shared by workers, with torch "
-                f"{version('torch')}, which casts it",
-                needed=f"torch {'.'.join(map(str, SHARDS_PACKED))} or newer",
-                change="memory.zero=2 memory.parameter_tier=device, or another torch",
-            )
-        )
-
-
-def check_precision(config: Config, machine: Machine) -> None:
-    """Refuse bf16 on devices that have none. Raises ``UserError``."""
-    if config.precision != "bf16" or machine.has_bf16:
-        return
-    bf16, fp16 = (machine.flops[name] / 1e12 for name in ("bf16", "fp16"))
-    raise UserError(
-        Problem(
-            where="precision",
-            found=f"bf16 on {machine.name}, whose matrix units do not have it: {bf16:.3g} TFLOP/s, {fp16:.3g} in fp16",
-            needed="a precision that the devices have",
-            change="precision=fp16, or precision=fp32; --force starts all the same",
-        )
     )
 
 
@@ -162,19 +111,42 @@ def _disk_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
 
 
 def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
-    """Words for the command line: one key left to the planner, or all that were not; or one worker, which has no
-    buffers for what several send; or a limit that the config sets to a host or its disks, lifted."""
-    said = [key for key in KEYS if getattr(config.memory, key) != "auto"]
-    for keys in (*([key] for key in said), said):
-        memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
-        if keys and fits(config.model_copy(update={"memory": memory})):
-            return " ".join(f"memory.{key}=auto" for key in keys)
-    if may_be_alone(config) and fits(config.model_copy(update={"launch": config.launch.with_workers(1)})):
-        return "launch.workers=1"
-    limits = [key for key in LIMITS if getattr(config.memory.budget, key) != "auto"]
-    for keys in (*([key] for key in limits), limits):
-        lifted = config.memory.budget.model_copy(update=dict.fromkeys(keys, "auto"))
-        memory = config.memory.model_copy(update={"budget": lifted})
-        if keys and fits(config.model_copy(update={"memory": memory})):
-            return " ".join(f"memory.budget.{key}=auto" for key in keys)
-    return LAST_RESORT
+    """Words for the command line with which the run would fit."""
+    changes = (*relaxations(config), *alone(config), *lifted(config))
+    return next((words for words, changed in changes if fits(changed)), LAST_RESORT)
+
+
+Relaxed = Iterator[tuple[str, Config]]
+"""Words for the command line, and the config that is changed so."""
+
+
+def relaxations(config: Config) -> Relaxed:
+    """What leaves more to the planner, the smallest change first: one key of ``memory``, or all that are said."""
+    return _left_open(config, "memory", KEYS)
+
+
+def lifted(config: Config) -> Relaxed:
+    """What lifts a limit that the config sets to a host or its disks, or both."""
+    return _left_open(config, "memory.budget", LIMITS)
+
+
+def _left_open(config: Config, section: str, keys: Sequence[str]) -> Relaxed:
+    """What leaves one of the ``keys`` of a section open that are said, or all of them."""
+    sections = section.split(".")
+    values: list[Any] = [config]
+    for name in sections:
+        values.append(getattr(values[-1], name))
+    limited = [key for key in keys if getattr(values[-1], key) != "auto"]
+    for changed in (*([key] for key in limited), *([limited] if len(limited) > 1 else [])):
+        value = values[-1].model_copy(update=dict.fromkeys(changed, "auto"))
+        for holder, name in zip(reversed(values[:-1]), reversed(sections), strict=True):
+            value = holder.model_copy(update={name: value})
+        yield " ".join(f"{section}.{key}=auto" for key in changed), value
+
+
+def alone(config: Config) -> Relaxed:
+    """One worker in place of several, which has no buffers for what several send: where that word alone will do, on
+    this machine, of workers that only shard."""
+    parallel, launch = config.parallel, config.launch
+    if launch.launcher == "local" and launch.num_workers > 1 and parallel.together == parallel.replicate == 1:
+        yield "launch.workers=1", config.model_copy(update={"launch": launch.with_workers(1)})

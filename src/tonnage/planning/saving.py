@@ -86,14 +86,14 @@ def copy_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float
     tiles; beside training the rest is copied to memory of the host, which comes anew for the first save."""
     per_node = math.ceil(layout.workers / machine.nodes)
     share = 1 / per_node if machine.kind == "cpu" else 1.0
-    here, on_disk = _resting(layout, model)
+    in_memory, on_disk = _resting(layout, model)
     seconds = 2 * on_disk / (machine.disk_mixed_bytes_per_second / per_node)
     if not layout.saves_beside:
         return seconds
     if machine.kind == "cpu":
-        fresh = here / (machine.fresh_bytes_per_second * machine.cores * share)
-        return seconds + fresh + 2 * here / (machine.memory_bytes_per_second * share)
-    return seconds + here / machine.host_device_bytes_per_second
+        fresh = in_memory / (machine.fresh_bytes_per_second * machine.cores * share)
+        return seconds + fresh + 2 * in_memory / (machine.memory_bytes_per_second * share)
+    return seconds + in_memory / machine.host_device_bytes_per_second
 
 
 def write_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
@@ -108,11 +108,11 @@ def _resting(layout: Layout, model: ModelProfile) -> tuple[int, int]:
     weights = whole.weights - frozen_bytes(layout, part)
     where = "device" if part.frozen.parameters else layout.parameter_tier
     kinds = ((weights, where), (whole.optimizer, layout.optimizer_tier))
-    here, on_disk = (
+    in_memory, on_disk = (
         sum(size for size, tier in kinds if (tier == "disk") == is_on_disk) // layout.replicate
         for is_on_disk in (False, True)
     )
-    return here, on_disk
+    return in_memory, on_disk
 
 
 def in_words(saving: Saving, *, beside: bool, step_seconds: float, num_steps: int) -> str:

@@ -110,18 +110,20 @@ def no_room_for_saves(config: Config, plan: Plan, workers: int) -> str:
 
 def _needs(config: Config, plan: Plan, most: int, workers: int) -> list[Need]:
     """What ``workers`` of one machine take, and ``most`` checkpoints of the whole run."""
-    one, keep = checkpoint_bytes(plan), config.checkpoint.keep
+    num_bytes, keep = checkpoint_bytes(plan), config.checkpoint.keep
     needs = [
         Need(
-            Path(config.output), one * most, f"{most} more checkpoint(s) of {one / 1e9:.2f} GB (checkpoint.keep {keep})"
+            Path(config.output),
+            num_bytes * most,
+            f"{most} more checkpoint(s) of {num_bytes / 1e9:.2f} GB (checkpoint.keep {keep})",
         )
     ]
     for rank in range(workers):
         directories = offload_directories(config, rank)
         each = resting_bytes(plan) // len(directories)
         if each:
-            what = f"{each / 1e9:.2f} GB that rest in {len(directories) * workers} place(s) (memory.*_tier: disk)"
-            needs += [Need(directory, each, what) for directory in directories]
+            reason = f"{each / 1e9:.2f} GB that rest in {len(directories) * workers} place(s) (memory.*_tier: disk)"
+            needs += [Need(directory, each, reason) for directory in directories]
     if coming := packed_base(config, plan)[1]:
         needs.append(Need(default_directory(), coming, f"{coming / 1e9:.2f} GB for the packed base (TONNAGE_CACHE)"))
     return needs

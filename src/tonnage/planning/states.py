@@ -71,17 +71,17 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         blocks = blocks_in_memory(gathered=layout.data_workers > 1) * layout.stages_per_worker
         frozen = model.frozen
         if frozen.parameters:  # which rests there alone
-            there = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
+            present = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
             resting = frozen_bytes(layout, model)
-            weights = min(weights, round(weights - resting + resting * there))
+            weights = min(weights, round(weights - resting + resting * present))
         else:
             outside = model.outside_parameters - vocabulary_in_tiles(layout, model)
             some = blocks * (model.block_parameters - block_in_tiles(layout, model))
             some += TILES.slots * largest_tile(layout, model)
             weights = min(weights, round(weights / part * (outside + some)))
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
-        there = min(away, _rooms(layout) * _frozen_block_bytes(layout, model))
-        weights += there - (away if layout.device != "cpu" else 0)  # whose memory is the host's
+        present = min(away, _rooms(layout) * _frozen_block_bytes(layout, model))
+        weights += present - (away if layout.device != "cpu" else 0)  # whose memory is the host's
     if (
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
@@ -161,8 +161,8 @@ def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     if layout.tiles > 1:
         largest = min(largest, largest_tile(layout, model))
     leaving = GRADIENTS["disk"].buffer_bytes(4 * largest)
-    there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
-    return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
+    total = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
+    return total + (between_operations(layout, model) if layout.device != "cpu" else 0)
 
 
 def between_operations(layout: Layout, model: ModelProfile) -> int:

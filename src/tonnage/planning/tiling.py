@@ -63,9 +63,9 @@ def without_tiles(layout: Layout, model: ModelProfile) -> ModelProfile:
     logits = _logits(layout, model)
     small, large = Line(0.0, logits / HEAD_CHUNK), Line(logits, 0.0)
     # Between the passes there are the hidden states that the loss picked: with one chunk they are counted already.
-    kept = Line(0.0, float(layout.width * model.hidden_size))
+    picked = Line(0.0, float(layout.width * model.hidden_size))
     small_head = replace(model.outside.small_head, peak=small, evaluation_peak=small, saved=Line(0.0, 0.0))
-    large_head = replace(model.outside.large_head, peak=large, evaluation_peak=large, saved=kept)
+    large_head = replace(model.outside.large_head, peak=large, evaluation_peak=large, saved=picked)
     blocks = model.blocks
     if in_block:
         beside = float(layout.width * (model.block_parameters - in_block))
@@ -89,8 +89,8 @@ def beside_tiles(layout: Layout, model: ModelProfile, name: str, parts: Mapping[
     in_vocabulary, in_block = vocabulary_tile(layout, model), block_tile(layout, model)
     head, several = model.head_parameters, layout.micro_batches > 1
     number, of_blocks = _gradient_bytes(layout), blocks_in_tiles(layout, model)
-    there = number * (vocabulary_in_tiles(layout, model) + of_blocks)  # of gradients, when all have come
-    added: dict[str, float] = {"gradients": there if several else 0.0}
+    complete = number * (vocabulary_in_tiles(layout, model) + of_blocks)  # of gradients, when all have come
+    added: dict[str, float] = {"gradients": complete if several else 0.0}
     match name:
         case "loss":
             added["gathered"] = gathered_bytes(layout, in_vocabulary)
@@ -109,10 +109,10 @@ def beside_tiles(layout: Layout, model: ModelProfile, name: str, parts: Mapping[
             added["gradients"] = max(added["gradients"], number * head)
         case "backward of the embedding" | "reduction outside the blocks":
             added["workspace"] = _leaving(layout, in_vocabulary)
-            added["gradients"] = there
+            added["gradients"] = complete
         case "update":
             tile = largest_tile(layout, model) / layout.shards
-            added["gradients"] = there
+            added["gradients"] = complete
             if layout.update_tier == "host":  # where none of that is on the device
                 tile = 0
             if layout.gradient_tier != "device":
@@ -123,8 +123,8 @@ def beside_tiles(layout: Layout, model: ModelProfile, name: str, parts: Mapping[
             done = of_blocks if name == "backward of the first block" else of_blocks / max(1, model.num_blocks)
             added["gathered"] = gathered_bytes(layout, in_block)
             if in_block:  # in place of a whole gradient, which is among what the block was measured to hold
-                made = _leaving(layout, in_block) + layout.row_tokens * sum(_widest(layout, model))
-                added["workspace"] = max(0.0, made - layout.width * _smallest(layout, model))
+                in_tiles = _leaving(layout, in_block) + layout.row_tokens * sum(_widest(layout, model))
+                added["workspace"] = max(0.0, in_tiles - layout.width * _smallest(layout, model))
             added["gradients"] = max(added["gradients"], number * (head + done))
         case _ if name.startswith("backward"):
             added["gradients"] = max(added["gradients"], number * head)

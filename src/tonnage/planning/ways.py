@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tonnage.config import ADAPTER_LR, Adapter, Config
+from tonnage.config.rules import TIERS
 from tonnage.config.schema import MOST_BYTES
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import SAFETY, Plan
-from tonnage.planning.refusal import KEYS, LAST_RESORT
-from tonnage.planning.tiers import TIERS
+from tonnage.planning.refusal import LAST_RESORT, relaxations
 from tonnage.planning.words import size
 
 Planned = Callable[[Config, bool], Sequence[Plan]]
@@ -188,21 +188,16 @@ def smallest_change(config: Config, ways: Sequence[Way], planned: Planned, devic
 
 def _changes(config: Config, ways: Sequence[Way], planned: Planned, device: str) -> Iterator[str]:
     """The smallest first: keys left to the planner, then what is given up for memory, then both."""
-    said = [key for key in KEYS if getattr(config.memory, key) != "auto"]
-    changes = [*([key] for key in said), *([said] if len(said) > 1 else [])]
-    for keys in changes:
-        memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
-        freed = config.model_copy(update={"memory": memory})
-        if any(_fits(planned(without_sacrifices(way.taken(freed), device), True)) for way in ways):
-            yield " ".join(f"memory.{key}=auto" for key in keys)
-    for keys in ([], *([said] if said else [])):
-        memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
-        freed = config.model_copy(update={"memory": memory})
-        found = [plans for way in ways if _fits(plans := planned(way.taken(freed), True))]
-        if found:
-            given_up = min((_given_up(freed, plans) for plans in found), key=len)  # of as many, in the earliest way
+    relaxed = list(relaxations(config))
+    for words, changed in relaxed:
+        if any(_fits(planned(without_sacrifices(way.taken(changed), device), True)) for way in ways):
+            yield words
+    for words, changed in (("", config), *relaxed[-1:]):  # all of the keys that are said, where any is
+        fitting = [plans for way in ways if _fits(plans := planned(way.taken(changed), True))]
+        if fitting:
+            given_up = min((_given_up(changed, plans) for plans in fitting), key=len)  # of as many, in the earliest way
             yield " ".join(
-                [*(f"memory.{key}=auto" for key in keys if f"memory.{key}" not in given_up), *given_up.values()]
+                [*(word for word in words.split() if word.partition("=")[0] not in given_up), *given_up.values()]
             )
 
 

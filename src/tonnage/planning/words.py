@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tonnage.planning.layout import Layout
-
-if TYPE_CHECKING:
-    from tonnage.planning.plan import Choice, Plan
 
 
 def size(num_bytes: float, digits: int = 3) -> str:
@@ -43,15 +38,6 @@ def run_time(seconds: float) -> str:
         return f"{hours:.1f} hours"
     minutes = round(60 * hours)
     return f"{minutes} minute{'s' if minutes > 1 else ''}" if seconds >= 60 else step_time(seconds)
-
-
-def memory_in_words(choice: Choice, plan: Plan) -> str:
-    """The most that a worker holds with a choice, when that is, and what there is."""
-    whose = "a worker" if plan.workers > 1 else "at most"
-    return (
-        f"{size(choice.peak_bytes)} {whose}, at the {choice.peak.name}, of {size(plan.budget.memory)} "
-        f"({plan.budget.what})"
-    )
 
 
 def describe(layout: Layout) -> str:

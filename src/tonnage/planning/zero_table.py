@@ -66,11 +66,11 @@ def parse_parameters(text: str) -> float:
     units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
     number, unit = text.strip().upper()[:-1], text.strip().upper()[-1:]
     try:
-        found = float(number) * units[unit]
+        parameters = float(number) * units[unit]
     except (ValueError, KeyError):
-        found = 0.0
-    if not 0 < found < float("inf"):
+        parameters = 0.0
+    if not 0 < parameters < float("inf"):
         raise UserError(
             Problem(f"{text!r} parameters", "a number and a unit, as 7.5B, 350M or 1T", where="--zero-table")
         )
-    return found
+    return parameters

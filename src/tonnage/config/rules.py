@@ -1,0 +1,331 @@
+"""What of ``memory``, ``parallel`` and ``compile`` does not go together, each said once.
+
+A rule looks at a ``Setting``: a value for every axis, or ``auto`` where it is open. It is broken only if it is so
+whatever open values come to be. Thus the same rule refuses a config, in its own words, and keeps the planner's search
+(``planning.axes``) to what can be, where no value is open. Rules that need a machine are in ``planning.rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tonnage.config.contradiction import Contradiction
+from tonnage.config.schema import Config
+
+TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
+"""Keys of ``memory`` that may say disk."""
+
+
+class Setting(NamedTuple):
+    """What rules look at: values as a config says them, or as the search tries them."""
+
+    zero: int | str
+    recompute: str
+    activation_tier: str
+    moments: str
+    optimizer_tier: str
+    gradient_tier: str
+    parameter_tier: str
+    tiles: int | str
+    recompute_blocks: int | str
+    optimizer_resident: int | str
+    disk: int | str
+    """Bytes of a machine's disks that may be used."""
+    replicate: int
+    tensor: int | str
+    pipeline: int | str
+    schedule: str
+    workers: int | str
+    groups: int
+    """Workers, or groups of them, that take packs of their own; 1 while nobody has counted."""
+    compile: str
+    precision: str
+    adapter: str
+    """``none``, ``auto``, or how the base rests: ``unpacked`` or the form in which it is packed."""
+    trains_part: bool
+    """Whether ``train`` names what is trained."""
+    device: str = ""
+    """Kind of the machine's devices; nothing while it is not known."""
+    machine: str = ""
+    """Name of the machine's devices."""
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all of the model's own parameters are trained; no where that is open."""
+        return self.adapter == "none" and not self.trains_part
+
+    @property
+    def on_disk(self) -> list[str]:
+        """The keys of ``memory`` that are disk."""
+        return [key for key in TIERS if getattr(self, key) == "disk"]
+
+    @property
+    def together(self) -> int:
+        """Workers that train the same packs, as far as that is said."""
+        return int(self.tensor if self.tensor != "auto" else 1) * int(self.pipeline if self.pipeline != "auto" else 1)
+
+    @property
+    def divides(self) -> bool:
+        """Whether the workers can form such groups; yes while nobody has counted them."""
+        return self.workers == "auto" or int(self.workers) % self.together == 0
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the largest weight comes in tiles, whatever is open."""
+        return self.tiles not in ("auto", 1)
+
+    @property
+    def staged(self) -> bool:
+        """Whether there is a pipeline, whatever is open."""
+        return self.pipeline not in ("auto", 1)
+
+    @staticmethod
+    def of(config: Config, device: str = "", machine: str = "") -> Setting:
+        """What a config says."""
+        memory, parallel, adapter = config.memory, config.parallel, config.adapter
+        form = adapter if isinstance(adapter, str) else adapter.quantize
+        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:10]}
+        values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "pipeline", "schedule")}
+        return Setting(
+            **values,
+            disk=memory.budget.disk,
+            workers=config.launch.workers,
+            groups=1 if config.launch.workers == "auto" else config.data_workers,
+            compile=config.compile,
+            precision=config.precision,
+            adapter="unpacked" if not isinstance(adapter, str) and form == "none" else form,
+            trains_part=bool(config.train),
+            device=device,
+            machine=machine,
+        )
+
+
+Words = str | Callable[[Setting], str]
+"""What is said of a setting; in a text, ``{at.zero}`` stands for its value."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What does not go together."""
+
+    keys: tuple[str, ...] | Callable[[Setting], tuple[str, ...]]
+    """Dotted, of the config."""
+    is_broken: Callable[[Setting], bool]
+    found: Words
+    needed: Words
+    change: Words
+    searched: bool = True
+    """Whether the search heeds it; else it is only about what is said, and the search does without that."""
+
+    def of(self, at: Setting) -> Contradiction:
+        """What is said of a setting that breaks it."""
+        keys = self.keys if isinstance(self.keys, tuple) else self.keys(at)
+        said = (self.found, self.needed, self.change)
+        return Contradiction(keys, *(words.format(at=at) if isinstance(words, str) else words(at) for words in said))
+
+
+def broken(rules: Iterable[Rule], setting: Setting) -> Iterator[Contradiction]:
+    """What is said of a setting by the rules that it breaks."""
+    return (rule.of(setting) for rule in rules if rule.is_broken(setting))
+
+
+def _other_numbers(at: Setting) -> str:
+    lower = int(at.workers) - int(at.workers) % at.together
+    return f"set {f'launch.workers={lower} or ' if lower else ''}launch.workers={lower + at.together}"
+
+
+def _unequal(at: Setting) -> str:
+    times = "" if at.together == 1 else f"times {at.together} "
+    return f"{at.groups} {times}workers cannot form {at.replicate} equal groups"
+
+
+def _equal(at: Setting) -> str:
+    fitting = [number for number in range(1, at.groups + 1) if at.groups % number == 0]
+    return f"parallel.replicate that divides {at.groups}: {', '.join(map(str, fitting))}"
+
+
+def _without_disks(at: Setting) -> str:
+    keys = [f"memory.{key}" for key in at.on_disk]
+    return f"memory.budget.disk is 0, and {' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} disk"
+
+
+def _shared(at: Setting) -> list[str]:
+    """Why a worker of a pipeline has not the weights of its stages as they are computed with."""
+    shared = {
+        f"{at.groups} groups of workers shard the parameters": at.groups > 1,
+        f"parallel.tensor is {at.tensor}": at.tensor != 1,
+        "precision is fp16": at.precision == "fp16",
+    }
+    return [why for why, holds in shared.items() if holds]
+
+
+def _updated_on_host(key: str) -> Rule:
+    """Parameters that are trained are updated where they rest."""
+    return Rule(
+        ("memory.parameter_tier", f"memory.{key}"),
+        lambda at: at.parameter_tier == "host" and at.trains_all and getattr(at, key) == "device",
+        f"memory.parameter_tier is host, where parameters are updated, and memory.{key} is device",
+        f"memory.{key} of host or disk",
+        f"set memory.{key} to host, or leave memory.parameter_tier out",
+    )
+
+
+def _not_in_tiles(key: str, is_so: Callable[[Setting], bool], shown: str, why: str, *, searched: bool = True) -> Rule:
+    return Rule(
+        ("memory.tiles", key),
+        lambda at: at.tiled and is_so(at),
+        f"memory.tiles is {{at.tiles}}, and {key} is {shown}: {why}",
+        f"one of memory.tiles and {key}",
+        f"set memory.tiles=1, or leave {key} out",
+        searched,
+    )
+
+
+IN_FRONT: tuple[Rule, ...] = (
+    Rule(
+        ("parallel.tensor", "parallel.pipeline", "launch.workers"),
+        lambda at: not at.divides,
+        "{at.workers} workers, parallel.tensor {at.tensor} and parallel.pipeline {at.pipeline}",
+        "a multiple of {at.together} workers",
+        _other_numbers,
+    ),
+    Rule(
+        ("parallel.replicate", "launch.workers"),
+        lambda at: at.workers != "auto" and at.divides and at.groups % at.replicate != 0,
+        _unequal,
+        _equal,
+        "set parallel.replicate to one of them",
+    ),
+)
+"""How workers form groups."""
+WITHIN: tuple[Rule, ...] = (
+    Rule(
+        ("memory.zero", "parallel.replicate"),
+        lambda at: (
+            at.zero == 0
+            and at.workers != "auto"
+            and at.divides
+            and at.groups % at.replicate == 0
+            and at.replicate not in (1, at.groups)
+        ),
+        "memory.zero is 0 (every worker holds everything), but parallel.replicate is {at.replicate}",
+        "memory.zero of 1 to 3 inside the groups",
+        "set memory.zero to 3, or leave parallel.replicate out",
+    ),
+    Rule(
+        ("memory.parameter_tier", "memory.zero"),
+        lambda at: at.parameter_tier in ("host", "disk") and at.zero in (0, 1, 2) and at.groups > 1 and at.divides,
+        "memory.parameter_tier is {at.parameter_tier}, but with memory.zero {at.zero} every worker keeps "
+        "all parameters in memory",
+        "memory.zero of 3",
+        "set memory.zero to 3",
+    ),
+    Rule(
+        ("memory.optimizer_resident", "memory.optimizer_tier"),
+        lambda at: at.optimizer_tier == "device" and at.optimizer_resident not in ("auto", 0),
+        "memory.optimizer_resident is {at.optimizer_resident}, and memory.optimizer_tier is device, "
+        "where all of the state is in memory",
+        "a part of it to keep there only where the rest is elsewhere",
+        "leave memory.optimizer_resident out, or set memory.optimizer_tier to host or disk",
+        searched=False,
+    ),
+    Rule(
+        lambda at: ("memory.budget.disk", *(f"memory.{key}" for key in at.on_disk)),
+        lambda at: at.disk == 0 and bool(at.on_disk),
+        _without_disks,
+        "room on the disks of a machine for what must rest there",
+        lambda at: f"memory.budget.disk=auto, or {' '.join(f'memory.{key}=auto' for key in at.on_disk)}",
+    ),
+    Rule(
+        ("memory.recompute_blocks", "memory.recompute"),
+        lambda at: at.recompute_blocks != "auto" and at.recompute in ("none", "selective"),
+        "memory.recompute_blocks is {at.recompute_blocks}, and memory.recompute is {at.recompute}",
+        "memory.recompute of full where some blocks are recomputed whole",
+        "set memory.recompute to full, or leave memory.recompute_blocks out",
+    ),
+    Rule(  # in a pipeline not so far: its first stages would need it more
+        ("memory.recompute_blocks", "parallel.pipeline"),
+        lambda at: at.recompute_blocks != "auto" and at.pipeline != 1,
+        "memory.recompute_blocks is {at.recompute_blocks}, and parallel.pipeline is {at.pipeline}: first stages hold "
+        "more activations than last ones",
+        "all blocks recomputed, or none, in a pipeline so far",
+        "leave memory.recompute_blocks out, or set parallel.pipeline to 1",
+    ),
+    Rule(
+        ("compile", "memory.recompute"),
+        lambda at: at.compile == "on" and at.recompute == "selective",
+        "compile is on, and memory.recompute is selective",
+        "one of them: selective recompute keeps results of single operations, which a compiled block fuses",
+        "set memory.recompute=full or memory.recompute=none, or leave compile out",
+    ),
+    Rule(
+        ("memory.activation_tier", "memory.recompute"),
+        lambda at: at.activation_tier == "host" and at.recompute in ("none", "selective"),
+        "memory.activation_tier is host, and memory.recompute is {at.recompute}: blocks keep more than their inputs",
+        "memory.recompute of full where inputs of blocks are kept elsewhere",
+        "set memory.recompute to full, or leave memory.activation_tier out",
+    ),
+    _updated_on_host("optimizer_tier"),
+    _updated_on_host("gradient_tier"),
+    Rule(
+        ("memory.parameter_tier", "compile"),
+        lambda at: at.parameter_tier == "host" and at.compile == "on",
+        "memory.parameter_tier is host, and compile is on: a compiled block expects its parameters where they were",
+        "one of them",
+        "set compile to off, or leave memory.parameter_tier out",
+    ),
+    _not_in_tiles(
+        "parallel.tensor",
+        lambda at: at.tensor not in ("auto", 1),
+        "{at.tensor}",
+        "workers divide matrices along it already",
+    ),
+    _not_in_tiles("parallel.pipeline", lambda at: at.staged, "{at.pipeline}", "stages have them whole"),
+    _not_in_tiles(
+        "compile", lambda at: at.compile == "on", "on", "a compiled block has its weights whole", searched=False
+    ),
+    _not_in_tiles(
+        "adapter", lambda at: at.adapter != "none", "given", "what is frozen is not computed in tiles so far"
+    ),
+    _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
+    Rule(
+        ("memory.tiles", "memory.zero"),
+        lambda at: at.tiled and at.zero in (0, 1, 2) and at.parameter_tier not in ("host", "disk"),
+        "memory.tiles is {at.tiles}, and with memory.zero {at.zero} every worker keeps all parameters",
+        "memory.zero of 3, where they are gathered",
+        "set memory.zero to 3, or memory.tiles=1",
+    ),
+    Rule(
+        ("parallel.pipeline", "memory.activation_tier"),
+        lambda at: at.staged and at.activation_tier == "host",
+        "parallel.pipeline is {at.pipeline}, and memory.activation_tier is host: inputs of one micro-batch "
+        "have room there, and a stage has several under way",
+        "device; state, gradients and parameters may be in host memory or on disk",
+        "leave memory.activation_tier out, or set parallel.pipeline to 1",
+    ),
+)
+"""What memory holds, and how."""
+OF_SCHEDULES: tuple[Rule, ...] = (
+    Rule(
+        ("parallel.schedule", "launch.workers", "parallel.tensor", "precision"),
+        lambda at: at.staged and at.schedule == "zero_bubble" and bool(_shared(at)),
+        lambda at: f"parallel.schedule is zero_bubble, and {' and '.join(_shared(at))}",
+        "{at.pipeline} workers, which hold the weights of their stages as they are computed with: their "
+        "gradients come later than those of a shard",
+        "set parallel.schedule to 1f1b",
+    ),
+    Rule(
+        ("parallel.schedule", "compile"),
+        lambda at: at.staged and at.schedule == "zero_bubble" and at.compile == "on",
+        "parallel.schedule is zero_bubble, and compile is on: what is compiled has its backward pass in one piece",
+        "one of them",
+        "set parallel.schedule to 1f1b, or compile to off",
+    ),
+)
+"""What a pipeline's schedule cannot do."""
+OF_AXES = (*IN_FRONT, *OF_SCHEDULES)
+"""Broken or not by the sizes of axes, whatever memory holds."""
+RULES = (*IN_FRONT, *WITHIN, *OF_SCHEDULES)
+"""In the order in which they are reported."""
