@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", compute.DTYPES.values(), ids=compute.DTYPES)
 def test_a_layer_has_the_operations_that_are_counted(dtype: torch.dtype) -> None:
-    run = compute._layer(compute._weight(dtype, CPU, hidden=32), tokens=24)
+    run = compute._layer(torch.randn(128, 32).to(dtype).requires_grad_(), tokens=24)
     with FlopCounterMode(display=False) as counter:
         gradients: Any = run()
     assert counter.get_total_flops() == 24 * 24 * 32**2

@@ -76,7 +76,7 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
     adamw = AdamW({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec, tier=host)
     assert isinstance(adamw.tier, OnHost)
     on_device = sum(room.nbytes for room in adamw.tier._resident.values())
-    on_device += sum(buffer.memory.nbytes for buffer in adamw.tier._free)
+    on_device += sum(slot.memory.nbytes for slot in adamw.tier._ring._free or ())
     model = replace(MODEL, num_parameters=400 * 512)
     cut = layout(workers=1, moments=codec, optimizer_tier="host", optimizer_resident=stays, device="cuda")
     assert states_module.held_states(cut, model).optimizer == pytest.approx(on_device, rel=0.05)

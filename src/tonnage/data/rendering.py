@@ -164,15 +164,12 @@ class ChatTemplate:
         return results
 
     def _call(self, messages: list[Message], tools: list[dict[str, Any]] | None, opened: bool) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
-        rendered: str = render_jinja_template(
-            [messages],
-            tools=tools,
-            chat_template=self.text,
-            add_generation_prompt=opened,
-            **self.special,
-            **self.arguments,
+        render: Any = chat_template_utils.render_jinja_template
+        inputs = {**self.special, **self.arguments}
+        rendered: str = render(
+            [messages], tools=tools, chat_template=self.text, add_generation_prompt=opened, **inputs
         )[0][0]
         return rendered
 
