@@ -210,7 +210,8 @@ def export_all(folder: Path, only: list[str]) -> dict[str, str]:
     import torch
     import transformers
 
-    from tonnage.checkpoint.export import export
+    from tonnage.checkpoint.description import Form
+    from tonnage.checkpoint.export import Start, export
     from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import allocate, build_on_meta, initialise_randomly
@@ -252,11 +253,8 @@ def export_all(folder: Path, only: list[str]) -> dict[str, str]:
             export(
                 checkpoint_path(place / "checkpoints", 1),
                 place / "export",
-                config=config,
-                tokenizer=place / "tokenizer",
-                stop_tokens=[0, 3],
-                dtype=torch.float32,
-                origin=origin,
+                Form(config, place / "tokenizer", [0, 3], torch.float32),
+                Start(origin),
             )
             (place / "name").write_text(name)
     return refused

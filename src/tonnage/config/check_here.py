@@ -230,7 +230,7 @@ def check_output(config: Config) -> None:
         observed = f"output {config.output} already holds a run"
         raise user_error(observed, "a directory of its own for every run", change, "output")
     own, directory = set(run.beginnings()), run.path.absolute()
-    caches = [config.data.cache] if config.data.cache else []
+    caches: list[str | Path] = [config.data.cache] if config.data.cache else []
     for place in (default_directory(), *caches, *config.memory.offload_dirs):
         path = Path(place).absolute()
         if path != directory and path.is_relative_to(directory):
