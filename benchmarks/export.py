@@ -57,7 +57,7 @@ def masters(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 def write_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]], ranks: int) -> int:
     """A file of each rank, with its rows of every tensor; all bytes."""
     from tonnage.checkpoint.save import checkpoint_path, shard_name
-    from tonnage.checkpoint.shards import Part, write_file
+    from tonnage.checkpoint.shards import TensorPart, write_file
 
     checkpoint = checkpoint_path(folder, 1)
     checkpoint.mkdir(parents=True)
@@ -67,7 +67,7 @@ def write_checkpoint(folder: Path, shapes: dict[str, tuple[int, ...]], ranks: in
             rows = -(-shape[0] // ranks)
             mine = masters(name, shape)[rows * rank : rows * (rank + 1)].clone()
             if len(mine):
-                parts.append(Part(f"model.{name}", (rows * rank, *[0] * (len(shape) - 1)), mine))
+                parts.append(TensorPart(f"model.{name}", (rows * rank, *[0] * (len(shape) - 1)), mine))
         write_file(checkpoint / shard_name(rank), parts)
     return sum(file.stat().st_size for file in checkpoint.iterdir())
 

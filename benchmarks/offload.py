@@ -33,7 +33,7 @@ from tonnage.host.threads import usable_cores
 from tonnage.kernels.threads import use_threads
 from tonnage.offload.files import TileFile
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.on_disk import OnDisk
+from tonnage.optim.on_disk import StateOnDisk
 
 REQUEST_BYTES = 8 << 20
 COLUMNS = 2048
@@ -111,10 +111,10 @@ def main() -> None:
         eps=1e-8,
         decay=0.1,
         moments=arguments.moments,
-        tier=partial(OnDisk, directories=[folder], log=print),
+        tier=partial(StateOnDisk, directories=[folder], log=print),
     )
     disk = adamw.tier
-    assert isinstance(disk, OnDisk)
+    assert isinstance(disk, StateOnDisk)
     for _ in range(2):  # compiles, and writes all space once
         adamw.step(1e-4)
     disk.flush()

@@ -210,7 +210,7 @@ def export_all(folder: Path, only: list[str]) -> dict[str, str]:
     import torch
     import transformers
 
-    from tonnage.checkpoint.description import Form
+    from tonnage.checkpoint.description import ExportForm
     from tonnage.checkpoint.export import Start, export
     from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
     from tonnage.model.anatomy import dissect
@@ -253,7 +253,7 @@ def export_all(folder: Path, only: list[str]) -> dict[str, str]:
             export(
                 checkpoint_path(place / "checkpoints", 1),
                 place / "export",
-                Form(config, place / "tokenizer", [0, 3], torch.float32),
+                ExportForm(config, place / "tokenizer", [0, 3], torch.float32),
                 Start(origin),
             )
             (place / "name").write_text(name)

@@ -10,7 +10,7 @@ import pytest
 
 def pretend_measured() -> None:
     """Write down that this machine, with the cores that this process may use, is as is assumed of any."""
-    from tonnage.doctor.cache import Compute, Record, describe_here, remember
+    from tonnage.doctor.cache import Compute, HardwareRecord, describe_here, remember
     from tonnage.doctor.hardware import look
 
     here = describe_here()
@@ -26,7 +26,7 @@ def pretend_measured() -> None:
         quick=True,
         date="",
     )
-    remember(Record(look(), measured))
+    remember(HardwareRecord(look(), measured))
 
 
 def pretend_gpus(patch: pytest.MonkeyPatch, number: int, name: str = "NVIDIA H100 80GB HBM3") -> None:

@@ -29,7 +29,7 @@ from tonnage.data import PackedDataset, pack_at
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
 from tonnage.demo.tasks import training_examples
-from tonnage.model.adapters import Adapter, Trains, initialise, is_addition, prepare
+from tonnage.model.adapters import AdapterSpec, Trains, initialise, is_addition, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.rundir.directory import RunDirectory
@@ -165,7 +165,7 @@ def write_our_run(folder: Path, config: dict[str, Any]) -> Decision:
 def write_additions(path: Path, model: Path, rank: int) -> Path:
     """The low-rank additions to all linear layers with which a run of seed 0 begins, under peft's names."""
     meta = build_on_meta(AutoConfig.from_pretrained(model), torch.float32)
-    prepare(meta, dissect(meta), Trains(Adapter(rank, 1.0)), torch.float32)
+    prepare(meta, dissect(meta), Trains(AdapterSpec(rank, 1.0)), torch.float32)
     made = {name: torch.empty(one.shape) for name, one in meta.named_parameters() if is_addition(name)}
     initialise(made, 0)
     save_file({f"base_model.model.{name}.weight": one for name, one in made.items()}, path)

@@ -19,7 +19,7 @@ import torch
 from benchmarks.peers.protocol import Seat
 
 from tonnage.config import read_config
-from tonnage.optim.on_disk import OnDisk
+from tonnage.optim.on_disk import StateOnDisk
 from tonnage.parallel.world import join_world
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
@@ -49,7 +49,7 @@ def main(path: str) -> None:
                 return False
             if steps:
                 job.optimizer.finish()
-                if isinstance(job.optimizer.tier, OnDisk):
+                if isinstance(job.optimizer.tier, StateOnDisk):
                     job.optimizer.tier.flush()
                 records = [json.loads(line) for line in run.metrics.read_text().splitlines()][told:]
                 losses, tokens = [one["loss"] for one in records], [one["tokens"] for one in records]

@@ -29,7 +29,14 @@ from transformers import (
 )
 
 from tiny import END, byte_tokenizer, llama_config
-from tonnage.checkpoint.description import Form, _write_tokenizer_config, add_stop_tokens, describe, older_names, repair
+from tonnage.checkpoint.description import (
+    ExportForm,
+    _write_tokenizer_config,
+    add_stop_tokens,
+    describe,
+    older_names,
+    repair,
+)
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
 from tonnage.files.writing import write_json
@@ -92,7 +99,7 @@ def described(
         byte_tokenizer().save_pretrained(tokenizer)
     (folder / "out").mkdir()
     model = on_meta(copy.deepcopy(config), torch.bfloat16)
-    notes = describe(folder / "out", model, Form(config, tokenizer, stop_tokens, torch.bfloat16), origin)
+    notes = describe(folder / "out", model, ExportForm(config, tokenizer, stop_tokens, torch.bfloat16), origin)
     return folder / "out", notes
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from tiny import byte_tokenizer, llama_config, mixture_config, neox_config
 from tonnage.checkpoint import export as export_module
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start, export, parse_size
 from tonnage.checkpoint.save import (
     Cursor,
@@ -27,7 +27,7 @@ from tonnage.checkpoint.save import (
     read_state,
     shard_name,
 )
-from tonnage.checkpoint.shards import Part, write_file
+from tonnage.checkpoint.shards import TensorPart, write_file
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
 from tonnage.kernels.adamw import split
@@ -77,7 +77,7 @@ def test_export_loads_in_transformers_bit_for_bit(
     export(
         path,
         tmp_path / "out",
-        Form(config, tmp_path / "tokenizer", [256], torch.float32),
+        ExportForm(config, tmp_path / "tokenizer", [256], torch.float32),
         Start(tmp_path),
         shard_bytes=max_file_bytes,
         progress=lambda done, total: told.append((done, total)),
@@ -117,7 +117,7 @@ def test_a_missing_shard_is_refused(tmp_path: Path, world: World) -> None:
         export(
             path,
             tmp_path / "out",
-            Form(llama_config(), tmp_path / "tokenizer", [], torch.float32),
+            ExportForm(llama_config(), tmp_path / "tokenizer", [], torch.float32),
             Start(tmp_path),
         )
     assert not (tmp_path / "out").exists()
@@ -154,7 +154,7 @@ def test_masters_that_are_split_are_exported_whole(tmp_path: Path, world: World)
         export(
             checkpoint_path(tmp_path, 1),
             out,
-            Form(config, tmp_path / "tokenizer", [], dtype),
+            ExportForm(config, tmp_path / "tokenizer", [], dtype),
             Start(tmp_path),
         )
         loaded = AutoModelForCausalLM.from_pretrained(out)
@@ -171,7 +171,7 @@ def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: W
     export(
         path,
         tmp_path / "out",
-        Form(config, tmp_path / "tokenizer", [256], torch.bfloat16),
+        ExportForm(config, tmp_path / "tokenizer", [256], torch.bfloat16),
         Start(tmp_path),
     )
     name = "model.layers.1.mlp.gate.weight"
@@ -183,7 +183,7 @@ def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: W
 def exported(folder: Path, world: World, **changes: Any) -> Path:
     path, _ = saved(folder, llama_config(), world)
     byte_tokenizer().save_pretrained(folder / "tokenizer")
-    form = Form(llama_config(), folder / "tokenizer", [256], torch.float32)
+    form = ExportForm(llama_config(), folder / "tokenizer", [256], torch.float32)
     export(path, folder / "out", form, Start(folder), **changes)
     return folder / "out"
 
@@ -296,7 +296,7 @@ def test_an_export_never_holds_more_than_two_of_its_files(tmp_path: Path, world:
             for key, shape in shapes.items():
                 rows = shape[0] // 4
                 parts.append(
-                    Part(
+                    TensorPart(
                         f"model.{key}", (rows * rank, *[0] * (len(shape) - 1)), torch.zeros(1).expand(rows, *shape[1:])
                     )
                 )

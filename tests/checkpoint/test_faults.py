@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 from forked import train
 from mounts import Disk, mounted
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start, export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, step_of
 from tonnage.decide.decision import decide
@@ -200,7 +200,7 @@ def test_an_export_to_a_full_disk(folder: Path, tmp_path: Path, disk: Disk) -> N
         export(
             checkpoint_path(tmp_path, 1),
             disk.path / "out",
-            Form(llama_config(vocab_size=8192), run.tokenizer, [], torch.float32),
+            ExportForm(llama_config(vocab_size=8192), run.tokenizer, [], torch.float32),
             Start(tmp_path),
         )
     assert list(disk.path.iterdir()) == []

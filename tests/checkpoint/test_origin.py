@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stored_models import MIXTURES, TOWERS, Tensors, changed, check, in_8_bits, same, write_mixture, write_tower
 from tiny import llama_config, write_model
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import SHARD_BYTES, Start, export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.errors import UserError
@@ -60,7 +60,7 @@ def trained(
     (folder / "tokenizer").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / "tokenizer" / name).write_bytes((origin / name).read_bytes())
-    form = Form(config, folder / "tokenizer", [], torch.bfloat16)
+    form = ExportForm(config, folder / "tokenizer", [], torch.bfloat16)
     start = Start(origin, from_weights, weights.carried_digest)
     export(checkpoint_path(folder, 1), folder / "out", form, start, shard_bytes=shard_bytes)
     return folder / "out"

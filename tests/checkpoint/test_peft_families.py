@@ -18,7 +18,7 @@ from sweep import families
 from tonnage.checkpoint.adapter import Described, adapter_config
 from tonnage.errors import UserError
 from tonnage.model import adapters, peft
-from tonnage.model.adapters import Adapter, Trains, find_targets, prepare
+from tonnage.model.adapters import AdapterSpec, Trains, find_targets, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.packed_layers import is_linear
 
@@ -41,7 +41,7 @@ def test_peft_finds_every_addition_and_adapts_the_same_layers(name: str) -> None
         targets = find_targets(model, dissect(model), "all-linear")
     except UserError as error:
         pytest.skip(str(error))
-    described = Described(Adapter(4, 2.0), 8, rank_stabilised=False, base="x", revision=None)
+    described = Described(AdapterSpec(4, 2.0), 8, rank_stabilised=False, base="x", revision=None)
     fields = ("r", "lora_alpha", "target_modules", "target_parameters", "fan_in_fan_out")
     said = adapter_config(model, targets, [], described)
     theirs = get_peft_model(model, LoraConfig(**{key: said[key] for key in fields if key in said}))
@@ -100,7 +100,7 @@ def test_what_is_made_of_a_linear_layer_is_one_if_it_computes_as_one() -> None:
 def test_a_rank_may_be_larger_than_a_layer() -> None:
     """As in peft: Qwen 3.5 has layers of as many outputs as heads."""
     model = families.built("qwen3_5_text")
-    targets = prepare(model, dissect(model), Trains(Adapter(32, 2.0)), torch.float32)
+    targets = prepare(model, dissect(model), Trains(AdapterSpec(32, 2.0)), torch.float32)
     small = [one for one in targets if one.path.endswith(("in_proj_a", "in_proj_b"))]
     assert small
     assert all(min(one.shape) < 32 for one in small)

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.checkpoint.shards import Part, hash_file, write_file
+from tonnage.checkpoint.shards import TensorPart, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.files.writing import write_json
 
@@ -148,7 +148,7 @@ def hub() -> Iterator[Hub]:
 def exported(tmp_path: Path) -> Path:
     directory = tmp_path / "out"
     directory.mkdir()
-    write_file(directory / "model.safetensors", [Part("w", (0, 0), torch.randn(40, 9))], in_parts=False)
+    write_file(directory / "model.safetensors", [TensorPart("w", (0, 0), torch.randn(40, 9))], in_parts=False)
     (directory / "config.json").write_text('{"model_type": "llama"}')
     (directory / "README.md").write_text("---\nlibrary_name: transformers\n---\n")
     write_json(

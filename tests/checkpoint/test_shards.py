@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from tonnage.checkpoint import shards as module
-from tonnage.checkpoint.shards import Part, Shards, held_parts, read_header, write_file
+from tonnage.checkpoint.shards import Shards, TensorPart, held_parts, read_header, write_file
 from tonnage.errors import UserError
 from tonnage.parallel.world import World, join_world
 
@@ -46,11 +46,11 @@ def halves(path: Path) -> dict[str, torch.Tensor]:
         parts = []
         for name, tensor in whole.items():
             if tensor.dim() == 0:
-                parts += [Part(name, (), tensor)] if rank == 0 else []
+                parts += [TensorPart(name, (), tensor)] if rank == 0 else []
                 continue
             middle = tensor.shape[0] // 2
             rows = tensor[middle:] if rank else tensor[:middle]
-            parts.append(Part(name, (middle * rank, *[0] * (tensor.dim() - 1)), rows))
+            parts.append(TensorPart(name, (middle * rank, *[0] * (tensor.dim() - 1)), rows))
         write_file(path / f"{rank}.safetensors", parts)
     return whole
 

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from entry import tonnage
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.checkpoint.card import DataForm, model_card
+from tonnage.checkpoint.card import AccountFacts, model_card
 from tonnage.checkpoint.resume import choose, set_aside
 from tonnage.checkpoint.save import (
     COMPLETE,
@@ -198,7 +198,7 @@ def test_data_and_environment(run: RunDirectory) -> None:
     newest = complete_checkpoints(run.checkpoints)[-1]
     for path in (run.data, run.environment):
         check_all(
-            path, lambda: (read_record(run.data, DataForm), model_card(run, newest, dtype="bf16")), few_pass=False
+            path, lambda: (read_record(run.data, AccountFacts), model_card(run, newest, dtype="bf16")), few_pass=False
         )
 
 

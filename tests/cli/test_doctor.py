@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from doctor.machines import compute, storage
 from tonnage.cli.main import app
-from tonnage.doctor.cache import Record, calibration_file, remember
+from tonnage.doctor.cache import HardwareRecord, calibration_file, remember
 from tonnage.doctor.hardware import look, look_at_disk
 from tonnage.planning import calibration
 from tonnage.planning.machine import Machine
@@ -21,8 +21,8 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     slow = storage(direct=False, date="2026-01-02")
-    remember(Record(look(), compute(), {look_at_disk(tmp_path).key: slow}), tmp_path / "cache")
-    sample = calibration.Sample("doctor", "fp32", flops=1e9, attention=0.0, traffic=1e9, besides=0.0, seconds=1.0)
+    remember(HardwareRecord(look(), compute(), {look_at_disk(tmp_path).key: slow}), tmp_path / "cache")
+    sample = calibration.TimedStep("doctor", "fp32", flops=1e9, attention=0.0, traffic=1e9, besides=0.0, seconds=1.0)
     calibration.add(calibration_file(look()), [sample], "doctor")
 
 

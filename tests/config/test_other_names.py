@@ -6,13 +6,13 @@ import pytest
 
 from tonnage.config import keys
 from tonnage.config.other_names import OURS, SENTENCES, hint
-from tonnage.migration.keys import TABLES, Key
+from tonnage.migration.keys import TABLES, DocumentedKey
 
 COUNTED = {"num_machines", "num_nodes", "nnodes"}
 """With others in an import, which knows how many workers each has."""
 
 
-def imported(name: str) -> list[Key]:
+def imported(name: str) -> list[DocumentedKey]:
     return [key for table in TABLES if (key := table.find(name)) is not None]
 
 

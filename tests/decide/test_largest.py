@@ -11,7 +11,7 @@ import pytest
 from tiny import llama_config, write_config
 from tonnage.decide.decision import asked
 from tonnage.decide.largest import largest
-from tonnage.decide.plans import Question, supposed
+from tonnage.decide.plans import PlanQuestion, supposed
 from tonnage.errors import UserError
 from tonnage.planning import scales
 from tonnage.planning.machine import parse_hardware
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def ask(model: str, *words: str) -> Question:
+def ask(model: str, *words: str) -> PlanQuestion:
     return supposed(model, [*words], HERE)
 
 
@@ -128,7 +128,7 @@ def test_a_right_guess_weighs_two_lengths(model: str) -> None:
     assert found.evaluations <= 3
 
 
-def refused(question: Question, word: str) -> Any:
+def refused(question: PlanQuestion, word: str) -> Any:
     with pytest.raises(UserError) as told:
         largest(question, word)
     return told.value.problems[0]
@@ -160,6 +160,6 @@ def test_lengths_of_a_config_are_planned_as_full_rows(tmp_path: Path) -> None:
     assert found.next_plan.layout.row_tokens % 256 == 0
 
 
-def least_of_full_rows(question: Question, length: int) -> float:
+def least_of_full_rows(question: PlanQuestion, length: int) -> float:
     data = question.config.data.model_copy(update={"max_length": length})
     return question.at_length(question.config.model_copy(update={"data": data}), True, length).choice.peak_bytes

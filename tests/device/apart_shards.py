@@ -24,8 +24,8 @@ from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.on_disk import OnDisk
-from tonnage.optim.tiers import InMemory
+from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.tiers import StateInMemory
 from tonnage.parallel import homes, host_blocks
 from tonnage.parallel.host_blocks import HostShards
 from tonnage.parallel.host_masters import HostMasters
@@ -106,11 +106,11 @@ def passes(
         parameters = masters.parameters
         fill(parameters)
         masters.begin(model, blocks)
-        where: dict[str, Any] = {"gradients": partial(gradients.OnHost, device=world.device, used_there=True)}
+        where: dict[str, Any] = {"gradients": partial(gradients.GradientsOnHost, device=world.device, used_there=True)}
         if directories:
             disk = partial(gradients.FromDevice, device=world.device, directories=directories)
             where = {"gradients": disk}
-            where["tier"] = partial(OnDisk, directories=directories)
+            where["tier"] = partial(StateOnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
         where["pages"] = shards.home.pages if shards is not None else None
         with mock.patch.object(gradients, "Stream", of_gradients):
@@ -136,7 +136,7 @@ def passes(
     return [one.cpu() for one in [*found, *(region_of(one)[0] for one in parameters.values())]]
 
 
-def adamw(parameters: Mapping[str, nn.Parameter], tier: Callable[..., Any] = InMemory, **named: Any) -> AdamW:
+def adamw(parameters: Mapping[str, nn.Parameter], tier: Callable[..., Any] = StateInMemory, **named: Any) -> AdamW:
     return AdamW(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1, tier=tier, **named)
 
 

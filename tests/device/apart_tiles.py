@@ -80,7 +80,7 @@ def passes(world: World, folder: Path | None, stream: type[Stream] | None = Stre
         parameters = filled(masters.parameters)
         with mock.patch.object(host_masters, "Stream", stream):
             masters.begin(model, blocks)
-        rest: Any = partial(gradients.OnHost, device=world.device, used_there=True)
+        rest: Any = partial(gradients.GradientsOnHost, device=world.device, used_there=True)
         if folder is not None:
             rest = partial(gradients.FromDevice, device=world.device, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 for name in parameters}

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from device.test_apart_runs import CLIP, HOST, KINDS, ON_DISK, STEPS, assert_same_bits, told
 from forked import work
 from tiny import byte_tokenizer, llama_config, write_model
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start, export
 from tonnage.checkpoint.save import complete_checkpoints
 from tonnage.decide.decision import Decision
@@ -200,7 +200,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
     export(
         complete_checkpoints(run.checkpoints)[-1],
         run.path / "exported",
-        Form(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
+        ExportForm(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
         Start(folder / "llama"),
     )
     return (run.path / "exported" / "model.safetensors").read_bytes()

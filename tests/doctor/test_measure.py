@@ -15,7 +15,7 @@ import torch
 from doctor.machines import compute, disk, hardware, storage
 from tonnage.doctor import compute as probes
 from tonnage.doctor import link, measure
-from tonnage.doctor.cache import Record, load_machine, recall, remember
+from tonnage.doctor.cache import HardwareRecord, load_machine, recall, remember
 from tonnage.doctor.hardware import Neighbours, look
 from tonnage.doctor.measure import QUICK, examine, glance
 from tonnage.errors import WorkerFailed
@@ -85,7 +85,7 @@ def test_what_was_quick_is_measured_again_in_earnest_and_not_the_other_way(measu
 
 
 def test_what_was_glanced_at_is_examined_by_whoever_asks(measured: list[str], tmp_path: Path) -> None:
-    remember(Record(hardware(), compute(quick=True, glance=True)), tmp_path)
+    remember(HardwareRecord(hardware(), compute(quick=True, glance=True)), tmp_path)
     assert examine(Path("/a"), quick=True, cache=tmp_path).record.compute == compute(quick=True)
     assert measured == ["disk", "compute"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from entry import tonnage
 from tonnage.data import cache
-from tonnage.doctor.cache import Record, recall, remember
+from tonnage.doctor.cache import HardwareRecord, recall, remember
 from tonnage.doctor.hardware import look
 from tonnage.errors import UserError
 from tonnage.host.cachedir import default_directory, kept, room_for, say_once, trusted
@@ -130,7 +130,7 @@ def test_that_something_is_not_kept_is_said_once(tmp_path: Path, caplog: pytest.
     "read",
     [
         lambda cache_: recall(look(), cache_),
-        lambda cache_: remember(Record(look()), cache_),
+        lambda cache_: remember(HardwareRecord(look()), cache_),
         lambda cache_: cache.entry(cache_ / "packs" / "key", lambda directory: None),
         lambda cache_: cache.remembered_digest(cache_, __file__),
     ],

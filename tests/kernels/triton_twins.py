@@ -102,7 +102,7 @@ def widened(form: Format, shape: tuple[int, int], dtype: torch.dtype, row: int, 
     if form == "nf4-double" and shape[1] % 64 == 0:
         packed, row = packed.rows(3, shape[0]), row - 3
     ours, twin = (torch.empty(rows, shape[1] - column, dtype=dtype) for _ in range(2))
-    part = quantized_triton.Part(shape[1], row, column)
+    part = quantized_triton.WidenedPart(shape[1], row, column)
     if form == "int8":
         quantized_triton.widen_eight_bits(ours, packed.codes, packed.scales, part)
     else:

@@ -166,7 +166,7 @@ def followed(run: RunDirectory, programs: Path, *states: str) -> tuple[int, list
     body = f"cd {shlex.quote(str(programs))}; head -n 1 states; sed -i 1d states"
     program(programs, "scontrol", body)
     told: list[str] = []
-    status = slurm.follow(slurm.Job(run, "12", 4, look_seconds=0.01), poll=lambda: None, tell=told.append)
+    status = slurm.follow(slurm.SlurmJob(run, "12", 4, look_seconds=0.01), poll=lambda: None, tell=told.append)
     return status, told
 
 

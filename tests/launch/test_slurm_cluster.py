@@ -136,7 +136,7 @@ def section(**fields: object) -> SlurmLaunch:
 
 def follow(run: RunDirectory, job: str) -> tuple[int, list[str]]:
     told: list[str] = []
-    return slurm.follow(slurm.Job(run, job, 1, look_seconds=0.2), poll=lambda: None, tell=told.append), told
+    return slurm.follow(slurm.SlurmJob(run, job, 1, look_seconds=0.2), poll=lambda: None, tell=told.append), told
 
 
 @pytest.mark.matrix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tonnage.data.rendering import ChatTemplate
-from tonnage.migration.prompts import NAMED, Prompt, jinja, written_out
+from tonnage.migration.prompts import NAMED, PromptFormat, jinja, written_out
 
 QUOTED = written_out(
     {
@@ -21,7 +21,7 @@ EMPTY = written_out({})
 @pytest.mark.parametrize("prompt", [*NAMED.values(), QUOTED, EMPTY], ids=[*NAMED, "quoted", "empty"])
 @pytest.mark.parametrize("given", ["", "of {{ it }}"])
 @pytest.mark.parametrize("system", ["", "Be kind."])
-def test_a_template_writes_what_the_format_says(prompt: Prompt, given: str, system: str) -> None:
+def test_a_template_writes_what_the_format_says(prompt: PromptFormat, given: str, system: str) -> None:
     asked, said = 'What\'s "{this}"?', "It's that."
     usual = prompt.usual[0 if given else 1]
     expected = prompt.system.format(system=system or usual) if system or usual else ""

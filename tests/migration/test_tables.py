@@ -20,7 +20,7 @@ from tonnage.migration.draft import NOT_TAKEN
 from tonnage.migration.keys import ARGUMENTS, AXOLOTL, LLAMA_FACTORY, QUANTITIES, TABLES, VERSION_1, Table, read_table
 from tonnage.migration.programs import TRL
 from tonnage.migration.reading import TRAINERS, Files
-from tonnage.migration.settings import Setting
+from tonnage.migration.settings import ForeignSetting
 
 TRL_FIELDS = """\
     learning_rate model_init_kwargs router_aux_loss_coef trust_remote_code chat_template_path dataset_text_field
@@ -342,7 +342,7 @@ def stand_ins(tree: dict[str, Any]) -> list[str]:
 def account(pairs: list[tuple[tuple[Table, str], Any]], launcher: str, folder: Path) -> None:
     """Each key is in the account once, with a sentence; what comes out is a config if nothing is needed."""
     settings_given = tuple(
-        Setting(table, name, value, f"file{number % 2}", number % 5, number=number)
+        ForeignSetting(table, name, value, f"file{number % 2}", number % 5, number=number)
         for number, ((table, name), value) in enumerate(pairs)
     )
     found = convert(Files(settings_given, ("file0", "file1"), (launcher,) if launcher else ()))

@@ -21,7 +21,7 @@ from tonnage.errors import UserError
 from tonnage.model.build import allocate, on_meta
 from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import find_places
-from tonnage.model.packed import Packed, unpack
+from tonnage.model.packed import PackedPair, unpack
 from tonnage.model.pretrained import load_pretrained
 from tonnage.model.stored import read, read_headers
 
@@ -80,14 +80,14 @@ def test_4_bit_floats_with_scales_are_read_as_transformers_reads_them(tmp_path: 
             assert torch.equal(value, stored[name]), name
 
 
-def of_8_bits(folder: Path, shape: tuple[int, ...], scale: Tensor, block: Any) -> tuple[Tensor, Packed]:
+def of_8_bits(folder: Path, shape: tuple[int, ...], scale: Tensor, block: Any) -> tuple[Tensor, PackedPair]:
     values = torch.randn(shape).to(torch.float8_e4m3fn)
     from safetensors.torch import save_file
 
     save_file({"a.weight": values, "a.weight_scale_inv": scale}, folder / "a.safetensors")
     config = type("Config", (), {"quantization_config": FP8 | {"weight_block_size": block}})
     (packed,) = unpack(read_headers([folder / "a.safetensors"]), config)
-    assert isinstance(packed, Packed)
+    assert isinstance(packed, PackedPair)
     return values, packed
 
 
@@ -168,5 +168,5 @@ def test_a_stage_of_a_packed_model_finds_all_of_it(tmp_path: Path) -> None:
     found = find_places(on_meta(read_model_config(files), torch.float32), files)
     packed = [one for group in found.groups for one, _ in group.sources]
     assert packed
-    assert all(isinstance(one, Packed) for one in packed)
+    assert all(isinstance(one, PackedPair) for one in packed)
     assert json.loads((folder / "config.json").read_text())["quantization_config"] == FP8

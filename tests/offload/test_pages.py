@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tonnage.errors import UserError
-from tonnage.offload.pages import Pages, Place, joined
+from tonnage.offload.pages import FileRange, Pages, joined
 
 BIG = 32 << 20
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> Non
 def test_what_is_stored_is_read_where_it_is_and_never_written(tmp_path: Path) -> None:
     content = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)
     (tmp_path / "theirs").write_bytes(content.tobytes())
-    stored = {"b": Place(tmp_path / "theirs", 5000, 9000), "c": Place(tmp_path / "theirs", 14_000, 6000)}
+    stored = {"b": FileRange(tmp_path / "theirs", 5000, 9000), "c": FileRange(tmp_path / "theirs", 14_000, 6000)}
     pages = Pages({"a": 5000}, [tmp_path / "x"], "numbers", stored)
     assert list(pages) == ["a", "b", "c"]
     assert pages.stored_bytes == 15_000

@@ -15,7 +15,7 @@ import pytest
 
 from tonnage.errors import DiskFailed, UserError
 from tonnage.offload.files import PAGE, TileFile
-from tonnage.offload.store import PIECE_BYTES, Shape, TileStore
+from tonnage.offload.store import PIECE_BYTES, StoreShape, TileStore
 
 SIZE = 3 * PAGE + 100
 """Bytes of a tile: not whole pages."""
@@ -65,7 +65,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 def test_tiles_come_back_as_they_were_stored(directory: Path, request: pytest.FixtureRequest) -> None:
     said: list[str] = []
     tiles = range(11)
-    store = TileStore([directory / "a", directory / "b"], Shape(SIZE, 11, num_buffers=3), said.append)
+    store = TileStore([directory / "a", directory / "b"], StoreShape(SIZE, 11, num_buffers=3), said.append)
     assert len(said) == (2 if "cached" in request.node.name else 0)
     assert all("no direct access" in line for line in said)
     for tile in tiles:
@@ -81,7 +81,7 @@ def test_tiles_come_back_as_they_were_stored(directory: Path, request: pytest.Fi
 
 
 def test_a_tile_of_many_pieces_in_one_file(tmp_path: Path) -> None:
-    store = TileStore([tmp_path], Shape(2 * PIECE_BYTES + 5 * PAGE, 2, num_buffers=1))
+    store = TileStore([tmp_path], StoreShape(2 * PIECE_BYTES + 5 * PAGE, 2, num_buffers=1))
     fill(store, 1, range(2))
     assert holds(store, 1, range(2))
     store.close()
@@ -89,7 +89,7 @@ def test_a_tile_of_many_pieces_in_one_file(tmp_path: Path) -> None:
 
 def test_every_order_of_verbs_sees_the_latest_content(tmp_path: Path) -> None:
     chance = random.Random(0)
-    store = TileStore([tmp_path], Shape(SIZE, 7, num_buffers=4))
+    store = TileStore([tmp_path], StoreShape(SIZE, 7, num_buffers=4))
     latest, held = dict.fromkeys(range(7), 0), set[int]()
     for generation in range(1, 400):
         tile = chance.randrange(7)
@@ -113,7 +113,7 @@ def test_every_order_of_verbs_sees_the_latest_content(tmp_path: Path) -> None:
 
 
 def test_asking_for_more_tiles_than_buffers_is_refused(tmp_path: Path) -> None:
-    store = TileStore([tmp_path], Shape(SIZE, 5, num_buffers=2))
+    store = TileStore([tmp_path], StoreShape(SIZE, 5, num_buffers=2))
     store.fetch(0)
     with pytest.raises(ValueError, match="not given back"):
         store.fetch(0)
@@ -139,7 +139,7 @@ def test_short_reads_and_writes_are_carried_on_with(directory: Path, monkeypatch
     def cut_write(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         return write(descriptor, [buffers[0][:PAGE]], offset)
 
-    store = TileStore([directory], Shape(SIZE, 3))
+    store = TileStore([directory], StoreShape(SIZE, 3))
     monkeypatch.setattr(os, "preadv", cut_read)
     monkeypatch.setattr(os, "pwritev", cut_write)
     fill(store, 1, range(3))
@@ -161,7 +161,7 @@ def test_a_direct_transfer_cut_inside_a_page_starts_again_at_the_page(
         moved = write(descriptor, buffers, offset)
         return moved - 1000 if len(offsets) == 1 else moved
 
-    store = TileStore([tmp_path], Shape(SIZE, 1))
+    store = TileStore([tmp_path], StoreShape(SIZE, 1))
     monkeypatch.setattr(os, "pwritev", cut_write)
     fill(store, 1, range(1))
     store.flush()
@@ -172,7 +172,7 @@ def test_a_direct_transfer_cut_inside_a_page_starts_again_at_the_page(
 
 @pytest.mark.parametrize("call", ["preadv", "pwritev"])
 def test_a_failing_disk_is_named(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = TileStore([tmp_path], Shape(SIZE, 5, num_buffers=2))
+    store = TileStore([tmp_path], StoreShape(SIZE, 5, num_buffers=2))
     fill(store, 1, range(5))
     store.flush()
 
@@ -191,7 +191,7 @@ def test_a_failing_disk_is_named(call: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_write_that_failed_is_told_by_the_tile_itself_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = TileStore([tmp_path], Shape(SIZE, 3, num_buffers=3))
+    store = TileStore([tmp_path], StoreShape(SIZE, 3, num_buffers=3))
 
     def fail(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         raise OSError(errno.EIO, "Input/output error")
@@ -204,7 +204,7 @@ def test_a_write_that_failed_is_told_by_the_tile_itself_too(tmp_path: Path, monk
 
 
 def test_a_file_that_ends_too_early_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = TileStore([tmp_path], Shape(SIZE, 2))
+    store = TileStore([tmp_path], StoreShape(SIZE, 2))
     fill(store, 1, range(2))
     store.flush()
     monkeypatch.setattr(os, "preadv", lambda descriptor, buffers, offset: 0)
@@ -217,13 +217,13 @@ def test_too_little_space_is_refused_with_numbers_before_anything_is_written(tmp
     space = os.statvfs(tmp_path)
     num_tiles = 2 * space.f_bavail * space.f_frsize // SIZE
     with pytest.raises(UserError, match="GB free"):
-        TileStore([tmp_path / "a", tmp_path / "b"], Shape(SIZE, num_tiles))
+        TileStore([tmp_path / "a", tmp_path / "b"], StoreShape(SIZE, num_tiles))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_nothing_is_left_behind_and_what_a_killed_process_left_goes(tmp_path: Path) -> None:
     (tmp_path / "tiles-old.bin").write_bytes(b"x")
-    store = TileStore([tmp_path], Shape(SIZE, 4, num_buffers=2))
+    store = TileStore([tmp_path], StoreShape(SIZE, 4, num_buffers=2))
     assert store.shape.file_bytes(1) == 4 * store.shape.slot_bytes
     assert list(tmp_path.iterdir()) == []
     store.close()
@@ -232,7 +232,7 @@ def test_nothing_is_left_behind_and_what_a_killed_process_left_goes(tmp_path: Pa
 def test_spare_space_is_asked_for_too(tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
     with pytest.raises(UserError, match="GB free"):
-        TileStore([tmp_path], Shape(SIZE, 4), spare_bytes=space.f_bavail * space.f_frsize + 10**9)
+        TileStore([tmp_path], StoreShape(SIZE, 4), spare_bytes=space.f_bavail * space.f_frsize + 10**9)
 
 
 @pytest.fixture
@@ -249,13 +249,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_fills_stops_the_store(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="GB free"):
-        TileStore([small_disk], Shape(SIZE, 100))
+        TileStore([small_disk], StoreShape(SIZE, 100))
 
     def cannot(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "posix_fallocate", cannot)  # so that the space is not reserved
-    store = TileStore([small_disk], Shape(SIZE, 20))
+    store = TileStore([small_disk], StoreShape(SIZE, 20))
     (small_disk / "other").write_bytes(b"x" * (900 << 10))
     with pytest.raises(DiskFailed, match="No space left"):
         fill(store, 1, range(20))

@@ -19,9 +19,9 @@ from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.gradients import LEAVING, OnHost
-from tonnage.optim.on_host import OnHost as StateOnHost
-from tonnage.optim.tiers import Trained
+from tonnage.optim.gradients import LEAVING, GradientsOnHost
+from tonnage.optim.on_host import StateOnHost
+from tonnage.optim.tiers import TrainedParameter
 from tonnage.training.nonfinite import _bad_gradient
 
 CPU = torch.device("cpu")
@@ -29,14 +29,14 @@ WIDTH, NUM_LAYERS = 16, 6
 PROMPT = list(product([False, True], [False, True]))
 
 
-def taped(trained: Sequence[Trained], *, prompt: tuple[bool, bool]) -> OnHost:
+def taped(trained: Sequence[TrainedParameter], *, prompt: tuple[bool, bool]) -> GradientsOnHost:
     with patch.object(gradients, "Stream", Tape):
-        host = OnHost(trained, device=CPU)
+        host = GradientsOnHost(trained, device=CPU)
     put_on_tapes(host.ring, prompt)
     return host
 
 
-def small_state(trained: Sequence[Trained], codec: Codec) -> StateOnHost:
+def small_state(trained: Sequence[TrainedParameter], codec: Codec) -> StateOnHost:
     with patch.dict(OPTIMIZER, host=Residency(4, 2048)):
         return StateOnHost(trained, codec, device=CPU)
 
@@ -87,11 +87,11 @@ def test_steps_equal_those_with_gradients_beside_the_parameters(
     if state_on_host:
         turns = {name: int(name.split(".")[0]) for name, _ in there.named_parameters()}
         more = {"tier": small_state, "turns": turns}
-    on: Any = partial(OnHost, device=CPU) if prompt is None else partial(taped, prompt=prompt)
+    on: Any = partial(GradientsOnHost, device=CPU) if prompt is None else partial(taped, prompt=prompt)
     adamw = make(there, on, **more)
-    assert train(here, make(here, gradients.InMemory)) == train(there, adamw)
+    assert train(here, make(here, gradients.GradientsInMemory)) == train(there, adamw)
     assert_same(here, there)
-    assert isinstance(adamw.gradients, OnHost)
+    assert isinstance(adamw.gradients, GradientsOnHost)
     assert not any(parameter.grad is not None for parameter in there.parameters())
     assert not adamw.gradients.ring.leaving
     assert not adamw.gradients.ring.here
@@ -105,9 +105,9 @@ def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatc
         here, there = model(torch.float32), model(torch.float32)
         adamw = make(there, partial(taped, prompt=prompt))
         stream, what = missing.split(".")
-        assert isinstance(adamw.gradients, OnHost)
+        assert isinstance(adamw.gradients, GradientsOnHost)
         monkeypatch.setattr(getattr(adamw.gradients.ring, stream), what, lambda mark: None)
-        train(here, make(here, gradients.InMemory), 3)
+        train(here, make(here, gradients.GradientsInMemory), 3)
         train(there, adamw, 3)
         return all(map(torch.equal, here.parameters(), there.parameters()))
 
@@ -116,9 +116,9 @@ def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatc
 
 def test_few_are_there_while_others_are_computed() -> None:
     layers = model(torch.float32)
-    adamw = make(layers, partial(OnHost, device=CPU))
+    adamw = make(layers, partial(GradientsOnHost, device=CPU))
     host, most = adamw.gradients, 0
-    assert isinstance(host, OnHost)
+    assert isinstance(host, GradientsOnHost)
 
     def count(parameter: Tensor) -> None:
         nonlocal most
@@ -135,7 +135,7 @@ def test_few_are_there_while_others_are_computed() -> None:
     assert host.copied_bytes == 2 * whole
 
 
-@pytest.mark.parametrize("on", [gradients.InMemory, partial(OnHost, device=CPU)])
+@pytest.mark.parametrize("on", [gradients.GradientsInMemory, partial(GradientsOnHost, device=CPU)])
 def test_gradients_that_were_looked_at_are_not_held(on: Any) -> None:
     """To find one that is not finite, after which the step is skipped."""
     layers = model(torch.float32)
@@ -159,7 +159,7 @@ def test_gradients_that_were_looked_at_are_not_held(on: Any) -> None:
 def test_the_gradient_of_an_empty_shard_is_not_kept() -> None:
     """It is a view of what all of a block's were reduced in."""
     empty = nn.Parameter(torch.zeros(0, WIDTH))
-    adamw = make(nn.ParameterDict({"empty": empty}), partial(OnHost, device=CPU))
+    adamw = make(nn.ParameterDict({"empty": empty}), partial(GradientsOnHost, device=CPU))
     (empty.sum() * 2).backward()
     assert empty.grad is None
     assert adamw.gradients.names() == []
@@ -168,4 +168,4 @@ def test_the_gradient_of_an_empty_shard_is_not_kept() -> None:
 def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.host.locked.lock", lambda memory: 2)
     with pytest.raises(UserError, match=r"memory.gradient_tier: CUDA error 2 when"):
-        make(model(torch.float32), partial(OnHost, device=torch.device("cuda")))
+        make(model(torch.float32), partial(GradientsOnHost, device=torch.device("cuda")))

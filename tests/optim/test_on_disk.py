@@ -22,8 +22,8 @@ from tonnage.errors import DiskFailed, UserError
 from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.on_disk import OnDisk
-from tonnage.optim.tiers import InMemory, Piece, Tier, Trained
+from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.tiers import StateInMemory, StatePiece, Tier, TrainedParameter
 from tonnage.optim.tiles import lay_out
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
@@ -39,20 +39,20 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
     turns: dict[str, int] | None = None,
 ) -> AdamW:
     return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
 
 
-def on_disk(directory: Path, resident_bytes: int = 0) -> Callable[[Sequence[Trained], Codec], OnDisk]:
+def on_disk(directory: Path, resident_bytes: int = 0) -> Callable[[Sequence[TrainedParameter], Codec], StateOnDisk]:
     directories = [directory / "a", directory / "b"]
     return partial(sized, tile_bytes=TILE_BYTES, directories=directories, resident_bytes=resident_bytes)
 
 
-def sized(trained: Sequence[Trained], codec: Codec, *, tile_bytes: int, **options: Any) -> OnDisk:
+def sized(trained: Sequence[TrainedParameter], codec: Codec, *, tile_bytes: int, **options: Any) -> StateOnDisk:
     with patch.dict(OPTIMIZER, disk=Residency(4, tile_bytes)):
-        return OnDisk(trained, codec, **options)
+        return StateOnDisk(trained, codec, **options)
 
 
 def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
@@ -67,7 +67,7 @@ def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
 def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, codec: Codec, tmp_path: Path) -> None:
     here, there = parameters(dtype), parameters(dtype)
     memory, disk = make(here, codec), make(there, codec, on_disk(tmp_path))
-    assert isinstance(disk.tier, OnDisk)
+    assert isinstance(disk.tier, StateOnDisk)
     assert disk.state_bytes == memory.state_bytes
     assert disk.tier.host_bytes == 4 * TILE_BYTES < disk.state_bytes
     for step in range(20):
@@ -108,7 +108,7 @@ def test_state_that_partly_stays_in_memory_changes_no_bit(codec: Codec, tmp_path
             assert all(torch.equal(here[name], there[tiles][name]) for name in here), (step, tiles)
     written = []
     for disk in disks.values():
-        assert isinstance(disk.tier, OnDisk)
+        assert isinstance(disk.tier, StateOnDisk)
         want, got = memory.tensors(), disk.tensors()
         assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
         disk.adopt({name: tensor + 1 for name, tensor in got.items()})
@@ -128,7 +128,7 @@ def test_an_update_in_the_background_is_done_turn_by_turn(tmp_path: Path) -> Non
     memory, disk = make(here, "fp32"), make(there, "fp32", on_disk(tmp_path), turns)
     pieces = disk.tier.pieces
 
-    def slowly(names: Sequence[str]) -> Iterator[Piece]:
+    def slowly(names: Sequence[str]) -> Iterator[StatePiece]:
         for piece in pieces(names):
             time.sleep(0.02)
             yield piece
@@ -158,7 +158,7 @@ def test_what_goes_wrong_in_the_background_is_raised(tmp_path: Path) -> None:
     named = parameters(torch.float32)
     disk = make(named, "fp32", on_disk(tmp_path), {})
 
-    def broken(names: Sequence[str]) -> Iterator[Piece]:
+    def broken(names: Sequence[str]) -> Iterator[StatePiece]:
         yield from ()
         raise DiskFailed("the disk is gone")
 
@@ -182,7 +182,7 @@ def test_a_copy_of_the_state_can_be_taken_over(codec: Codec, tmp_path: Path) -> 
     set_gradients(named[0], 3)
     first.step(1e-2)
     assert not torch.equal(copy["embed.m"], first.tensors()["embed.m"])  # it is a copy as of then
-    for number, other in ((1, on_disk(tmp_path / "second")), (2, InMemory)):
+    for number, other in ((1, on_disk(tmp_path / "second")), (2, StateInMemory)):
         second = make(named[number], codec, other)
         filled = second.tensors()
         for name, tensor in filled.items():
@@ -210,13 +210,13 @@ def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
 
 def test_a_small_model_takes_a_small_ring(tmp_path: Path) -> None:
     named = {"w": nn.Parameter(torch.zeros(10, 300))}
-    adamw = make(named, "fp32", partial(OnDisk, directories=[tmp_path]))
-    assert isinstance(adamw.tier, OnDisk)
+    adamw = make(named, "fp32", partial(StateOnDisk, directories=[tmp_path]))
+    assert isinstance(adamw.tier, StateOnDisk)
     assert adamw.tier.host_bytes == 6 * 4096  # 24,064 bytes of state
     named["w"].grad = torch.ones(10, 300)
     adamw.step(1e-2)
     frozen = make(
-        {"f": nn.Parameter(torch.zeros(3), requires_grad=False)}, "fp32", partial(OnDisk, directories=[tmp_path])
+        {"f": nn.Parameter(torch.zeros(3), requires_grad=False)}, "fp32", partial(StateOnDisk, directories=[tmp_path])
     )
     frozen.step(1e-2)
     assert frozen.tensors() == {}
@@ -227,7 +227,7 @@ def test_tiles_too_small_for_a_block_and_other_devices_are_refused(tmp_path: Pat
         make(parameters(torch.float32), "fp32", partial(sized, tile_bytes=1024, directories=[tmp_path]))
     meta = {"w": nn.Parameter(torch.empty(4, 4, device="meta"))}
     with pytest.raises(UserError, match="disk, with parameters on meta"):
-        make(meta, "fp32", partial(OnDisk, directories=[tmp_path]))
+        make(meta, "fp32", partial(StateOnDisk, directories=[tmp_path]))
 
 
 def test_tiles_of_parts_of_rows_end_where_the_part_ends() -> None:
@@ -238,7 +238,7 @@ def test_tiles_of_parts_of_rows_end_where_the_part_ends() -> None:
         halves: list[tuple[Codec, int]] = [("fp32", 150), ("int8", 256)]
         for codec, half in halves:
             part = DTensor.from_local(torch.zeros(15, half), mesh, [Shard(1)], run_check=False)
-            tiles = lay_out([Trained("w", nn.Parameter(part), decay=0.0, first=0)], codec, TILE_BYTES)
+            tiles = lay_out([TrainedParameter("w", nn.Parameter(part), decay=0.0, first=0)], codec, TILE_BYTES)
             places = [place for tile in tiles for place in tile]
             assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]
             assert places[-1].stop == 15 * half

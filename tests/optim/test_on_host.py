@@ -22,8 +22,8 @@ from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim import on_host
 from tonnage.optim.adamw import AdamW, _like
-from tonnage.optim.on_host import OnHost
-from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.on_host import StateOnHost
+from tonnage.optim.tiers import StateInMemory, Tier, TrainedParameter
 from tonnage.optim.tiles import locked_tensors
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
@@ -32,17 +32,23 @@ TILE_BYTES = 8192
 CPU = torch.device("cpu")
 
 
-def small(trained: Sequence[Trained], codec: Codec, resident_bytes: int = 0) -> OnHost:
+def small(trained: Sequence[TrainedParameter], codec: Codec, resident_bytes: int = 0) -> StateOnHost:
     """With tiles of ``TILE_BYTES``."""
     with patch.dict(OPTIMIZER, host=Residency(4, TILE_BYTES)):
-        return OnHost(trained, codec, device=CPU, resident_bytes=resident_bytes)
+        return StateOnHost(trained, codec, device=CPU, resident_bytes=resident_bytes)
 
 
-class Taped(OnHost):
+class Taped(StateOnHost):
     """Its copies, and the updates of its pieces, are on tapes; ``prompt`` says which tapes: in, update, out."""
 
     def __init__(
-        self, trained: Sequence[Trained], codec: Codec, *, prompt: Sequence[bool], num_buffers: int = 4, **options: Any
+        self,
+        trained: Sequence[TrainedParameter],
+        codec: Codec,
+        *,
+        prompt: Sequence[bool],
+        num_buffers: int = 4,
+        **options: Any,
     ) -> None:
         tiles = patch.dict(OPTIMIZER, host=Residency(num_buffers, TILE_BYTES))
         with tiles, patch.object(on_host, "Stream", Tape):
@@ -87,7 +93,7 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
     turns: dict[str, int] | None = None,
 ) -> AdamW:
     return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
@@ -117,7 +123,7 @@ def test_twenty_steps_equal_state_beside_the_parameters_bit_for_bit(
 ) -> None:
     here, there = parameters(dtype), parameters(dtype)
     memory, host = make(here, codec), make(there, codec, small, turns)
-    assert isinstance(host.tier, OnHost)
+    assert isinstance(host.tier, StateOnHost)
     assert host.state_bytes == memory.state_bytes
     assert not host.tensors_are_copies
     for step in range(20):
@@ -237,12 +243,12 @@ def test_state_goes_out_and_comes_back_through_other_tiers() -> None:
 
 def test_memory_is_of_the_size_of_the_state() -> None:
     named = {"w": nn.Parameter(torch.zeros(10, 300)), "b": nn.Parameter(torch.zeros(3))}
-    tier = make(named, "fp32", partial(OnHost, device=CPU)).tier
-    assert isinstance(tier, OnHost)
+    tier = make(named, "fp32", partial(StateOnHost, device=CPU)).tier
+    assert isinstance(tier, StateOnHost)
     assert tier.state_bytes == 8 * 3003
     whole = tier.tensors()["w.m"].untyped_storage()
     assert len(whole) == 2 * (12032 + 64)
-    nothing = make({"f": nn.Parameter(torch.zeros(3), requires_grad=False)}, "fp32", partial(OnHost, device=CPU))
+    nothing = make({"f": nn.Parameter(torch.zeros(3), requires_grad=False)}, "fp32", partial(StateOnHost, device=CPU))
     nothing.step(1e-2)
     assert nothing.tensors() == {}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tiny import llama_config, neox_config
-from tonnage.model.adapters import EVERYTHING, Adapter, Trains, prepare
+from tonnage.model.adapters import EVERYTHING, AdapterSpec, Trains, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
@@ -28,7 +28,7 @@ BLOCKS = 10
         pytest.param("neox", EVERYTHING, 4, 0, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS // 2, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS, marks=pytest.mark.slow),
-        pytest.param("llama", Trains(Adapter(4, 2.0)), 8, 0, marks=pytest.mark.slow),
+        pytest.param("llama", Trains(AdapterSpec(4, 2.0)), 8, 0, marks=pytest.mark.slow),
     ],
 )
 def test_blocks_share_their_code(

@@ -15,13 +15,13 @@ from tonnage.kernels.streams import Stream
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import Gradients
-from tonnage.optim.on_disk import OnDisk
-from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.tiers import StateInMemory, Tier, TrainedParameter
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 
 CPU, WIDTH, VOCABULARY = torch.device("cpu"), 16, 11
-Where = tuple[Callable[[Sequence[Trained], Codec], Tier], Callable[[Sequence[Trained]], Gradients]]
+Where = tuple[Callable[[Sequence[TrainedParameter], Codec], Tier], Callable[[Sequence[TrainedParameter]], Gradients]]
 
 
 class Model(nn.Module):
@@ -102,11 +102,11 @@ def test_losses_and_weights_are_those_of_a_model_that_has_all(streams: bool, dis
     numbers(dict(plain.named_parameters()))
     at_once = AdamW(dict(plain.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     wanted = losses(plain, at_once)
-    where: Where = (InMemory, partial(gradients.OnHost, device=CPU, used_there=True))
+    where: Where = (StateInMemory, partial(gradients.GradientsOnHost, device=CPU, used_there=True))
     if disk:
         directories = [tmp_path]
         where = (
-            partial(OnDisk, directories=directories),
+            partial(StateOnDisk, directories=directories),
             partial(gradients.FromDevice, directories=directories, device=CPU),
         )
     found, parameters = of_one_with_masters(where, streams, [tmp_path / "blocks"] if disk else [])
@@ -118,7 +118,7 @@ def test_losses_and_weights_are_those_of_a_model_that_has_all(streams: bool, dis
 def test_a_gradient_that_left_last_is_found(tmp_path: Path) -> None:
     model = Model()
     named = dict(model.named_parameters())
-    trained = [Trained(name, one, decay=0.0, first=0, copy=one) for name, one in named.items()]
+    trained = [TrainedParameter(name, one, decay=0.0, first=0, copy=one) for name, one in named.items()]
     rest = gradients.FromDevice(trained, [tmp_path], device=CPU)
     model(torch.arange(8) % VOCABULARY).backward()
     assert rest.names() == list(named)
@@ -147,9 +147,9 @@ def test_gradients_leave_in_pieces_while_earlier_ones_are_written(
             super().follow()
 
     here, there = (nn.Parameter(torch.zeros(6, 7)) for _ in range(2))
-    memory = gradients.InMemory([Trained("w", here, decay=0.0, first=0)])
+    memory = gradients.GradientsInMemory([TrainedParameter("w", here, decay=0.0, first=0)])
     monkeypatch.setattr(gradients, "Stream", NotedLane)
-    disk = Noted([Trained("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU)
+    disk = Noted([TrainedParameter("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU)
     for number in range(2):
         drawn = torch.randn(6, 7, generator=torch.Generator().manual_seed(number))
         for one in (here, there):
@@ -169,8 +169,8 @@ def test_gradients_leave_in_pieces_while_earlier_ones_are_written(
 def test_parts_of_gradients_go_through_the_buffers_too(tmp_path: Path) -> None:
     """Two of one micro-batch are added up in fp32, whatever type they rest in."""
     one, other = (nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16)) for _ in range(2))
-    memory = gradients.InMemory([Trained("w", one, decay=0.0, first=0)])
-    disk = gradients.FromDevice([Trained("w", other, decay=0.0, first=0, copy=other)], [tmp_path], device=CPU)
+    memory = gradients.GradientsInMemory([TrainedParameter("w", one, decay=0.0, first=0)])
+    disk = gradients.FromDevice([TrainedParameter("w", other, decay=0.0, first=0, copy=other)], [tmp_path], device=CPU)
     for rest, parameter in ((memory, one), (disk, other)):
         rest.divide("w", 8)
         for first in (0, 8, 16, 8):
@@ -212,7 +212,7 @@ def test_a_block_is_copied_when_its_update_is_made() -> None:
 def test_a_shard_without_rows_leaves_no_gradient(tmp_path: Path) -> None:
     """FSDP2 tells of its gradient as of others'."""
     one, empty = (nn.Parameter(torch.ones(rows, 4)) for rows in (2, 0))
-    trained = [Trained(name, it, decay=0.0, first=0, copy=it) for name, it in (("one", one), ("empty", empty))]
+    trained = [TrainedParameter(name, it, decay=0.0, first=0, copy=it) for name, it in (("one", one), ("empty", empty))]
     found = gradients.FromDevice(trained, [tmp_path], device=CPU)
     (one.sum() + empty.sum()).backward()
     assert found.names() == ["one"]

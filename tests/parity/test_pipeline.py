@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start as StartedFrom
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import complete_checkpoints
@@ -264,7 +264,7 @@ def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(folder: P
         export(
             complete_checkpoints(run.checkpoints)[-1],
             target,
-            Form(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
+            ExportForm(AutoConfig.from_pretrained(folder / "llama"), folder / "tokenizer", [256], torch.float32),
             StartedFrom(folder / "llama"),
         )
         exported.append((target / "model.safetensors").read_bytes())

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, write_model, write_rows
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start as StartedFrom
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
@@ -226,7 +226,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
     export(
         complete_checkpoints(run.checkpoints)[-1],
         run.path / "exported",
-        Form(AutoConfig.from_pretrained(folder / "model"), folder / "tokenizer", [256], torch.float32),
+        ExportForm(AutoConfig.from_pretrained(folder / "model"), folder / "tokenizer", [256], torch.float32),
         StartedFrom(folder / "model"),
     )
     return (run.path / "exported" / "model.safetensors").read_bytes()

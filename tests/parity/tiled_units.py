@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tonnage.kernels.regions import local_part
 from tonnage.model.anatomy import Anatomy
-from tonnage.optim.gradients import InMemory
-from tonnage.optim.tiers import Trained
+from tonnage.optim.gradients import GradientsInMemory
+from tonnage.optim.tiers import TrainedParameter
 from tonnage.parallel.world import World, join_world
 from tonnage.training.tiling import tile_model
 
@@ -75,7 +75,9 @@ def tiled(one: str, world: World) -> None:
         each = -(-rows // world.size)
         here.copy_(whole_rows[world.rank * each : world.rank * each + len(here)])
         weight.put(nn.Parameter(shard))
-    gradients = InMemory([Trained(n, w.parameter, decay=0.0, first=0) for n, w in zip(names, weights, strict=True)])
+    gradients = GradientsInMemory(
+        [TrainedParameter(n, w.parameter, decay=0.0, first=0) for n, w in zip(names, weights, strict=True)]
+    )
     for weight in weights:
         weight.begin(gradients.add_part)
 

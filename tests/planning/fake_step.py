@@ -37,13 +37,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from planning.fake_ranks import real_meshes
 from tonnage.kernels.regions import local_part
 from tonnage.kernels.switches import switch_off
-from tonnage.model.adapters import EVERYTHING, Adapter, Trains, Whole, prepare
+from tonnage.model.adapters import EVERYTHING, AdapterSpec, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.ring import Pairs, Ring
-from tonnage.optim.gradients import InMemory, OnHost
-from tonnage.optim.tiers import Trained
+from tonnage.optim.gradients import GradientsInMemory, GradientsOnHost
+from tonnage.optim.tiers import TrainedParameter
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.stages import keep_stage
@@ -124,7 +124,7 @@ class Vanishing(BlockInputs):
         self.ring.__class__ = NoTrips
 
 
-class Leaving(OnHost):
+class Leaving(GradientsOnHost):
     """Gradients that nobody copies."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -198,10 +198,10 @@ def tracked(
 def trains_of(adapter: str) -> Trains:
     """What is trained, as this module is told it."""
     if adapter.endswith("e"):
-        return Trains(Adapter(int(adapter[:-1]), 2.0, targets=("all-linear", "embed_in")))
+        return Trains(AdapterSpec(int(adapter[:-1]), 2.0, targets=("all-linear", "embed_in")))
     rank, plus, _ = adapter.partition("+")
     also: tuple[Whole, ...] = ("embeddings", "head", "norms") if plus else ()
-    return Trains(Adapter(int(rank), 2.0, also=also)) if int(rank) else EVERYTHING
+    return Trains(AdapterSpec(int(rank), 2.0, also=also)) if int(rank) else EVERYTHING
 
 
 def let_hooks_be_on_frozen_ones() -> None:
@@ -272,10 +272,12 @@ def traced(
         if gradient_tier == "host":
             with unset_fake_temporarily():
                 named_ones = [(name, one) for name, one in root.named_parameters() if one.requires_grad]
-                trained = [Trained(name, one, decay=0.0, first=0) for name, one in named_ones]
+                trained = [TrainedParameter(name, one, decay=0.0, first=0) for name, one in named_ones]
                 leaving = Leaving(trained, device=torch.device("cpu"))
         if tiled:
-            kept = InMemory([Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()])
+            kept = GradientsInMemory(
+                [TrainedParameter(name, one, decay=0.0, first=0) for name, one in root.named_parameters()]
+            )
             for one in tiled:
                 one.begin(kept.add_part if gradient_tier == "device" else lambda *_: None)
             sizes = watch_tiles(tracker)

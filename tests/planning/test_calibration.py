@@ -9,21 +9,21 @@ import pytest
 
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tonnage.planning import calibration
-from tonnage.planning.calibration import PRODUCTS, TRAFFIC, Sample, calibrated, fit, parts_of
+from tonnage.planning.calibration import PRODUCTS, TRAFFIC, TimedStep, calibrated, fit, parts_of
 from tonnage.planning.planner import make_plan
 from tonnage.planning.scales import Scales
 
 RATE, BANDWIDTH = MACHINE.flops["bf16"], MACHINE.memory_bytes_per_second
 
 
-def sample(flops: float, traffic: float, products: float, of_copies: float, **changes: object) -> Sample:
+def sample(flops: float, traffic: float, products: float, of_copies: float, **changes: object) -> TimedStep:
     """A step on a machine that reaches these parts of its rates, a fifth of whose products are attention's."""
     seconds = flops / (RATE * products) + traffic / (BANDWIDTH * of_copies) + 0.01
     attention = 0.2 * flops / RATE * MACHINE.flops["fp32"]
-    return replace(Sample("run", "bf16", 0.8 * flops, attention, traffic, besides=0.01, seconds=seconds), **changes)  # type: ignore[arg-type]
+    return replace(TimedStep("run", "bf16", 0.8 * flops, attention, traffic, besides=0.01, seconds=seconds), **changes)  # type: ignore[arg-type]
 
 
-def many(products: float, of_copies: float) -> list[Sample]:
+def many(products: float, of_copies: float) -> list[TimedStep]:
     work = [(1.0, 0.02), (0.1, 0.2), (0.5, 0.5), (2.0, 0.1)] * 10
     return [sample(p * RATE, t * BANDWIDTH, products, of_copies) for p, t in work]
 

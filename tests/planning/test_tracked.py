@@ -30,8 +30,8 @@ from tonnage.kernels.switches import KERNELS, switched_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.optim.on_disk import OnDisk
-from tonnage.optim.tiers import Trained
+from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.tiers import TrainedParameter
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement, Layout, Tier
@@ -479,8 +479,8 @@ def test_buffers_of_state_on_disk_are_those_of_a_part(tensor: int, stage: int | 
         keep_stage(model, anatomy, stage, (2, 2))
         part = workers_parts(part, (2, 2), 2)[stage]
     held = {name: nn.Parameter(torch.empty(one.shape, dtype=one.dtype)) for name, one in model.named_parameters()}
-    trained = [Trained(name, one, decay=0.0, first=0) for name, one in held.items()]
-    tier = OnDisk(trained, "fp32", directories=[tmp_path])
+    trained = [TrainedParameter(name, one, decay=0.0, first=0) for name, one in held.items()]
+    tier = StateOnDisk(trained, "fp32", directories=[tmp_path])
     cut = layout(workers=1, micro_batches=1, optimizer_tier="disk")
     assert states(cut, part).optimizer == tier.state_bytes
     assert held_states(cut, part).optimizer == pytest.approx(tier.host_bytes, rel=2e-3)

@@ -23,9 +23,9 @@ from tonnage.prove.checks import CHECKS
 from tonnage.prove.kit import MOST_BYTES, choose
 from tonnage.prove.machine import NEEDED, USEFUL, missing
 from tonnage.prove.page import lines, render
-from tonnage.prove.pieces import LIMIT_SECONDS, PIECES, Piece
+from tonnage.prove.pieces import LIMIT_SECONDS, PIECES, ProofPiece
 from tonnage.prove.proof import NOTHING, Proof, apart, unequal
-from tonnage.prove.record import PART, PieceResult, Record, keep, kept, status_of
+from tonnage.prove.record import PART, PieceResult, ProofRecord, keep, kept, status_of
 
 MACHINE = {
     "tonnage": "0",
@@ -118,7 +118,7 @@ def test_a_piece_that_is_ended_leaves_what_it_had_found(tmp_path: Path, monkeypa
 def test_an_interruption_ends_pieces_that_go_on_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, begun = list[subprocess.Popen[bytes]](), threading.Event()
 
-    def carried_out(piece: Piece, *given: Any, **_: Any) -> PieceResult:
+    def carried_out(piece: ProofPiece, *given: Any, **_: Any) -> PieceResult:
         if piece.name == "update":
             assert begun.wait(30)
             os.kill(os.getpid(), signal.SIGINT)
@@ -145,7 +145,7 @@ def test_the_page_holds_strangers_text_as_text() -> None:
         PieceResult("tiers", "failed", 1.0, "cpu", error="Traceback\nValueError: <i>"),
         PieceResult("memory", "skipped", 0.0, "cpu", why="needs a GPU"),
     )
-    record = Record("2026", MACHINE, pieces)
+    record = ProofRecord("2026", MACHINE, pieces)
     page = render(record)
     assert "<script>" not in page
     assert "a &lt;script&gt;" in page

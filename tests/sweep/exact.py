@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sweep.families import NoText, NotMade, write_tiny
 from tonnage.errors import TonnageError
-from tonnage.model.adapters import DOWN, EVERYTHING, Adapter, Trains, find_targets
+from tonnage.model.adapters import DOWN, EVERYTHING, AdapterSpec, Trains, find_targets
 from tonnage.model.anatomy import dissect
 from tonnage.model.files import ModelFiles, find_model, read_model_config
 from tonnage.parallel.parallelize import Precision
@@ -123,7 +123,7 @@ def _judge(found: Exactness, folder: Path) -> None:
             apart = _loss(models[torch.float64], documents)
             leak = abs(_loss(models[torch.float64], [torch.cat(documents)]) - apart)
             assert leak >= LEAK * apart, f"weights that show nothing: {leak}"
-            for what, trains in (("whole", EVERYTHING), ("adapter", Trains(Adapter(RANK, FACTOR)))):
+            for what, trains in (("whole", EVERYTHING), ("adapter", Trains(AdapterSpec(RANK, FACTOR)))):
                 found.note = f"seed {seed}, {what}:"
                 try:
                     _judge_training(found, f"seed {seed}, {what}", files, trains, isolation, documents, models, world)
@@ -222,7 +222,7 @@ def _plain(model: PreTrainedModel, documents: list[Tensor], additions: Mapping[s
 
 def _merged(model: PreTrainedModel, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     parameters = dict(model.named_parameters())
-    for target in find_targets(model, dissect(model), Adapter(RANK, FACTOR).targets):
+    for target in find_targets(model, dissect(model), AdapterSpec(RANK, FACTOR).targets):
         down, up = (trained[name] for name in target.names())
         assert DOWN in target.names()[0]
         added = FACTOR * (up @ down)

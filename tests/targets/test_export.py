@@ -19,7 +19,7 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint import compare
 from tonnage.checkpoint.verify import verify
 from tonnage.errors import UserError
-from tonnage.targets.commands import Exported, commands
+from tonnage.targets.commands import Servable, commands
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 ROWS = re.findall(r"^\| (\S+) \| `(tonnage export [^`]*)` \| (.*) \|$", PAGE, re.MULTILINE)
@@ -123,12 +123,12 @@ def test_what_another_program_cannot_read_is_refused_before_anything_is_written(
     assert "--enable-lora --max-lora-rank 8 --lora-modules adapter=adapter" in adapter.stdout
 
 
-def trained(model: Any) -> compare.Trained:
+def trained(model: Any) -> compare.RunParameters:
     """The parameters of a model, as a run's."""
     from tonnage.model.build import on_meta
 
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    return compare.Trained(on_meta(model.config, torch.float32), list(values), values.__getitem__)
+    return compare.RunParameters(on_meta(model.config, torch.float32), list(values), values.__getitem__)
 
 
 def test_other_logits_are_found(tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_too_little_memory_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_commands_quote_what_a_shell_would_read() -> None:
-    assert commands("mlx", Exported("my models/a'b", "bf16")) == ["mlx_lm.server --model 'my models/a'\"'\"'b'"]
-    assert commands("vllm", Exported("out", "bf16", base="o/m", rank=48))[0].endswith(
+    assert commands("mlx", Servable("my models/a'b", "bf16")) == ["mlx_lm.server --model 'my models/a'\"'\"'b'"]
+    assert commands("vllm", Servable("out", "bf16", base="o/m", rank=48))[0].endswith(
         "--max-lora-rank 64 --lora-modules out=out"
     )
-    assert Exported("./Größe X/", "").name == "gr-e-x"
+    assert Servable("./Größe X/", "").name == "gr-e-x"
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from tonnage.kernels.dropout import token_keys
 from tonnage.model.attention import Shared
 from tonnage.training.batch import (
     Deal,
-    Document,
     MicroBatch,
+    PackedDocument,
     documents_of,
     draw_of,
     evaluation_steps,
@@ -173,7 +173,7 @@ def test_the_pieces_of_a_document_have_keys_of_their_own() -> None:
     pieces = replace(pack([4, 5], 40), documents=np.array([40, 40]), starts=np.array([0, 4], np.int32))
     found = [by_token(replace(MicroBatch.of([one]), draw=7)) for one in (whole, pieces)]
     assert found[0] == found[1]
-    rows = [Document(np.zeros(n, int), np.zeros(n), 40, -1, start) for n, start in ((5, 4), (4, 0))]
+    rows = [PackedDocument(np.zeros(n, int), np.zeros(n), 40, -1, start) for n, start in ((5, 4), (4, 0))]
     assert by_token(replace(MicroBatch.padded(rows, 8), draw=7)) == found[0]
 
 

@@ -15,7 +15,7 @@ from tonnage.errors import UserError
 from tonnage.host.quantized import Format
 from tonnage.kernels.quantized import pack
 from tonnage.model import adapters
-from tonnage.model.adapters import Adapter, Trains
+from tonnage.model.adapters import AdapterSpec, Trains
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.files import read_model
@@ -32,7 +32,7 @@ def base(folder: Path, form: Format) -> tuple[Any, Match, list[PackedLayer]]:
     model: Any = build_on_meta(config, torch.bfloat16)
     anatomy = dissect(model)
     found = find_places(model, files)
-    adapters.prepare(model, anatomy, Trains(Adapter(4, 2.0), quantize=form), torch.bfloat16)
+    adapters.prepare(model, anatomy, Trains(AdapterSpec(4, 2.0), quantize=form), torch.bfloat16)
     return model, found, pack_layers(model, anatomy.blocks, form)
 
 

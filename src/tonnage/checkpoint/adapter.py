@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.checkpoint.publishing import check_empty, published
-from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, counting, write_file
+from tonnage.checkpoint.shards import PUBLIC_HASH, Shards, TensorPart, counting, write_file
 from tonnage.checkpoint.verify import check_written, write_checksums
 from tonnage.errors import user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import LOW, join
 from tonnage.kernels.quantized import squares_and_lost
 from tonnage.model import adapter_files, peft
-from tonnage.model.adapters import Adapter, Target, find_targets, is_addition
+from tonnage.model.adapters import AdapterSpec, Target, find_targets, is_addition
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
 from tonnage.model.names import tied_names
@@ -51,7 +51,7 @@ def read_master(shards: Shards, name: str) -> Tensor:
 class Described:
     """What an adapter's directory says of it."""
 
-    adapter: Adapter
+    adapter: AdapterSpec
     alpha: float
     rank_stabilised: bool
     base: str
@@ -97,7 +97,7 @@ def export_adapter(
         for first, other in others.items():  # peft has both
             if first in theirs:
                 tensors[f"{peft.PREFIX}{other}"] = tensors[theirs[first]].clone()
-        parts = [Part(name, (0,) * tensor.dim(), tensor.contiguous()) for name, tensor in sorted(tensors.items())]
+        parts = [TensorPart(name, (0,) * tensor.dim(), tensor.contiguous()) for name, tensor in sorted(tensors.items())]
         weights, advance = temporary / adapter_files.WEIGHTS, counting(total, progress)
         digests = {weights.name: write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)}
         text = json.dumps(adapter_config(model, targets, whole, described), indent=2, ensure_ascii=False)
@@ -161,7 +161,7 @@ class Additions:
     """Low-rank additions of a checkpoint of ``model``, by the parameters that they are added to. ``form`` is that in
     which matrices were packed while the additions were trained."""
 
-    def __init__(self, shards: Shards, model: PreTrainedModel, adapter: Adapter, form: Format | None) -> None:
+    def __init__(self, shards: Shards, model: PreTrainedModel, adapter: AdapterSpec, form: Format | None) -> None:
         anatomy = dissect(model)
         targets = find_targets(model, anatomy, adapter.targets, strict=False)
         self._shards, self._factor, self._form = shards, adapter.factor, form

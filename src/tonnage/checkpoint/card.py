@@ -72,7 +72,7 @@ class PacksForm:
 
 
 @dataclass(frozen=True)
-class DataForm:
+class AccountFacts:
     """What ``data.json`` holds at least."""
 
     stop_tokens: list[int]
@@ -174,7 +174,7 @@ def model_card(
     Raises:
         UserError: a file of the run or the checkpoint does not hold what a run writes.
     """
-    state, account = read_state(checkpoint, RunForm, CardForm), read_object(run.data, DataForm)
+    state, account = read_state(checkpoint, RunForm, CardForm), read_object(run.data, AccountFacts)
     config = state["config"]
     steps, evaluations = _records(run, state["step"])
     base, is_hub = _named(config["model"])

@@ -31,7 +31,7 @@ MORE_BYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
-class Trained:
+class RunParameters:
     """The parameters of a run, to be asked for one by one in the type in which they are written."""
 
     model: PreTrainedModel
@@ -85,7 +85,9 @@ def load_plainly(directory: Path, **how: Any) -> Any:
             logging.enable_progress_bar()
 
 
-def logits_of_run(trained: Trained, buffers: Mapping[str, Tensor], token_rows: Iterable[Sequence[int]]) -> list[Tensor]:
+def logits_of_run(
+    trained: RunParameters, buffers: Mapping[str, Tensor], token_rows: Iterable[Sequence[int]]
+) -> list[Tensor]:
     """Logits of the parameters of a run; ``buffers`` are what it never trains, by name."""
     config = copy.deepcopy(trained.model.config)
     model = on_meta(config, torch.float32)
@@ -101,7 +103,7 @@ def logits_of_run(trained: Trained, buffers: Mapping[str, Tensor], token_rows: I
     return logits_of(model.eval(), token_rows)
 
 
-def compare(trained: Trained, directory: Path) -> str:
+def compare(trained: RunParameters, directory: Path) -> str:
     """Compare what lies in ``directory`` with the run's; says how far they are apart.
 
     Raises:

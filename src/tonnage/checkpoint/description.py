@@ -40,7 +40,7 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 
 @dataclass(frozen=True)
-class Form:
+class ExportForm:
     """What is written beside the weights, and their type."""
 
     config: PreTrainedConfig
@@ -51,7 +51,9 @@ class Form:
     dtype: torch.dtype
 
 
-def describe(directory: Path, model: PreTrainedModel, form: Form, origin: Path, *, is_part: bool = False) -> list[str]:
+def describe(
+    directory: Path, model: PreTrainedModel, form: ExportForm, origin: Path, *, is_part: bool = False
+) -> list[str]:
     """Write all but the weights of ``model`` to ``directory``.
 
     ``origin`` is the directory of the model that was trained, for its generation configuration; where it has none, one

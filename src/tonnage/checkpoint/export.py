@@ -23,21 +23,21 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key, revert_weight_conversion
 
 from tonnage.checkpoint.adapter import CARD, Additions
-from tonnage.checkpoint.compare import Trained
-from tonnage.checkpoint.description import Form, describe
+from tonnage.checkpoint.compare import RunParameters
+from tonnage.checkpoint.description import ExportForm, describe
 from tonnage.checkpoint.origin import Origin, read_origin
 from tonnage.checkpoint.publishing import check_empty, published
-from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, counting, write_file
+from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Shards, TensorPart, counting, write_file
 from tonnage.checkpoint.verify import check_written, write_checksums
 from tonnage.errors import user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import LOW, join
-from tonnage.model.adapters import Adapter
+from tonnage.model.adapters import AdapterSpec
 from tonnage.model.build import on_meta
 from tonnage.model.matching import sort
 from tonnage.model.merging import Match, faults
 from tonnage.model.names import Names
-from tonnage.model.stored import Stored, read, read_headers
+from tonnage.model.stored import StoredTensor, read, read_headers
 
 SHARD_BYTES = 4 * 10**9
 
@@ -53,7 +53,7 @@ class Start:
     """Of what is no parameter and taken over."""
     base_digest: str = ""
     """Of what was not trained; empty where all of it was."""
-    adapter: Adapter | None = None
+    adapter: AdapterSpec | None = None
     """Whose additions were trained."""
     quantize: Format | None = None
     """How weights under it were packed."""
@@ -62,12 +62,12 @@ class Start:
 def export(
     checkpoint: Path,
     directory: Path,
-    form: Form,
+    form: ExportForm,
     start: Start,
     *,
     shard_bytes: int = SHARD_BYTES,
     card: Callable[[Sequence[str]], str] | None = None,
-    finish: Callable[[Path, Trained], list[str]] | None = None,
+    finish: Callable[[Path, RunParameters], list[str]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Write ``checkpoint`` as a model directory that plain transformers loads.
@@ -104,7 +104,7 @@ def export(
             (temporary / CARD).write_text(card(merged), encoding="utf-8")
         notes += _check(temporary, model, origin, digests, advance)
         if finish is not None:
-            notes += finish(temporary, Trained(model, weights.names, weights.read))
+            notes += finish(temporary, RunParameters(model, weights.names, weights.read))
             digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
         write_checksums(temporary, digests, checkpoint.name)
     return notes
@@ -194,7 +194,7 @@ class _Unit:
 
     num_bytes: int
     parameters: tuple[str, ...] = ()
-    carried: Stored | None = None
+    carried: StoredTensor | None = None
 
 
 class _Layout:
@@ -265,7 +265,7 @@ def _write_weights(layout: _Layout, directory: Path, advance: Callable[[int], No
     for number, units in enumerate(files, start=1):
         file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors = layout.read(units)
-        parts = [Part(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
+        parts = [TensorPart(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
         digests[file] = write_file(directory / file, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
         weight_map |= dict.fromkeys(tensors, file)
         del tensors, parts

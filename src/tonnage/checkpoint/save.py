@@ -38,7 +38,7 @@ import torch
 from annotated_types import Ge, Gt, Len
 from torch import Tensor
 
-from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
+from tonnage.checkpoint.shards import FAST_HASH, TensorPart, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import ROOM, UserError, refused, user_error
 from tonnage.files.reading import read_json, read_object
 from tonnage.files.writing import write_json
@@ -107,7 +107,7 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """A file as it was written."""
 
     bytes: Annotated[int, Ge(0)]
@@ -129,12 +129,12 @@ class CursorForm:
     best_step: Annotated[int, Ge(-1)] = -1
     best_value: float = 0.0
     stale: Annotated[int, Ge(0)] = 0
-    shards: dict[str, Written] | None = None
+    shards: dict[str, WrittenFile] | None = None
     """The files of tensors; None in a checkpoint of an older version."""
 
 
 @dataclass(frozen=True)
-class DataForm:
+class DataFacts:
     """What ``state.json`` says of the data that the run is trained on."""
 
     key: str
@@ -148,7 +148,7 @@ class RunForm:
     """What ``state.json`` holds besides where a run has written it."""
 
     config: dict[str, Any]
-    data: DataForm
+    data: DataFacts
     packs_per_step: Annotated[int, Gt(0)]
     num_steps: Annotated[int, Ge(0)]
 
@@ -276,7 +276,7 @@ class Saver:
             self._untold.append(replace(self._whole, blocked_seconds=self._blocked_seconds))
             self._whole = None
 
-    def _stage(self, parts: Sequence[Part], copies: Collection[str]) -> list[Part]:
+    def _stage(self, parts: Sequence[TensorPart], copies: Collection[str]) -> list[TensorPart]:
         """The parts; those that are not copies are copied into a buffer of this host that every save uses again."""
         staged = [part for part in parts if part.name in copies]
         parts = [part for part in parts if part.name not in copies]
@@ -297,7 +297,7 @@ class Saver:
             torch.cuda.synchronize()
         return staged
 
-    def _write(self, path: Path, step: int, parts: Sequence[Part], state: str, began: float) -> None:
+    def _write(self, path: Path, step: int, parts: Sequence[TensorPart], state: str, began: float) -> None:
         """Write this rank's file; rank 0 then publishes the checkpoint."""
         rank, size = self._world.rank, self._world.size
         names = [shard_name(number) for number in range(size)]

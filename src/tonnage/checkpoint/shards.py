@@ -45,7 +45,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """What one rank holds of a tensor."""
 
     name: str
@@ -60,7 +60,7 @@ class Part:
         return self.tensor.numel() * self.tensor.element_size()
 
 
-def held_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> list[Part]:
+def held_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> list[TensorPart]:
     """The parts that this rank has to save: together, the ranks save everything once.
 
     What several ranks hold is dealt to them, each time to the one with the fewest bytes so far; every rank computes the
@@ -76,7 +76,7 @@ def held_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> list[Part]:
         taker = taken.index(min(taken))
         taken[taker] += tensor.numel() * tensor.element_size()
         if place == taker and values.numel():
-            parts.append(Part(name, tuple(r.start for r in region), values))
+            parts.append(TensorPart(name, tuple(r.start for r in region), values))
     return parts
 
 
@@ -95,7 +95,7 @@ def _place_among_replicas(tensor: Tensor, mesh: DeviceMesh) -> tuple[int, int]:
     return place, num_places
 
 
-def in_file_order(parts: Iterable[Part]) -> list[Part]:
+def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
     """Wide data types first, so that every tensor is aligned in a file, or a buffer, that holds one after another."""
     return sorted(parts, key=lambda part: (-part.tensor.element_size(), part.name))
 
@@ -115,7 +115,7 @@ def counting(total: int, progress: Callable[[int, int], None]) -> Callable[[int]
 
 def write_file(
     path: Path,
-    parts: Iterable[Part],
+    parts: Iterable[TensorPart],
     advanced: Callable[[int], None] = lambda num_bytes: None,
     *,
     in_parts: bool = True,
@@ -164,7 +164,7 @@ def write_file(
 
 
 @dataclass(frozen=True)
-class Stored:
+class PartOnDisk:
     """Where a part of a tensor lies on disk."""
 
     file: Path
@@ -201,7 +201,7 @@ class Shards:
 
     def __init__(self, checkpoint: Path) -> None:
         self.path = checkpoint
-        self._stored: dict[str, list[Stored]] = defaultdict(list)
+        self._stored: dict[str, list[PartOnDisk]] = defaultdict(list)
         for file in sorted(checkpoint.glob("*.safetensors")):
             for name, stored in read_header(file).items():
                 if any(len(other.shape) != len(stored.shape) for other in self._stored[name]):
@@ -256,7 +256,7 @@ class Shards:
         return target
 
 
-def read_header(file: Path) -> dict[str, Stored]:
+def read_header(file: Path) -> dict[str, PartOnDisk]:
     """The tensors that a file holds, by name. Raises ``UserError`` if it is not whole safetensors."""
     try:
         return _read_header(file)
@@ -269,7 +269,7 @@ def read_header(file: Path) -> dict[str, Stored]:
         ) from error
 
 
-def _read_header(file: Path) -> dict[str, Stored]:
+def _read_header(file: Path) -> dict[str, PartOnDisk]:
     size = file.stat().st_size
     with file.open("rb") as source:
         length = int.from_bytes(source.read(8), "little")
@@ -288,7 +288,7 @@ def _read_header(file: Path) -> dict[str, Stored]:
         offset = _sizes(sharding[name]["saved_offsets"]) if name in sharding else (0,) * len(shape)
         if len(offset) != len(shape):
             raise ValueError(f"the place of {name} has {len(offset)} dimensions, its shape {len(shape)}")
-        tensors[name] = Stored(file, dtype, start + first, offset, shape)
+        tensors[name] = PartOnDisk(file, dtype, start + first, offset, shape)
     if end != size:
         raise ValueError(f"{size:,} bytes instead of {end:,}")
     return tensors
@@ -301,7 +301,7 @@ def _sizes(values: list[Any]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _read(part: Stored, region: Region, target: Tensor) -> None:
+def _read(part: PartOnDisk, region: Region, target: Tensor) -> None:
     """Fill ``target`` with a region of a stored part."""
     shape = part.shape
     if not shape:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Len
 
-from tonnage.checkpoint.save import STATE, CursorForm, Written, read_state
+from tonnage.checkpoint.save import STATE, CursorForm, WrittenFile, read_state
 from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, counting, hash_file, read_header
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.reading import read_record
@@ -44,11 +44,11 @@ class Listed:
 class CheckpointList:
     """What COMPLETE says, by name."""
 
-    files: dict[str, Written]
+    files: dict[str, WrittenFile]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFile:
     """A file of an export as it was written."""
 
     bytes: Annotated[int, Ge(0)]
@@ -59,7 +59,7 @@ class Exported:
 class ExportList:
     """What ``checksums.json`` says, by name."""
 
-    files: dict[str, Exported]
+    files: dict[str, ExportedFile]
     checkpoint: str = ""
     """From which it was made; empty in an export of an older version."""
 
@@ -170,7 +170,7 @@ def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]
     except UserError as error:
         yield from error.problems
         return
-    shards = {file.path.name: Written(file.num_bytes, file.digest) for file in listed if file.path.name != STATE}
+    shards = {file.path.name: WrittenFile(file.num_bytes, file.digest) for file in listed if file.path.name != STATE}
     for name in sorted(shards | stated):
         if shards.get(name) != stated.get(name):
             digests = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.doctor.advice import Advice
     from tonnage.doctor.measure import Examination
-    from tonnage.prove.record import Record
+    from tonnage.prove.record import ProofRecord
 
 SAMPLED = ("bf16", "fp32")
 """Precisions in which passes of small models are timed."""
@@ -123,7 +123,7 @@ def _prove(directory: str, only: list[str], gpus: int, *, again: bool, brief: bo
         raise typer.Exit(1)
 
 
-def _show_proof(record: Record, folder: Path, console: Console) -> None:
+def _show_proof(record: ProofRecord, folder: Path, console: Console) -> None:
     from tonnage.prove.page import lines, verdict, where
 
     styles = {"passed": "green", "failed": "red", "skipped": "dim", "told": ""}
@@ -169,7 +169,7 @@ def _sample_training(examination: Examination, again: bool, progress: Progress) 
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
     if done.returncode or neighbours.share() > BUSY:  # the machine is described without
         return
-    samples = [calibration.Sample(**fields) for fields in json.loads(done.stdout)]
+    samples = [calibration.TimedStep(**fields) for fields in json.loads(done.stdout)]
     calibration.add(path, samples, "doctor")
 
 

@@ -56,7 +56,7 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
     while True:
         try:
             with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
-                status = slurm.follow(slurm.Job(run, job, plan.workers), poll=display.poll, tell=display.tell)
+                status = slurm.follow(slurm.SlurmJob(run, job, plan.workers), poll=display.poll, tell=display.tell)
             break
         except KeyboardInterrupt:
             if stopping:

@@ -43,7 +43,7 @@ def serve(
     from tonnage.serving.app import LOCAL, create_app
     from tonnage.serving.engine import Engine
     from tonnage.serving.listen import listen, run
-    from tonnage.targets.commands import Exported, commands
+    from tonnage.targets.commands import Servable, commands
 
     console = terminal(stderr=True)
     in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
@@ -66,6 +66,6 @@ def serve(
         if host not in LOCAL:
             say(console, "Whoever reaches this machine may ask: there are no keys, and no encryption.")
         if (in_use.directory / "config.json").is_file():
-            (line,) = commands("vllm", Exported(str(in_use.directory), ""))
+            (line,) = commands("vllm", Servable(str(in_use.directory), ""))
             say(console, "For load: ", (line, "bold"))
         run(app, socket)

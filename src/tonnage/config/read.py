@@ -27,7 +27,7 @@ from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
 from tonnage.config.check_here import missing_files
 from tonnage.config.schema import KERNELS, Config
-from tonnage.config.yaml_tree import Document
+from tonnage.config.yaml_tree import YamlTree
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import NotAPathError
 from tonnage.files.visible import shortened
@@ -66,7 +66,7 @@ def read_config(
 
     Raises ``UserError`` with every problem.
     """
-    document = Document() if path is None else yaml_tree.read_document(Path(path))
+    document = YamlTree() if path is None else yaml_tree.read_document(Path(path))
     _apply(document, overrides)
     problems = list(document.problems)
     _drop_empty_sections(document)
@@ -111,7 +111,7 @@ def overridden_key(override: str) -> str:
     return (yaml_tree.split_override(override) or ("", ""))[0]
 
 
-def _apply(document: Document, overrides: Sequence[str]) -> None:
+def _apply(document: YamlTree, overrides: Sequence[str]) -> None:
     overridden = []
     for override in overrides:
         path = tuple(overridden_key(override).split("."))
@@ -128,7 +128,7 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
     _drop_other_kinds(document, overridden)
 
 
-def _drop_other_kinds(document: Document, overridden: Sequence[keys.Path]) -> None:
+def _drop_other_kinds(document: YamlTree, overridden: Sequence[keys.Path]) -> None:
     """Where an override changes the launcher, drop the keys of the file that only the other one has."""
     launch = document.value.get("launch")
     if ("launch", "with") not in overridden or not isinstance(launch, dict):
@@ -141,7 +141,7 @@ def _drop_other_kinds(document: Document, overridden: Sequence[keys.Path]) -> No
             document.where.pop(path, None)
 
 
-def _drop_empty_sections(document: Document) -> None:
+def _drop_empty_sections(document: YamlTree) -> None:
     """A section whose keys are all commented out reads as nothing: its defaults hold."""
     for name, value in list(document.value.items()):
         field = keys.field_at((name,))
@@ -149,7 +149,7 @@ def _drop_empty_sections(document: Document) -> None:
             document.value[name] = {}
 
 
-def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem]]:
+def _validate(document: YamlTree) -> tuple[Config, list[keys.Path], list[Problem]]:
     """The config without its faulty values, their paths, and their problems."""
     try:
         return Config.model_validate(document.value), [], []
@@ -213,7 +213,7 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
     return tuple(path)
 
 
-def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Problem:
+def _problem(document: YamlTree, path: keys.Path, detail: ErrorDetails) -> Problem:
     name, where = shortened(keys.dotted(path)), document.place(path)
     if detail["type"] == "extra_forbidden" and (kinds := keys.kinds_with(path)):
         kind, key = " or ".join(kinds), keys.dotted((*path[:-1], "with"))
@@ -257,7 +257,7 @@ def _needed(takes: str, detail: ErrorDetails) -> str:
     return takes
 
 
-def _hint_for_key(document: Document, path: keys.Path) -> str:
+def _hint_for_key(document: YamlTree, path: keys.Path) -> str:
     """What an unknown key probably meant."""
     name = str(path[-1])
     if name.isdecimal() and (hint := _hint_for_comma(_value_at(document.value, path[:-1]), name)):
@@ -303,7 +303,7 @@ def _choices(annotation: Any) -> Iterable[str]:
     return [choice for argument in arguments for choice in _choices(argument)]
 
 
-def _in_order(document: Document, problems: dict[keys.Path, Problem]) -> list[Problem]:
+def _in_order(document: YamlTree, problems: dict[keys.Path, Problem]) -> list[Problem]:
     """Problems in the order in which the file is written, those of overrides last."""
 
     def position(problem: Problem) -> tuple[int, int]:
@@ -314,7 +314,7 @@ def _in_order(document: Document, problems: dict[keys.Path, Problem]) -> list[Pr
     return sorted(problems.values(), key=position)
 
 
-def _places(document: Document, names: Sequence[str]) -> str:
+def _places(document: YamlTree, names: Sequence[str]) -> str:
     """Where the keys of a contradiction were written; if none of them was, the file."""
     places = []
     for name in names:

@@ -109,7 +109,7 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 @dataclass
-class Document:
+class YamlTree:
     """A tree of plain values and where each was written."""
 
     value: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Document:
         return self.where.get(path, "")
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> YamlTree:
     """Read a config file. Raises ``UserError`` if nothing can be made of it."""
     try:
         text = read_text(path, MAX_BYTES, "a config file")
@@ -133,7 +133,7 @@ def read_document(path: Path) -> Document:
     except IsADirectoryError:
         configs = sorted(str(file) for file in path.iterdir() if file.suffix in (".yaml", ".yml"))[:3]
         raise user_error(f"{path} is a directory", "a config file", did_you_mean(configs), str(path)) from None
-    document = Document(where={(): str(path)})
+    document = YamlTree(where={(): str(path)})
 
     def place(line: int) -> str:
         return f"{path}:{line + 1}"
@@ -166,7 +166,7 @@ def split_override(text: str) -> tuple[str, str] | None:
     return (key.strip(), written) if equals and all(key.strip().split(".")) else None
 
 
-def apply_override(document: Document, text: str) -> None:
+def apply_override(document: YamlTree, text: str) -> None:
     """Set one value from ``a.b=value``, the value read as YAML; problems are added to the document's."""
     if _HALVES.search(text):
         key = text.partition("=")[0].strip()
@@ -181,7 +181,7 @@ def apply_override(document: Document, text: str) -> None:
     where = shortened(text, LONGEST_PLACE)
     if keys.field_at(path) is None and not _inside_names(path):
         where = f"{shortened(key)}=..."  # an unknown key may hold anything, a secret too: its value is not repeated
-    own = Document(where={})
+    own = YamlTree(where={})
     try:
         node = _compose(written)
         if node is None:  # nothing, or a comment: a shell has put in a variable that is not set
@@ -228,7 +228,7 @@ def _compose(text: str) -> yaml.Node | None:
         loader.dispose()
 
 
-def _build(node: yaml.Node, path: keys.Path, document: Document, place: Callable[[int], str]) -> Any:
+def _build(node: yaml.Node, path: keys.Path, document: YamlTree, place: Callable[[int], str]) -> Any:
     """The value of a node; where it was written goes into the document."""
     where = place(_line(node))
     document.where.setdefault(path, where)
@@ -249,7 +249,7 @@ def _build(node: yaml.Node, path: keys.Path, document: Document, place: Callable
                 change = f"remove one; the first is on line {first}"
                 problem = Problem(f"{keys.dotted(inner)} is written twice", "each key once", change, line)
                 document.problems.append(problem)
-                _build(value_node, inner, Document(), place)
+                _build(value_node, inner, YamlTree(), place)
                 continue
             document.where[inner] = line
             mapping[key] = _build(value_node, inner, document, place)
@@ -362,7 +362,7 @@ def _several(items: list[Any], path: keys.Path, rest: keys.Path) -> Problem:
     )
 
 
-def _nest(document: Document) -> None:
+def _nest(document: YamlTree) -> None:
     """Put what stands under dotted keys (``data.max_length: 512``) where it belongs."""
     dotted: list[tuple[keys.Path, keys.Path, Any]] = []
     _take_dotted(document.value, (), (), dotted)

@@ -27,7 +27,7 @@ from tonnage.data.recipe import Recipe, Script
 from tonnage.data.rendering import Request
 from tonnage.data.rows import Part, Row, lines_of, read_rows
 from tonnage.data.thoughts import check_thoughts
-from tonnage.data.tokens import Batch, Document, Encoder
+from tonnage.data.tokens import Document, Encoder, TextBatch
 from tonnage.forms.conversation import Conversation, Pieces, RowError, as_row_error
 from tonnage.forms.formats import Form
 from tonnage.forms.reader import Reader
@@ -247,7 +247,7 @@ class PartBuilder:
         return Marked(whole, [span for span in spans if span[0] < span[1]])
 
     def _encoded(
-        self, pending: Sequence[_Pending], batch: Batch, finish: Callable[[], None], totals: PartTotals
+        self, pending: Sequence[_Pending], batch: TextBatch, finish: Callable[[], None], totals: PartTotals
     ) -> Iterator[Result]:
         """What becomes of conversations when their ``batch`` is encoded, for which ``finish`` waits."""
         finish()

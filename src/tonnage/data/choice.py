@@ -55,7 +55,7 @@ MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class TemplateChoice:
     """The template that was chosen, why, and what it added to the vocabulary."""
 
     name: str
@@ -90,7 +90,7 @@ def choose(
     formats: Sequence[str],
     single_turn: bool,
     arguments: Mapping[str, object] | None = None,
-) -> tuple[PreTrainedTokenizerBase, Choice]:
+) -> tuple[PreTrainedTokenizerBase, TemplateChoice]:
     """A copy of the tokenizer that carries the chosen template and its special tokens.
 
     ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one
@@ -122,13 +122,13 @@ _DEFAULTS = re.compile(r"\A(?:\{%- if \w+ is not defined %\}\{%- set \w+ = [^%]*
 
 def _own(
     name: str, tokenizer: PreTrainedTokenizerBase, chats: Sequence[str]
-) -> tuple[str | dict[str, str], Choice] | None:
+) -> tuple[str | dict[str, str], TemplateChoice] | None:
     """The tokenizer's own template, or one of those that it has by name; ``None`` where another is meant."""
     own = tokenizer.chat_template
     unused = " (its rows are plain text: not used)" if not chats else ""
     is_default = name in ("auto", "tokenizer")
     if not isinstance(own, dict):
-        return (str(own), Choice("tokenizer", f"the tokenizer's own{unused}")) if own and is_default else None
+        return (str(own), TemplateChoice("tokenizer", f"the tokenizer's own{unused}")) if own and is_default else None
     default = "default" if is_default else name
     if default in own:
         named = "" if len(own) == 1 else f": {default!r} of {', '.join(map(repr, own))}"
@@ -136,7 +136,7 @@ def _own(
         templates = own if default == "default" else {**own, "default": own[default]}
         if default != "default":
             templates.pop(TOOL_USE, None)
-        return templates, Choice("tokenizer", f"the tokenizer's own{named}{extra}{unused}")
+        return templates, TemplateChoice("tokenizer", f"the tokenizer's own{named}{extra}{unused}")
     if is_default:
         raise user_error(
             found=f"a tokenizer with the chat templates {', '.join(map(repr, own))} and no default",
@@ -149,7 +149,7 @@ def _own(
 
 def _other(
     name: str, tokenizer: PreTrainedTokenizerBase, chats: Sequence[str], single_turn: bool
-) -> tuple[str, Choice]:
+) -> tuple[str, TemplateChoice]:
     """A template that is not the tokenizer's: a built-in, one whose text is in the config, or a file."""
     if name == "tokenizer":
         raise user_error(found="the tokenizer has no chat template", needed=", ".join(BUILT_IN), where="data.template")
@@ -174,10 +174,10 @@ def _other(
                 change="set eos_token in tokenizer_config.json, or set data.template: chatml",
                 where="data.template",
             )
-        return text, Choice(name, reason)
+        return text, TemplateChoice(name, reason)
     if is_jinja(name):
-        return _begun(name, tokenizer), Choice(WRITTEN_OUT, "its text is in the config")
-    return _begun(_read(name, tokenizer.chat_template), tokenizer), Choice(name, reason)
+        return _begun(name, tokenizer), TemplateChoice(WRITTEN_OUT, "its text is in the config")
+    return _begun(_read(name, tokenizer.chat_template), tokenizer), TemplateChoice(name, reason)
 
 
 def _begun(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -25,7 +25,7 @@ MOST_PACKS = 2000
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenRun:
     """Successive tokens that are alike."""
 
     text: str
@@ -46,7 +46,7 @@ class Picture:
     """In all of it."""
     supervised: int
     """Those of them whose loss counts."""
-    pieces: list[Piece]
+    pieces: list[TokenRun]
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class Pictures:
     sources: list[SourcePictures]
 
 
-def pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Any, special: Collection[int] = ()) -> list[Piece]:
+def pieces(
+    ids: Sequence[int], weights: Sequence[float], tokenizer: Any, special: Collection[int] = ()
+) -> list[TokenRun]:
     """A document in pieces of equal weight that are all special tokens, those of ``special``, or none."""
     kinds = [(weight, token in special) for token, weight in zip(ids, weights, strict=True)]
     borders = [at for at in range(len(ids) + 1) if at in (0, len(ids)) or kinds[at] != kinds[at - 1]]
     return [
-        Piece(
+        TokenRun(
             tokenizer.decode(list(ids[start:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False),
             *kinds[start],
         )

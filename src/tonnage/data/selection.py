@@ -14,7 +14,7 @@ import numpy as np
 from tonnage.config import Data
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
 from tonnage.data.builder import CONTROL_ROWS
-from tonnage.data.choice import Choice
+from tonnage.data.choice import TemplateChoice
 from tonnage.data.documents import Documents, StoredPart, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
@@ -145,7 +145,9 @@ class Selection:
                 order = np.argsort(_mixed(indices.astype(np.uint64), self.seed + 1), kind="stable")
                 self.copies[indices[order[: round(fraction * len(indices))]]] += 1
 
-    def write(self, building: Path, choice: Choice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]) -> None:
+    def write(
+        self, building: Path, choice: TemplateChoice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]
+    ) -> None:
         """Write packs and account."""
         train = self._write_packs(building / "train", self.train)
         validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None

@@ -120,7 +120,7 @@ class _Vocabulary(dict[str, bytes]):
 
 
 @dataclass(slots=True)
-class Batch:
+class TextBatch:
     """Texts on their way to documents."""
 
     texts: Sequence[Marked]
@@ -173,12 +173,12 @@ class Encoder:
         document = next(self.documents(batch))
         return batch.by_word[0] and isinstance(document, Document) and document.tokens.tolist() == self.ids(probe)
 
-    def begin(self, texts: Sequence[Marked]) -> Batch:
+    def begin(self, texts: Sequence[Marked]) -> TextBatch:
         """Cut into words what can be."""
         if self._vocabulary.size > VOCABULARY_CHARACTERS:
             self._vocabulary = _Vocabulary()
         number = self._vocabulary.__getitem__
-        batch = Batch(texts, [], [], self._vocabulary, [], [])
+        batch = TextBatch(texts, [], [], self._vocabulary, [], [])
         for text, spans in texts:
             inside = {border for start, stop, _ in spans for border in (start, stop) if 0 < border < len(text)}
             borders = sorted(inside)
@@ -189,12 +189,12 @@ class Encoder:
         batch.new, self._vocabulary.new = self._vocabulary.new, []
         return batch
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: TextBatch) -> None:
         """What the tokenizer has to do for a batch: it does it on all cores and lets other threads go on."""
         batch.known = self._tokenizer.encode_batch(batch.new, add_special_tokens=False)
         batch.whole = self._encode([text for (text, _), cut in zip(batch.texts, batch.by_word, strict=True) if not cut])
 
-    def documents(self, batch: Batch) -> Iterator[Document | RowError]:
+    def documents(self, batch: TextBatch) -> Iterator[Document | RowError]:
         """The documents of a batch that was run, or why there is none, in the order of its texts."""
         batch.vocabulary.learn(batch.known)
         tokens, before = batch.vocabulary.tokens(np.frombuffer(b"".join(batch.words), dtype=np.int32))

@@ -14,7 +14,7 @@ from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_tr
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import ModelFound, find, with_adapter
-from tonnage.decide.plans import Question, asked_of, other_plans, plan_run
+from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.rows import prepare_data
 from tonnage.planning.ways import choose
@@ -116,7 +116,9 @@ def decide_on(
     return Decision(settled, model, prepared, plan, others, prompts, questions)
 
 
-def asked(path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Question:
+def asked(
+    path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent
+) -> PlanQuestion:
     """What ``plan`` is asked of a config (without a file, of ``overrides`` alone): for this machine or, if given, for
     another one. Raises as ``decide``, but for what does not fit."""
     config = counted(read_config(path, overrides), machine)

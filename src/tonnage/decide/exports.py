@@ -141,8 +141,8 @@ def _export_model(
 ) -> list[str]:
     import torch
 
-    from tonnage.checkpoint.card import DataForm, model_card
-    from tonnage.checkpoint.description import Form
+    from tonnage.checkpoint.card import AccountFacts, model_card
+    from tonnage.checkpoint.description import ExportForm
     from tonnage.checkpoint.export import Start, export
     from tonnage.files.reading import read_record
 
@@ -160,7 +160,7 @@ def _export_model(
     return export(
         checkpoint,
         directory,
-        Form(trained.model, run.tokenizer, read_record(run.data, DataForm).stop_tokens, dtypes[dtype]),
+        ExportForm(trained.model, run.tokenizer, read_record(run.data, AccountFacts).stop_tokens, dtypes[dtype]),
         Start(
             trained.files.directory,
             config.init != "random",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import user_error
-from tonnage.targets.commands import PROGRAMS, Exported, commands
+from tonnage.targets.commands import PROGRAMS, Servable, commands
 
 if TYPE_CHECKING:
-    from tonnage.checkpoint.compare import Trained
+    from tonnage.checkpoint.compare import RunParameters
     from tonnage.rundir.directory import RunDirectory
 
 KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
@@ -87,7 +87,7 @@ def prepared(
     return Handing(wishes, tuple(command), context)
 
 
-def finish(handing: Handing, directory: str, dtype: str, temporary: Path, trained: Trained) -> list[str]:
+def finish(handing: Handing, directory: str, dtype: str, temporary: Path, trained: RunParameters) -> list[str]:
     """Complete an export in its temporary directory; returns lines for the user."""
     from tonnage.checkpoint.compare import compare
 
@@ -103,7 +103,7 @@ def finish(handing: Handing, directory: str, dtype: str, temporary: Path, traine
             if path.is_file() and path.suffix != ".gguf" and path.name not in KEPT:
                 path.unlink()
     if (temporary / "README.md").is_file():
-        _complete_card(temporary / "README.md", handing.wishes.target, Exported(".", dtype, gguf=name))
+        _complete_card(temporary / "README.md", handing.wishes.target, Servable(".", dtype, gguf=name))
     return notes
 
 
@@ -115,11 +115,11 @@ def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge
     chosen = config.precision if dtype == "auto" else dtype
     gguf = next((path.name for path in sorted(Path(directory).glob("*.gguf"))), "")
     if isinstance(config.adapter, str) or merge:
-        return commands(target, Exported(directory, chosen, gguf=gguf))
-    return commands(target, Exported(directory, chosen, config.model, config.adapter.rank, gguf))
+        return commands(target, Servable(directory, chosen, gguf=gguf))
+    return commands(target, Servable(directory, chosen, config.model, config.adapter.rank, gguf))
 
 
-def _complete_card(card: Path, target: str, exported: Exported) -> None:
+def _complete_card(card: Path, target: str, exported: Servable) -> None:
     lines = "\n".join(commands(target, exported))
     program = PROGRAMS[target] if target != "transformers" else "tonnage, for trying it"
     text = f"## Serve it\n\nWith {program}, in this directory:\n\n```\n{lines}\n```\n\n"
@@ -148,17 +148,19 @@ def _write_modelfile(handing: Handing, directory: Path, gguf: str, where: str) -
         stops=stops,
         generation=read_json_object(directory / "generation_config.json"),
         context=handing.context if positions is None else min(positions, handing.context),
-        title=Exported(where, "").name,
+        title=Servable(where, "").name,
     )
     (directory / MODELFILE).write_text(text, encoding="utf-8")
     return notes
 
 
-def _converted(handing: Handing, directory: Path, trained: Trained, where: str, dtype: str) -> tuple[str, list[str]]:
+def _converted(
+    handing: Handing, directory: Path, trained: RunParameters, where: str, dtype: str
+) -> tuple[str, list[str]]:
     """Convert to GGUF and read that back; the name of the first file, and lines for the user."""
     from tonnage.targets.gguf import TYPES, convert
 
-    stem = f"{Exported(where, dtype).name}-{TYPES[dtype]}"
+    stem = f"{Servable(where, dtype).name}-{TYPES[dtype]}"
     shard_bytes = handing.wishes.shard_bytes if handing.wishes.shard_bytes != SHARD_BYTES else None
     files = convert(list(handing.converter), directory, f"{stem}.gguf", dtype, shard_bytes)
     name = files[0].name
@@ -167,7 +169,7 @@ def _converted(handing: Handing, directory: Path, trained: Trained, where: str, 
     return name, [_read_back(directory, name, trained, dtype)]
 
 
-def _read_back(directory: Path, name: str, trained: Trained, dtype: str) -> str:
+def _read_back(directory: Path, name: str, trained: RunParameters, dtype: str) -> str:
     """Compare a GGUF file with the model it was made from, with a library that is installed; a line for the user."""
     from tonnage.checkpoint.compare import load_plainly, logits_of, prompts, told
 

@@ -97,7 +97,7 @@ def evaluate_tasks(
     config, length = checked.config, positions_of(checked.config) or DEFAULT_LENGTH
     with ranks() as world:
         pipeline, dtypes, isolation = assembled(checked, world, length)
-        engine = Engine(
+        engine = HarnessModel(
             pipeline,
             world,
             isolation,
@@ -127,7 +127,7 @@ def as_table(results: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Engine:
+class HarnessModel:
     """A model that is asked, with how its documents are laid out."""
 
     pipeline: Pipeline
@@ -271,7 +271,7 @@ class Interface:
 
     cache_hook: Any
 
-    def __init__(self, engine: Engine, tokenizer: Any, length: int, ends: frozenset[int]) -> None:
+    def __init__(self, engine: HarnessModel, tokenizer: Any, length: int, ends: frozenset[int]) -> None:
         super().__init__()
         self.engine, self.tokenizer, self.length, self.ends = engine, tokenizer, length, ends
 
@@ -361,7 +361,7 @@ class Interface:
         return texts
 
 
-def behind_its_interface(engine: Engine, tokenizer: Any, length: int, ends: frozenset[int]) -> Any:
+def behind_its_interface(engine: HarnessModel, tokenizer: Any, length: int, ends: frozenset[int]) -> Any:
     """An engine as a model of lm-evaluation-harness (``lm_eval.api.model.TemplateLM``), with texts of ``length`` tokens
     at most."""
     from lm_eval.api.model import TemplateLM

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from tonnage.data import Progress
-    from tonnage.decide.plans import Question
+    from tonnage.decide.plans import PlanQuestion
     from tonnage.planning.plan import Plan
 
 KEYS = {"rank": "adapter.rank", "max_length": "data.max_length", "micro_batch": "memory.micro_batch"}
@@ -82,7 +82,7 @@ class _Search:
         return self.plan(index).fits
 
 
-def largest(question: Question, word: str, progress: Progress = silent) -> Largest:
+def largest(question: PlanQuestion, word: str, progress: Progress = silent) -> Largest:
     """The largest value of what ``word`` means (rank, max_length or micro_batch) for which a plan fits.
 
     Raises:
@@ -192,7 +192,7 @@ def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
     return replace(values, falls=(single, number))
 
 
-def _weighed_anew(question: Question, config: Config, anyway: bool) -> Plan:
+def _weighed_anew(question: PlanQuestion, config: Config, anyway: bool) -> Plan:
     return question.at_length(config, anyway, config.data.max_length)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from tonnage.host.quantized import Format
-    from tonnage.model.adapters import Adapter as AdapterAdded
+    from tonnage.model.adapters import AdapterSpec as AdapterAdded
     from tonnage.model.files import ModelFiles
 
 

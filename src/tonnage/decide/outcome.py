@@ -10,7 +10,7 @@ from tonnage.files.writing import write_json
 from tonnage.host.core_waits import NOTABLE
 
 if TYPE_CHECKING:
-    from tonnage.planning.calibration import Sample
+    from tonnage.planning.calibration import TimedStep
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
@@ -73,15 +73,15 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     calibration.add(calibration_file(hardware), [sample_of(plan, machine, median(seconds))], "run")
 
 
-def sample_of(plan: Plan, machine: Machine, seconds: float) -> Sample:
+def sample_of(plan: Plan, machine: Machine, seconds: float) -> TimedStep:
     """That a plan's step took ``seconds`` on a machine, by what was planned (``planning.seconds.compute_seconds``)."""
-    from tonnage.planning.calibration import Sample
+    from tonnage.planning.calibration import TimedStep
     from tonnage.planning.scales import work_of
     from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
 
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
     besides = seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores)
-    return Sample(
+    return TimedStep(
         origin="run",
         precision=layout.precision,
         flops=product_flops(layout, model, work),

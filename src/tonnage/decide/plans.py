@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """What a plan is asked for: a config, which may leave open what is trained, the model it names, and a place."""
 
     config: Config
@@ -90,7 +90,7 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None,
 
 def supposed(
     name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent
-) -> Question:
+) -> PlanQuestion:
     """What ``suppose`` plans. Raises ``UserError`` where there is no such model."""
     from tonnage.model.files import read_model
     from tonnage.planning.batch import resolved
@@ -127,7 +127,7 @@ def supposed(
         config, _ = resolved(config, None)
         return _costs(config, subject(config, config.data.max_length), place, plan)
 
-    return Question(config, model_config, place, planned, at_length, ladder)
+    return PlanQuestion(config, model_config, place, planned, at_length, ladder)
 
 
 def says_what_is_trained(overrides: Sequence[str]) -> bool:
@@ -135,7 +135,7 @@ def says_what_is_trained(overrides: Sequence[str]) -> bool:
     return any(overridden_key(one).partition(".")[0] in ("adapter", "train") for one in overrides)
 
 
-def compared(question: Question, progress: Progress = silent) -> tuple[Compared, ...]:
+def compared(question: PlanQuestion, progress: Progress = silent) -> tuple[Compared, ...]:
     """All ways to train the model of a question, each in its best layout, whether it fits or not.
 
     Raises:
@@ -168,7 +168,7 @@ def offering_ways(error: UserError, ways: Sequence[Compared]) -> UserError:
     return UserError(replace(first, change=f"{change}; or {first.change}" if first.change else change), *others)
 
 
-def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where) -> Question:
+def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where) -> PlanQuestion:
     """The question whose answer is the plan of ``plan_run``."""
 
     def planned(config: Config, force: bool) -> Plan:
@@ -184,7 +184,7 @@ def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where
     def ladder(config: Config, plan: Plan) -> list[Cost]:
         return _costs(config, _subject_of(config, model, prepared), place, plan)
 
-    return Question(config, model.config, place, planned, at_length, ladder)
+    return PlanQuestion(config, model.config, place, planned, at_length, ladder)
 
 
 def other_plans(

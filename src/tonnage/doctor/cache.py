@@ -86,7 +86,7 @@ class Storage(DiskRates):
 
 
 @dataclass(frozen=True)
-class Record:
+class HardwareRecord:
     """What is known of some hardware."""
 
     hardware: Hardware
@@ -108,17 +108,21 @@ def today() -> str:
     return time.strftime("%Y-%m-%d")
 
 
-def recall(hardware: Hardware, cache: Path | None = None) -> Record:
+def recall(hardware: Hardware, cache: Path | None = None) -> HardwareRecord:
     """What was measured on such hardware."""
     path = _file(hardware, cache)
     try:
         stored = read_record(path, _Stored)
     except UserError:
-        return Record(hardware)
-    return Record(hardware, stored.compute, stored.disks) if stored.version == VERSION else Record(hardware)
+        return HardwareRecord(hardware)
+    return (
+        HardwareRecord(hardware, stored.compute, stored.disks)
+        if stored.version == VERSION
+        else HardwareRecord(hardware)
+    )
 
 
-def remember(record: Record, cache: Path | None = None) -> Path:
+def remember(record: HardwareRecord, cache: Path | None = None) -> Path:
     """Store what was measured; returns the file.
 
     Raises:
@@ -162,10 +166,10 @@ def load_machine(directory: str | Path = ".", cache: Path | None = None) -> Mach
 
 def describe_here(directory: str | Path = ".") -> Machine:
     """This machine with its sizes and with cautious rates that nobody has measured; takes milliseconds."""
-    return machine_of(Record(look()), look_at_disk(Path(directory)))
+    return machine_of(HardwareRecord(look()), look_at_disk(Path(directory)))
 
 
-def machine_of(record: Record, disk: Disk) -> Machine:
+def machine_of(record: HardwareRecord, disk: Disk) -> Machine:
     """Hardware, a disk, and what was measured of them; what was not is assumed."""
     machine = _assumed(record.hardware, disk)
     if (compute := record.compute) is not None:

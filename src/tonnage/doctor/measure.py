@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from tonnage.doctor.advice import BUSY
-from tonnage.doctor.cache import Compute, Record, Storage, calibration_file, machine_of, recall, remember, today
+from tonnage.doctor.cache import Compute, HardwareRecord, Storage, calibration_file, machine_of, recall, remember, today
 from tonnage.doctor.hardware import Disk, Hardware, Neighbours, look, look_at_disk
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.planning import calibration
@@ -65,7 +65,7 @@ class Examination:
 
     hardware: Hardware
     disk: Disk
-    record: Record
+    record: HardwareRecord
     new: bool
     """Whether anything was measured now."""
     disturbed: bool = False

@@ -326,7 +326,7 @@ def _by_triton(packed: PackedWeight, out: Tensor, column: int) -> bool:
 def _widen_on_gpu(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
     from tonnage.kernels import quantized_triton as on_gpu
 
-    part = on_gpu.Part(packed.shape[-1], row, column)
+    part = on_gpu.WidenedPart(packed.shape[-1], row, column)
     if packed.form == "int8":
         on_gpu.widen_eight_bits(out, packed.codes, packed.scales, part)
     else:

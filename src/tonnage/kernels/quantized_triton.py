@@ -66,7 +66,7 @@ def widen_rows(out, codes, scales, width, row, column, columns, SIZE: tl.constex
 
 
 @dataclass(frozen=True)
-class Part:
+class WidenedPart:
     """Where what is widened lies in a weight."""
 
     width: int
@@ -90,7 +90,7 @@ def widen_four_bits(
     levels: tuple[float, ...],
     book: tuple[float, ...],
     first: int,
-    part: Part,
+    part: WidenedPart,
 ) -> None:
     """Fill ``out`` (rows, columns) with a part of a weight. Width, columns and the first column are even; tensors and
     ``first`` are those of a ``PackedWeight``."""
@@ -105,7 +105,7 @@ def widen_four_bits(
     widen_pairs[grid](out, codes, scales, outer, mean, *tables, *numbers, **options, enable_fp_fusion=False)
 
 
-def widen_eight_bits(out: Tensor, codes: Tensor, scales: Tensor, part: Part) -> None:
+def widen_eight_bits(out: Tensor, codes: Tensor, scales: Tensor, part: WidenedPart) -> None:
     """The same of int8."""
     rows, columns = out.shape
     if out.numel():

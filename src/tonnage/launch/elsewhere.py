@@ -47,4 +47,4 @@ def started(launch: SlurmLaunch | RayLaunch, run: RunDirectory) -> AbstractConte
         return ray.started(launch, run)
     if slurm.in_allocation():
         return slurm.started(launch, run)
-    return nullcontext(slurm.Job(run, slurm.submit(launch, run), launch.num_workers))
+    return nullcontext(slurm.SlurmJob(run, slurm.submit(launch, run), launch.num_workers))

@@ -77,7 +77,7 @@ class Pods:
 
 
 @dataclass(frozen=True)
-class Shape:
+class PodShape:
     """A run's workers over nodes."""
 
     workers: int
@@ -92,19 +92,19 @@ class Shape:
         return -(-self.workers // self.nodes)
 
     @staticmethod
-    def of(config: Config) -> Shape:
+    def of(config: Config) -> PodShape:
         """As the config's launch section has it."""
         match config.launch:
             case RayLaunch() as launch:
                 cpus = 1 if launch.cpus_per_worker == "auto" else launch.cpus_per_worker
                 each = -(-launch.num_workers // launch.nodes)
                 fewest = -(-launch.fewest_workers // each)
-                return Shape(launch.num_workers, fewest, launch.nodes, cpus, launch.num_gpus)
+                return PodShape(launch.num_workers, fewest, launch.nodes, cpus, launch.num_gpus)
             case SlurmLaunch() as launch:
                 gpus = int(launch.gpus_per_node > 0)
-                return Shape(launch.num_workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)
+                return PodShape(launch.num_workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)
             case launch:
-                return Shape(launch.num_workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
+                return PodShape(launch.num_workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
 
 
 def check_pods(pods: Pods) -> None:
@@ -121,7 +121,7 @@ def check_pods(pods: Pods) -> None:
 
 def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
     """A ConfigMap and a RayJob."""
-    shape, name = Shape.of(config), name_of(config)
+    shape, name = PodShape.of(config), name_of(config)
     fewest = config.launch.fewest_workers if isinstance(config.launch, RayLaunch) else shape.workers
     hardware = config.launch.hardware if isinstance(config.launch, RayLaunch | SlurmLaunch) else None
     of_ray = {"max_failures", "resize_seconds", "wait_seconds", "runtime_env"}
@@ -171,7 +171,7 @@ def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
 
 def indexed_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
     """A ConfigMap, a headless Service by which pods find pod 0, and an Indexed Job."""
-    shape, name = Shape.of(config), name_of(config)
+    shape, name = PodShape.of(config), name_of(config)
     launch = LocalLaunch.model_validate(
         {"with": "local", "workers": shape.workers, "timeout": config.launch.timeout, "threads": config.launch.threads}
     )
@@ -244,7 +244,7 @@ def _config_map(config: Config, name: str, pods: Pods) -> dict[str, Any]:
     }
 
 
-def _resources(shape: Shape, pods: Pods) -> dict[str, Any]:
+def _resources(shape: PodShape, pods: Pods) -> dict[str, Any]:
     """Of one node's pod."""
     resources: dict[str, Any] = {"cpu": shape.each * shape.cpus_per_worker}
     if shape.gpus_per_worker:

@@ -32,7 +32,7 @@ from ray.train.torch import TorchTrainer
 from tonnage.config import RayLaunch, read_config
 from tonnage.files.writing import write_json
 from tonnage.host.ray_cluster import join, unreachable
-from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
+from tonnage.launch.ray_workers import Rendezvous, RunRefused, train_worker
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -174,7 +174,7 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str]) -> dict[str, 
         ]
         return {"lost": "; ".join(lost)}
     except ray.train.ControllerError as error:
-        if isinstance(error.controller_failure, Refused):
+        if isinstance(error.controller_failure, RunRefused):
             return {"problems": [asdict(problem) for problem in error.controller_failure.problems()]}
         return {"lost": f"Ray Train: {_first_line(error.controller_failure)}"}
     except ray.train.TrainingFailedError as error:  # preempted more often than Ray allows

@@ -45,7 +45,7 @@ CAUSE_SECONDS = 2.0
 REFUSED = UserError.exit_status
 
 
-class Refused(Exception):
+class RunRefused(Exception):
     """The run cannot be carried out here, however often it is tried; the problems as JSON."""
 
     def problems(self) -> list[Problem]:
@@ -90,7 +90,7 @@ class _Meeting(Backend):  # type: ignore[misc]
                 change="write output=... on one, or mount it there",
                 where="output",
             )
-            raise Refused(json.dumps([asdict(problem)]))
+            raise RunRefused(json.dumps([asdict(problem)]))
         address, port = worker_group.execute_single(0, _reserve_port)
         worker_group.execute(_announce, address, port)
 

@@ -242,7 +242,7 @@ def look(job: str) -> JobState | None:
     )
 
 
-class Job:
+class SlurmJob:
     """A job that was submitted. It goes on without whoever looks at it."""
 
     waits_for = ""
@@ -277,11 +277,11 @@ class Job:
         cancel(self._job)
 
 
-def follow(job: Job, *, poll: Callable[[], None], tell: Callable[[str], None]) -> int:
+def follow(job: SlurmJob, *, poll: Callable[[], None], tell: Callable[[str], None]) -> int:
     """Wait for the end of a job. Ending this (Ctrl-C) does not end the job, nor does a ``poll`` that fails.
 
     ``poll`` is called about ten times a second, ``tell`` with why the job does not run, or with nothing when it does.
-    Returns and raises as ``Job.look``.
+    Returns and raises as ``SlurmJob.look``.
     """
     told = ""
     while (status := job.look()) is None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.meanings import meaning_of
-from tonnage.migration.prompts import NAMED, Prompt, written_out
-from tonnage.migration.sources import USUAL_ROLES, Sources
+from tonnage.migration.prompts import NAMED, PromptFormat, written_out
+from tonnage.migration.sources import USUAL_ROLES, ImportedSources
 from tonnage.migration.values import flag, listed, text, texts, whole
 from tonnage.migration.yaml_files import read_data
 
@@ -28,7 +28,7 @@ FLAGS = ("train", "loss", "weight", "loss_weight")
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """What the rows of a data set are."""
 
     format: str
@@ -36,13 +36,13 @@ class Shape:
     """``alpaca``: as the template of that name shows them; ``prompt``: by a text around them; ``chat``: as a chat
     template does; ``text``: as they are."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    prompt: Prompt | None = None
+    prompt: PromptFormat | None = None
 
 
 _TABLE = read_data("axolotl_rows")
 TYPES = {
-    **{name: Shape(**row) for names, row in _TABLE["types"].items() for name in names.split()},
-    **{name: Shape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
+    **{name: RowShape(**row) for names, row in _TABLE["types"].items() for name in names.split()},
+    **{name: RowShape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
 }
 """Axolotl's ``type`` of a data set."""
 SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
@@ -82,7 +82,7 @@ class _DataSet:
             self.draft.refuse(pick, otherwise)
 
 
-def put_sources(draft: Draft) -> Sources:
+def put_sources(draft: Draft) -> ImportedSources:
     """Axolotl's ``datasets`` and ``test_datasets``. Returns what it trains on."""
     sides = {"data.train": "axolotl_rows", "data.validation": "axolotl_tests"}
     sources = {key: _listed(draft, key, quantity) for key, quantity in sides.items()}
@@ -105,9 +105,9 @@ def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:
     return list(data_sets.values())
 
 
-def _listed(draft: Draft, key: str, quantity: str) -> Sources:
+def _listed(draft: Draft, key: str, quantity: str) -> ImportedSources:
     """One of the lists."""
-    sources = Sources()
+    sources = ImportedSources()
     for leaves in _data_sets(draft, quantity):
         every = list(leaves.values())
         try:
@@ -119,7 +119,7 @@ def _listed(draft: Draft, key: str, quantity: str) -> Sources:
     return sources
 
 
-def _add(data_set: _DataSet, sources: Sources) -> None:
+def _add(data_set: _DataSet, sources: ImportedSources) -> None:
     """Add a data set to the sources."""
     draft, source = data_set.draft, data_set.source
     if not _path(data_set):
@@ -169,7 +169,7 @@ def _path(data_set: _DataSet) -> bool:
     return True
 
 
-def _shape(data_set: _DataSet, sources: Sources) -> Shape:
+def _shape(data_set: _DataSet, sources: ImportedSources) -> RowShape:
     draft, leaves = data_set.draft, data_set.leaves
     own = {name.partition(".")[2]: leaves.pop(name) for name in list(leaves) if name.startswith("type.")}
     if own:
@@ -177,11 +177,11 @@ def _shape(data_set: _DataSet, sources: Sources) -> Shape:
     kind = data_set.take("type")
     if kind is None:
         draft.note("a data set without a type")
-        return Shape("auto", "chat")
+        return RowShape("auto", "chat")
     shape = TYPES.get(str(kind.value))
     if shape is None:
         draft.refuse(kind, f"Known are {', '.join(SHOWN_TYPES)}: write rows of another type as one of them.")
-        return Shape("auto", "chat")
+        return RowShape("auto", "chat")
     if not _fits(shape, sources):
         draft.refuse(kind, ONE_TEMPLATE)
         return shape
@@ -191,7 +191,7 @@ def _shape(data_set: _DataSet, sources: Sources) -> Shape:
     return shape
 
 
-def _fits(shape: Shape, sources: Sources) -> bool:
+def _fits(shape: RowShape, sources: ImportedSources) -> bool:
     """Whether one template can show the rows of a data set and those before; notes how they are shown."""
     is_one = sources.prompt is None or shape.prompt == sources.prompt
     if len({shape.shown, *sources.shown} - {"text"}) > 1 or not is_one:
@@ -201,7 +201,7 @@ def _fits(shape: Shape, sources: Sources) -> bool:
     return True
 
 
-def _own(data_set: _DataSet, own: Leaves, sources: Sources) -> Shape:
+def _own(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> RowShape:
     """A ``type`` that the configuration writes out."""
     parts = {name: pick for name, pick in own.items() if name in OWN}
     for name in own.keys() - parts.keys():
@@ -210,8 +210,8 @@ def _own(data_set: _DataSet, own: Leaves, sources: Sources) -> Shape:
         prompt = written_out({name: str(pick.value) for name, pick in parts.items()})
     except ValueError as error:
         data_set.draft.refuse(own.values(), f"A part of this prompt {error}.")
-        return Shape("auto", "chat")
-    shape = Shape("alpaca", "prompt", prompt.columns, prompt)
+        return RowShape("auto", "chat")
+    shape = RowShape("alpaca", "prompt", prompt.columns, prompt)
     if _fits(shape, sources):
         data_set.picks += parts.values()
     else:

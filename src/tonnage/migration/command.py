@@ -30,7 +30,7 @@ from tonnage.migration.keys import (
     TORCHRUN,
     Table,
 )
-from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, Setting, flat, unreadable
+from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, ForeignSetting, flat, unreadable
 from tonnage.migration.yaml_files import read_data
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -60,7 +60,7 @@ class Command:
 
     launcher: str
     """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, or a program of its own."""
-    settings: list[Setting]
+    settings: list[ForeignSetting]
 
 
 def read_command(text: str, where: str) -> Command:
@@ -87,7 +87,7 @@ def read_command(text: str, where: str) -> Command:
     for table, name, value, written in _settings(*commands[0]):
         is_started_with = table not in (ARGUMENTS, *OWN_PROGRAMS.values()) or name == DEVICES
         rank = RANK_LAUNCHER if is_started_with else RANK_WORDS
-        settings.append(Setting(table, name, value, where, rank, written))
+        settings.append(ForeignSetting(table, name, value, where, rank, written))
     return Command(commands[0][0], settings)
 
 

@@ -11,7 +11,7 @@ from tonnage.config.commented import lines_of, on_a_line
 from tonnage.config.keys import all_keys
 
 if TYPE_CHECKING:
-    from tonnage.migration.draft import Need
+    from tonnage.migration.draft import MissingAnswer
 
 COMMENT_COLUMN = 44
 
@@ -28,7 +28,7 @@ def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
 def config_text(
     tree: Mapping[str, Any],
     origins: Mapping[str, Sequence[str]],
-    needs: Sequence[Need],
+    needs: Sequence[MissingAnswer],
     files: Sequence[str],
     version: str,
 ) -> str:

@@ -35,15 +35,15 @@ from tonnage.migration import (
     workers,
 )
 from tonnage.migration.config_text import config_text, nested
-from tonnage.migration.draft import Conflict, Draft, Entry, Implied, Need, Pick
+from tonnage.migration.draft import Conflict, Draft, Entry, Implied, MissingAnswer, Pick
 from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, VERDICTS, VERSION_1, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
 from tonnage.migration.values import flag, whole
 
 REQUIRED = {
-    "model": Need("model", "a hub id or a local directory", "HUB_ID_OR_DIRECTORY"),
-    "data.train": Need("data.train", "rows to train on: a file, directory or hub id", "ROWS"),
+    "model": MissingAnswer("model", "a hub id or a local directory", "HUB_ID_OR_DIRECTORY"),
+    "data.train": MissingAnswer("data.train", "rows to train on: a file, directory or hub id", "ROWS"),
 }
 STAND_INS = {"model": "x", "data.train": "x", "batch.sequences": 2**20}
 """For what is still needed, while the rest is checked."""
@@ -66,7 +66,7 @@ class Import:
     """One for each key that was given, in the order of the files."""
     implied: tuple[Implied, ...]
     conflicts: tuple[Conflict, ...]
-    needs: tuple[Need, ...]
+    needs: tuple[MissingAnswer, ...]
     """What is missing; a config that ``tonnage train`` takes if empty."""
     notes: tuple[str, ...]
 
@@ -197,17 +197,17 @@ def _length_of_the_run(draft: Draft) -> None:
         draft.put("steps", pick.value, pick)
 
 
-def _contradictions(draft: Draft) -> list[Need]:
+def _contradictions(draft: Draft) -> list[MissingAnswer]:
     """What our own checks say of the whole, files left aside."""
     tree = nested({need.key: STAND_INS[need.key] for need in draft.needs if need.key in STAND_INS} | draft.tree)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        return [Need(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
+        return [MissingAnswer(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
     needs = []
     for problem in check.contradictions(config):
         change = f" ({problem.change})" if problem.change else ""
-        needs.append(Need(problem.keys[0], f"{problem.found}; needed: {problem.needed}{change}"))
+        needs.append(MissingAnswer(problem.keys[0], f"{problem.found}; needed: {problem.needed}{change}"))
     return needs
 
 

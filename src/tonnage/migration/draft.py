@@ -24,7 +24,7 @@ from tonnage.migration.keys import DEEPSPEED, Verdict, asks_for_nothing, decides
 from tonnage.migration.meanings import Meaning, meaning_of
 from tonnage.migration.programs import Program, in_words
 from tonnage.migration.reading import Files
-from tonnage.migration.settings import RANK_WORDS, Setting
+from tonnage.migration.settings import RANK_WORDS, ForeignSetting
 from tonnage.migration.values import flag, text
 from tonnage.migration.yaml_files import read_data
 
@@ -40,7 +40,7 @@ TOKENS = ("data.eos_token", "data.added_tokens")
 class Entry:
     """What became of one key."""
 
-    setting: Setting
+    setting: ForeignSetting
     verdict: Verdict
     to: tuple[tuple[str, Any], ...]
     """Keys of ours it decided, with their values."""
@@ -75,7 +75,7 @@ class Conflict:
 
 
 @dataclass(frozen=True)
-class Need:
+class MissingAnswer:
     """What the user must still say."""
 
     key: str
@@ -89,7 +89,7 @@ class Pick(Generic[T]):
     """A value taken out of the settings, and those that agree on it."""
 
     value: T
-    settings: tuple[Setting, ...]
+    settings: tuple[ForeignSetting, ...]
 
     @property
     def shown(self) -> str:
@@ -113,14 +113,14 @@ class Draft:
     entries: dict[int, Entry] = field(default_factory=dict)
     implied: list[Implied] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
-    needs: list[Need] = field(default_factory=list)
+    needs: list[MissingAnswer] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     """Keys of ours for which a value was given that they do not take."""
     notes: list[str] = field(default_factory=list)
     """Differences that no single key brings about."""
 
     def __post_init__(self) -> None:
-        self._by_quantity: dict[str, list[Setting]] = {}
+        self._by_quantity: dict[str, list[ForeignSetting]] = {}
         for setting in self.files.settings:
             key = setting.key
             if key is not None and key.verdict == "mapped":
@@ -155,7 +155,7 @@ class Draft:
         """Whether a key of ours was asked for, with a value that its author left open."""
         return any(need.key == key for need in self.needs)
 
-    def settings(self, quantity: str) -> list[Setting]:
+    def settings(self, quantity: str) -> list[ForeignSetting]:
         """All settings that tell a quantity, whatever became of them."""
         return self._by_quantity.get(quantity, [])
 
@@ -289,7 +289,7 @@ class Draft:
     def leave_open(self, key: str, sentence: str, *picks: Pick[Any] | None, example: str = "...") -> None:
         """The user must say more; what was taken is mapped as far as it goes."""
         if not self.is_open(key):
-            self.needs.append(Need(key, sentence, example))
+            self.needs.append(MissingAnswer(key, sentence, example))
         for setting in _settings(*picks):
             self._settle(setting, "mapped", f"Left open: {sentence}.", ((key, None),) if key else ())
 
@@ -327,9 +327,9 @@ class Draft:
             self.note("arguments of its own", names=", ".join(own))
         if left_to_the_trainer and not self.has_arguments:
             sentence = f"{', '.join(left_to_the_trainer)} were auto: give the Trainer's arguments as well"
-            self.needs.append(Need("", sentence))
+            self.needs.append(MissingAnswer("", sentence))
 
-    def _settle_by_value(self, setting: Setting) -> None:
+    def _settle_by_value(self, setting: ForeignSetting) -> None:
         key = setting.key
         assert key is not None
         if asks_for_nothing(setting.value, key.idle):
@@ -346,15 +346,17 @@ class Draft:
                 return
         self._settle(setting, "not supported", key.reason)
 
-    def _settle(self, setting: Setting, verdict: Verdict, note: str, to: tuple[tuple[str, Any], ...] = ()) -> None:
+    def _settle(
+        self, setting: ForeignSetting, verdict: Verdict, note: str, to: tuple[tuple[str, Any], ...] = ()
+    ) -> None:
         self.entries.setdefault(setting.number, Entry(setting, verdict, to, note))
 
-    def autos(self, quantity: str) -> list[Setting]:
+    def autos(self, quantity: str) -> list[ForeignSetting]:
         """Settings that tell a quantity and are ``auto``, as far as no rule has taken them."""
         settings = self.settings(quantity)
         return [setting for setting in settings if setting.is_auto and setting.number not in self.entries]
 
-    def _is_placeholder(self, setting: Setting) -> bool:
+    def _is_placeholder(self, setting: ForeignSetting) -> bool:
         """A value that its author left for others to fill in: ``<your path>``, ``$MODEL``."""
         written = setting.value.strip() if isinstance(setting.value, str) else ""
         if setting.key is not None and setting.key.quantity in TOKENS:
@@ -369,9 +371,9 @@ class Draft:
         return True
 
 
-def _settings(*picks: Picks) -> list[Setting]:
+def _settings(*picks: Picks) -> list[ForeignSetting]:
     """All settings of what was taken."""
-    settings: list[Setting] = []
+    settings: list[ForeignSetting] = []
     for pick in picks:
         if isinstance(pick, Pick):
             settings += pick.settings

@@ -40,7 +40,7 @@ LONGEST_NAME = 120
 
 
 @dataclass(frozen=True)
-class Key:
+class DocumentedKey:
     """One documented key of another program."""
 
     name: str
@@ -97,7 +97,7 @@ class Table:
     """The keys of one kind of configuration."""
 
     title: str
-    keys: tuple[Key, ...] = field(repr=False)
+    keys: tuple[DocumentedKey, ...] = field(repr=False)
     sections: Mapping[str, str] = field(repr=False)
     """Leading parts of a name that are replaced before it is looked up: the same keys are written flat elsewhere."""
     hints: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -105,11 +105,11 @@ class Table:
     signs: tuple[frozenset[str], ...] = field(default=(), repr=False)
     """Sets of keys that this program alone has: a file that has all of one set is such a configuration."""
 
-    def find(self, name: str) -> Key | None:
+    def find(self, name: str) -> DocumentedKey | None:
         """The key a name stands for; None if it is unknown."""
         return self._known(self.plain(name)) or self._known(name)
 
-    def _known(self, plain: str) -> Key | None:
+    def _known(self, plain: str) -> DocumentedKey | None:
         if plain in self._by_name:
             return self._by_name[plain]
         parts = plain.split(".")
@@ -145,7 +145,7 @@ class Table:
         return last[near[0]] if near else ""
 
     @cached_property
-    def _by_name(self) -> dict[str, Key]:
+    def _by_name(self) -> dict[str, DocumentedKey]:
         return {key.name: key for key in self.keys}
 
 
@@ -173,7 +173,7 @@ def read_table(name: str) -> Table:
     return Table(content.get("title", ""), keys, content.get("sections", {}), content.get("hints", {}), signs)
 
 
-def _keys_of(table: str, entries: Mapping[str, Any]) -> Iterator[Key]:
+def _keys_of(table: str, entries: Mapping[str, Any]) -> Iterator[DocumentedKey]:
     own = {name for names in entries for name in names.split()}
     for names, entry in entries.items():
         if isinstance(entry, dict) and "include" in entry:
@@ -184,7 +184,7 @@ def _keys_of(table: str, entries: Mapping[str, Any]) -> Iterator[Key]:
             yield from (replace(key, name=name) for name in names.split())
 
 
-def _included(prefix: str, table: Table, own: Iterable[str], without: list[str]) -> Iterator[Key]:
+def _included(prefix: str, table: Table, own: Iterable[str], without: list[str]) -> Iterator[DocumentedKey]:
     """Keys of another table but for those that the including table has itself and those it names."""
     if unknown := set(without) - {key.name for key in table.keys}:
         raise ValueError(f"{', '.join(sorted(unknown))}, left out, is no key of the included table")
@@ -193,7 +193,7 @@ def _included(prefix: str, table: Table, own: Iterable[str], without: list[str])
             yield replace(key, name=prefix + key.name, of=key.of and prefix + key.of)
 
 
-def _key(place: str, fields: Mapping[str, Any]) -> Key:
+def _key(place: str, fields: Mapping[str, Any]) -> DocumentedKey:
     """What an entry says of its keys, which are still without a name."""
     is_flag, idle, of = fields.get("flag", False), tuple(fields.get("idle", ())), fields.get("of", "")
     if "tells" in fields:
@@ -201,14 +201,16 @@ def _key(place: str, fields: Mapping[str, Any]) -> Key:
         quantity = fields["tells"]
         becomes, usual = QUANTITIES.get(quantity, (quantity, ""))
         to, reason = tuple(fields.get("becomes", becomes).split()), fields.get("why", usual)
-        return Key("", "mapped", reason, to, quantity, is_flag=is_flag)
+        return DocumentedKey("", "mapped", reason, to, quantity, is_flag=is_flag)
     if "not applicable" in fields:
         check_fields(place, fields, ("not applicable", "flag"))
-        return Key("", "not applicable", fields["not applicable"], is_flag=is_flag)
+        return DocumentedKey("", "not applicable", fields["not applicable"], is_flag=is_flag)
     check_fields(place, fields, ("not supported", "idle", "of", "flag", "decides"))
     if "not supported" not in fields:
         raise ValueError(f"{place} says neither what it tells nor that it is not applicable or not supported")
-    return Key("", "not supported", fields["not supported"], (), "", idle, of, is_flag, fields.get("decides", True))
+    return DocumentedKey(
+        "", "not supported", fields["not supported"], (), "", idle, of, is_flag, fields.get("decides", True)
+    )
 
 
 DEEPSPEED = read_table("deepspeed")

@@ -12,7 +12,7 @@ from typing import Any
 from tonnage.errors import UserError
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import LLAMA_FACTORY_1
-from tonnage.migration.sources import USUAL_ROLES, Sources
+from tonnage.migration.sources import USUAL_ROLES, ImportedSources
 from tonnage.migration.values import flag, number, text, whole, words
 
 ONLINE = "ONLINE"
@@ -21,10 +21,10 @@ LONGEST_NAME = 60
 """Of a data set, in a sentence."""
 
 
-def put_sources(draft: Draft) -> Sources:
+def put_sources(draft: Draft) -> ImportedSources:
     """Its data sets, of either version."""
     is_named = [_put_by_name(draft), _put_by_file(draft)]
-    return Sources(shown={"chat"} if any(is_named) else set())
+    return ImportedSources(shown={"chat"} if any(is_named) else set())
 
 
 def _put_by_name(draft: Draft) -> bool:
@@ -192,7 +192,7 @@ def _described_1(entry: Any) -> dict[str, Any]:
     return source
 
 
-def stage(draft: Draft, sources: Sources) -> None:
+def stage(draft: Draft, sources: ImportedSources) -> None:
     """With stage ``pt`` rows are text, under the name of a prompt, and packed unless told otherwise."""
     pick = draft.first("stage", text)
     entries = draft.tree.get("data.train")

@@ -14,7 +14,7 @@ from typing import Any
 
 from tonnage.migration.command import read_command
 from tonnage.migration.convert import convert
-from tonnage.migration.keys import ARGUMENTS, LLAMA_FACTORY, TABLES, Key
+from tonnage.migration.keys import ARGUMENTS, LLAMA_FACTORY, TABLES, DocumentedKey
 from tonnage.migration.programs import DECIDED, PROGRAMS, in_numbers
 from tonnage.migration.reading import Files
 
@@ -70,7 +70,7 @@ def _default(default: tuple[str, Any] | None) -> str:
     return f"{shown} (`{name}`)" if name.replace("_", "").isalnum() else str(shown)
 
 
-def _row(key: Key) -> str:
+def _row(key: DocumentedKey) -> str:
     becomes = ", ".join(f"`{name}`" for name in key.to) if key.verdict == "mapped" else key.verdict
     return f"| `{key.name}` | {becomes or 'another file'} | {key.reason} |"
 

@@ -17,7 +17,7 @@ _TEMPLATE = read_template("prompt")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptFormat:
     """A prompt: formats with ``{instruction}`` and ``{input}``, and what stands before them."""
 
     with_input: str
@@ -32,14 +32,14 @@ class Prompt:
     """Ours -> those of the rows."""
 
 
-def _read_prompts() -> dict[str, Prompt]:
+def _read_prompts() -> dict[str, PromptFormat]:
     content = read_data("prompts")
     prompts = {}
     for name, entry in content["types"].items():
         entry = content["types"].get(entry.get("like"), {}) | entry
         check_fields(f"prompts.yaml, {name}", entry, ("like", "style", "usual", "answer", "columns"))
         usual = tuple(content["usual"][entry["usual"]]) if "usual" in entry else ("", "")
-        prompts[name] = Prompt(
+        prompts[name] = PromptFormat(
             **content["styles"][entry["style"]],
             usual=usual,
             answer=entry.get("answer", ""),
@@ -48,19 +48,19 @@ def _read_prompts() -> dict[str, Prompt]:
     return prompts
 
 
-NAMED: Mapping[str, Prompt] = _read_prompts()
+NAMED: Mapping[str, PromptFormat] = _read_prompts()
 """By Axolotl's type of rows."""
 
 _FIELD = re.compile(r"\{(\w*)\}")
 
 
-def written_out(parts: Mapping[str, str]) -> Prompt:
+def written_out(parts: Mapping[str, str]) -> PromptFormat:
     """A ``type`` that a configuration writes out itself, by the names that Axolotl has for its parts.
 
     Raises ``ValueError`` for a format with other places than it may have.
     """
     fields = {ours: parts.get(f"field_{ours}", ours) for ours in ("system", "instruction", "input", "output")}
-    prompt = Prompt(
+    prompt = PromptFormat(
         parts.get("format", "{instruction} {input} "),
         parts.get("no_input_format", "{instruction} "),
         parts.get("system_format", "{system}"),
@@ -73,7 +73,7 @@ def written_out(parts: Mapping[str, str]) -> Prompt:
     return prompt
 
 
-def jinja(prompt: Prompt) -> str:
+def jinja(prompt: PromptFormat) -> str:
     """The template of a prompt. It is made for one instruction and its answer; several just follow each other.
 
     What both formats end with opens the answer, so that a model can be asked with the same template.

@@ -36,7 +36,7 @@ from tonnage.migration.programs import (
     Program,
 )
 from tonnage.migration.recognition import kind_of, kind_of_arguments
-from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, Setting, flat, unreadable
+from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, ForeignSetting, flat, unreadable
 
 LARGEST_BYTES = 256 << 10
 """Of a file: a hundred times the longest that people write, and read in a second."""
@@ -50,7 +50,7 @@ LARGEST_INTEGER = 2**63
 class Files:
     """Everything that was given, and by what."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[ForeignSetting, ...]
     names: tuple[str, ...]
     launchers: tuple[str, ...]
     """Programs that start the script: ``torchrun`` and the like; empty if no command was given."""
@@ -123,7 +123,7 @@ LEVELS_UP = 6
 """Folders in which a file that another one names is looked for."""
 
 
-def _is_beside(setting: Setting) -> bool:
+def _is_beside(setting: ForeignSetting) -> bool:
     """Whether an argument says what is started, or how it is divided, and nothing of the training."""
     return setting.name in ("script", "config", "CUDA_VISIBLE_DEVICES") or setting.name.startswith("fsdp_config.")
 
@@ -156,7 +156,7 @@ def read_files(sources: Sequence[Path | str], workers: int | None = None) -> Fil
 class _Reading:
     """What has been read so far."""
 
-    settings: list[Setting] = field(default_factory=list)
+    settings: list[ForeignSetting] = field(default_factory=list)
     launchers: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -211,7 +211,7 @@ def _is_command(text: str) -> bool:
         return True
 
 
-def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[Setting]:
+def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[ForeignSetting]:
     """The settings of a mapping, which belongs to the program that ``recognition`` says."""
     if "model" in mapping and "data" in mapping:
         raise unreadable("a config of tonnage already", where)
@@ -219,13 +219,13 @@ def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[Setting]
     if len(leaves) > MOST_KEYS:
         raise unreadable(f"more than {MOST_KEYS:,} keys", where)
     kind = kind_of(mapping, leaves, where)
-    settings: list[Setting] = []
+    settings: list[ForeignSetting] = []
     for name, value in leaves:
         inner = name.removeprefix("deepspeed.")
         if kind.table is not DEEPSPEED and inner != name:  # the whole of DeepSpeed's, written inside
-            settings.append(Setting(DEEPSPEED, inner, value, where, RANK_DEEPSPEED, name))
+            settings.append(ForeignSetting(DEEPSPEED, inner, value, where, RANK_DEEPSPEED, name))
         else:
-            settings.append(Setting(kind.table, kind.prefix + name, value, where, kind.rank, name))
+            settings.append(ForeignSetting(kind.table, kind.prefix + name, value, where, kind.rank, name))
     return settings
 
 

@@ -9,14 +9,14 @@ from tonnage.files.paths import is_jinja
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.prompts import jinja as prompt_template
-from tonnage.migration.sources import Sources
+from tonnage.migration.sources import ImportedSources
 from tonnage.migration.templates import JINJA, Named, ours_for
 from tonnage.migration.values import flag, optional, text
 
 FALLBACK = "tokenizer_default_fallback_"
 
 
-def template(draft: Draft, sources: Sources, named: Mapping[str, Named]) -> None:
+def template(draft: Draft, sources: ImportedSources, named: Mapping[str, Named]) -> None:
     """The template of rows that a program lists: one for all of them."""
     top, jinja = draft.first("chat_template", text), draft.first("jinja", text)
     picks = [*sources.templates, *([top] if top is not None else [])]

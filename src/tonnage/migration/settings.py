@@ -10,7 +10,7 @@ from typing import Any
 
 from tonnage.errors import UserError, user_error
 from tonnage.files.visible import shortened
-from tonnage.migration.keys import LONGEST_NAME, Key, Table
+from tonnage.migration.keys import LONGEST_NAME, DocumentedKey, Table
 
 WANTED = (
     "a YAML of Axolotl or LLaMA-Factory, a DeepSpeed JSON, an Accelerate YAML, arguments of transformers or TRL as "
@@ -29,7 +29,7 @@ SECRET = ("token", "secret", "password", "api_key", "access_key")
 
 
 @dataclass(frozen=True)
-class Setting:
+class ForeignSetting:
     """One key with its value."""
 
     table: Table
@@ -46,7 +46,7 @@ class Setting:
     """Its place among all that are read."""
 
     @property
-    def key(self) -> Key | None:
+    def key(self) -> DocumentedKey | None:
         """What the table says of it."""
         return self.table.find(self.name)
 

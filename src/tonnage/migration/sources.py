@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tonnage.migration.draft import Pick
-from tonnage.migration.prompts import Prompt
+from tonnage.migration.prompts import PromptFormat
 
 USUAL_ROLES = {
     "system": ("system", "developer"),
@@ -18,13 +18,13 @@ USUAL_ROLES = {
 
 
 @dataclass
-class Sources:
+class ImportedSources:
     """Sources, and what they want to be shown by."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     picks: list[Pick[Any]] = field(default_factory=list)
     shown: set[str] = field(default_factory=set)
-    prompt: Prompt | None = None
+    prompt: PromptFormat | None = None
     """A text around the columns of the rows, which no built-in template has."""
     templates: list[Pick[str]] = field(default_factory=list)
     """Names of chat templates that sources ask for."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tonnage.migration.turns import Turns, jinja
+from tonnage.migration.turns import TurnFormats, jinja
 from tonnage.migration.yaml_files import check_fields, read_data
 
 JINJA = (".jinja", ".jinja2", ".j2")
@@ -26,7 +26,7 @@ class Named:
     """How the text that is taken differs all the same."""
     text: str = ""
     """The same text as Jinja, for models of other families."""
-    turns: Turns | None = None
+    turns: TurnFormats | None = None
     """What the text is made of."""
 
 
@@ -37,8 +37,8 @@ def _read_templates(content: Mapping[str, Any], program: str) -> dict[str, Named
         if "turns" in entry:
             parts = dict(entry["turns"])
             parts = content["shared"].get(parts.pop("like", ""), {}) | parts
-            check_fields(f"turns of {name}", parts, [field.name for field in fields(Turns)])
-            turns = Turns(**parts | {"tokens": tuple(parts.get("tokens", ()))})
+            check_fields(f"turns of {name}", parts, [field.name for field in fields(TurnFormats)])
+            turns = TurnFormats(**parts | {"tokens": tuple(parts.get("tokens", ()))})
             entry = entry | {"turns": turns, "text": jinja(turns)}
         templates[name] = Named(**entry)
     return templates

@@ -15,7 +15,7 @@ _TEMPLATE = read_template("turns")
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnFormats:
     """What stands around the words of each role: formats with ``{content}``, ``{bos}`` and ``{eos}``."""
 
     user: str
@@ -43,7 +43,7 @@ class Turns:
         return (self.opener or self.user)[-1] not in "\n>"
 
 
-def jinja(turns: Turns) -> str:
+def jinja(turns: TurnFormats) -> str:
     """The template of a conversation."""
     words = "message['content']" + (" | trim" if turns.trims else "")
     return _TEMPLATE.render(

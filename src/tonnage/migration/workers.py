@@ -6,7 +6,7 @@ from math import prod
 from pathlib import PurePath
 from typing import Any
 
-from tonnage.migration.draft import Draft, Need, Pick
+from tonnage.migration.draft import Draft, MissingAnswer, Pick
 from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.memory import NEEDS_ZERO_3
 from tonnage.migration.values import flag, number, text, whole
@@ -201,7 +201,7 @@ def _sharing(draft: Draft, nodes: int, count: int | None) -> None:
             picks = [] if is_offloaded else [sharding]
             draft.put("parallel.replicate", nodes, *picks, note="Shards inside a node, replicates across.")
         elif is_hybrid:
-            draft.needs.append(Need("parallel.replicate", "the number of nodes, which no file says", "2"))
+            draft.needs.append(MissingAnswer("parallel.replicate", "the number of nodes, which no file says", "2"))
     for kind in kinds:
         _distributed(draft, kind)
     named_elsewhere = any(draft.has(name) for name in OTHER_FILES[:3]) or draft.files.has(DEEPSPEED)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.model.stored import Stored, read_headers, read_json_object
+from tonnage.model.stored import StoredTensor, read_headers, read_json_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -73,7 +73,7 @@ class AdapterFiles:
     rank: int
     alpha: float
     rank_stabilised: bool
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredTensor, ...]
     experts: tuple[str, ...] = ()
     """Ends of the names of stacked parameters that are adapted."""
     dropout: float = 0.0

@@ -56,7 +56,7 @@ mixture, peft takes them for the experts, and has no addition to a layer of that
 
 
 @dataclass(frozen=True)
-class Adapter:
+class AdapterSpec:
     """Low-rank additions, and what is trained beside them."""
 
     rank: int
@@ -75,7 +75,7 @@ class Adapter:
 class Trains:
     """What of a model is trained; nothing said is all of it."""
 
-    adapter: Adapter | None = None
+    adapter: AdapterSpec | None = None
     patterns: tuple[str, ...] = ()
     """Of names of parameters."""
     quantize: Format | None = None
@@ -331,7 +331,7 @@ def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Tar
     ]
 
 
-def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
+def _check_dropout(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
     """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted."""
     experts = [target.path for target in targets if target.experts]
     if adapter.dropout and experts:
@@ -343,7 +343,7 @@ def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
         )
 
 
-def _check_whole(adapter: Adapter, targets: Sequence[Target], anatomy: Anatomy) -> None:
+def _check_whole(adapter: AdapterSpec, targets: Sequence[Target], anatomy: Anatomy) -> None:
     """Refuse an addition to an embedding that is trained whole."""
     both = [target.path for target in targets if target.owner is anatomy.embedding]
     if both and "embeddings" in adapter.also:
@@ -366,7 +366,7 @@ def _is_the_head(path: str) -> UserError:
     )
 
 
-def attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn | None = None) -> None:
+def attach(target: Target, adapter: AdapterSpec, storage: torch.dtype, drawn: Drawn | None = None) -> None:
     """Let a matrix, on the meta device, have an addition. As in peft, that of an embedding has no dropout."""
     for name, shape in target.shapes(adapter.rank).items():
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))

@@ -26,7 +26,7 @@ from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
 from tonnage.model import attention, experts
 from tonnage.model.kept import keep_in_fp32
-from tonnage.model.stored import Stored, read
+from tonnage.model.stored import StoredTensor, read
 from tonnage.model.zeroed import zero_rows
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def load_buffers(model: PreTrainedModel, matched: Match) -> None:
         model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, buffer.dtype)
 
 
-def _not_finite(stored: Stored, number: int, dtype: torch.dtype) -> Problem:
+def _not_finite(stored: StoredTensor, number: int, dtype: torch.dtype) -> Problem:
     return Problem(
         where=f"{stored.file}: {stored.key}",
         found=f"{number:,} of the values that were read are not finite as {str(dtype).removeprefix('torch.')}",

@@ -30,7 +30,7 @@ from tonnage.model.merging import Group, Match, faults, gather, of_another_shape
 from tonnage.model.names import Names, Whole
 from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
-from tonnage.model.stored import Stored, read, read_headers
+from tonnage.model.stored import StoredTensor, read, read_headers
 from tonnage.model.towers import Carried, described, digest, find_whole
 from tonnage.model.zeroed import zeroed_rows
 
@@ -160,7 +160,7 @@ class _Quantised(UserError):
 
 def match(
     model: PreTrainedModel,
-    stored: Sequence[Stored],
+    stored: Sequence[StoredTensor],
     where: str,
     allow_missing: Sequence[str] = (),
     allow_unexpected: Sequence[str] = (),
@@ -223,19 +223,19 @@ def match(
 class Sorted:
     """Stored tensors, sorted by their places in a model."""
 
-    places: dict[Stored, str]
+    places: dict[StoredTensor, str]
     """Each with the parameter that it is read into."""
     groups: list[Group]
     """Those that are merged or split, whole or not."""
     missing: list[str]
     """Parameters that nothing is stored for."""
-    unplaced: list[Stored]
+    unplaced: list[StoredTensor]
     """Those without a place that mean something."""
-    carried: list[Stored]
+    carried: list[StoredTensor]
     """Those of other parts of the whole model, and those that transformers leaves out on purpose."""
 
 
-def sort(names: Names, stored: Sequence[Stored]) -> Sorted:
+def sort(names: Names, stored: Sequence[StoredTensor]) -> Sorted:
     """Where the ``stored`` tensors belong; whether they fit there is another question."""
     names.see(tensor.key for tensor in stored)
     places = {tensor: name for tensor in stored if (name := names.parameter(tensor.key)) is not None}
@@ -256,7 +256,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _nothing_found(stored: Sequence[Stored], num_parameters: int, where: str) -> Problem:
+def _nothing_found(stored: Sequence[StoredTensor], num_parameters: int, where: str) -> Problem:
     held = f"{len(stored):,} tensors, such as {stored[0].key}, and none" if stored else "no tensor"
     return Problem(
         where=where,
@@ -332,7 +332,7 @@ def _written(pattern: str) -> str:
 
 
 def _other_shapes(
-    places: Mapping[Stored, str], shapes: Mapping[str, tuple[int, ...]], growing: Collection[str] = ()
+    places: Mapping[StoredTensor, str], shapes: Mapping[str, tuple[int, ...]], growing: Collection[str] = ()
 ) -> Iterator[Problem]:
     wrong = []
     for stored, name in places.items():
@@ -343,8 +343,8 @@ def _other_shapes(
     yield from wrong[:SHOWN]
 
 
-def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) -> Iterator[Problem]:
-    by_name: dict[str, list[Stored]] = {}
+def _twice(places: Mapping[StoredTensor, str], groups: Sequence[Group], names: Names) -> Iterator[Problem]:
+    by_name: dict[str, list[StoredTensor]] = {}
     for stored in places:
         by_name.setdefault(str(names.name(stored.key)), []).append(stored)
     for group in groups:
@@ -357,13 +357,13 @@ def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) 
 
 def _head_differs(matched: Match) -> bool:
     """Whether two stored tensors of one tied parameter are not the same."""
-    by_name: dict[str, list[Stored]] = {}
+    by_name: dict[str, list[StoredTensor]] = {}
     for stored, name in matched.places:
         by_name.setdefault(name, []).append(stored)
     return any(not _equal(first, other) for first, *others in by_name.values() for other in others)
 
 
-def _equal(first: Stored, other: Stored) -> bool:
+def _equal(first: StoredTensor, other: StoredTensor) -> bool:
     for start in range(0, first.shape[0], ROWS):
         rows = slice(start, start + ROWS)
         (_, a), (_, b) = next(read([first])), next(read([other]))

@@ -31,8 +31,8 @@ from transformers.core_model_loading import (
 
 from tonnage.errors import Problem
 from tonnage.model.dtypes import DTYPES
-from tonnage.model.names import Names, Slot, Whole
-from tonnage.model.stored import Stored, read
+from tonnage.model.names import MergedPart, Names, Whole
+from tonnage.model.stored import StoredTensor, read
 
 SHOWN = 5
 
@@ -44,30 +44,30 @@ class Group:
     target: str
     """The first of the parameters, by its name in the model of the files."""
     converter: WeightConverter
-    sources: tuple[tuple[Stored, Slot], ...]
+    sources: tuple[tuple[StoredTensor, MergedPart], ...]
     """In the order in which they are merged."""
     parameters: Mapping[str, str]
     """Parameters in the model of the files -> in the model that is trained."""
 
-    def row_sources(self) -> list[list[Stored]] | None:
+    def row_sources(self) -> list[list[StoredTensor]] | None:
         """The stored tensors of every row, where rows of the parameter are whole tensors side by side; else None."""
         first, *others = self.converter.operations
         is_stack = isinstance(first, MergeModulelist) and first.dim == 0 and len(self.converter.target_patterns) == 1
         if not is_stack or not all(map(_keeps_rows, others)):
             return None
-        rows: dict[int, list[Stored]] = {}
+        rows: dict[int, list[StoredTensor]] = {}
         for stored, slot in self.sources:
             if slot.number is None:
                 return None
             rows.setdefault(slot.number, []).append(stored)
         return [rows[number] for number in sorted(rows)]
 
-    def read(self, model: PreTrainedModel, rows: Sequence[Sequence[Stored]] | None = None) -> dict[str, Tensor]:
+    def read(self, model: PreTrainedModel, rows: Sequence[Sequence[StoredTensor]] | None = None) -> dict[str, Tensor]:
         """The parameters, or some of their ``row_sources``, read from the files. ``model`` as for ``converted``."""
         sources = [stored for stored, _ in self.sources] if rows is None else [one for row in rows for one in row]
         return self.converted({stored: view[...] for stored, view in read(sources)}, model)
 
-    def converted(self, tensors: dict[Stored, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+    def converted(self, tensors: dict[StoredTensor, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
         """The parameters that come of ``tensors``: all of the group's, or those of some rows; they are taken out.
 
         ``model`` is the model of the files, on the meta device; its shapes and its configuration are asked for.
@@ -88,13 +88,13 @@ class Group:
 class Match:
     """Which stored tensor goes where."""
 
-    places: tuple[tuple[Stored, str], ...]
+    places: tuple[tuple[StoredTensor, str], ...]
     """Stored tensors, and the parameters that they are read into; in the order of the files."""
     groups: tuple[Group, ...] = ()
     """Stored tensors that are merged or split into parameters."""
-    buffers: tuple[tuple[Stored, str], ...] = ()
+    buffers: tuple[tuple[StoredTensor, str], ...] = ()
     """Stored values that a model keeps beside its parameters, with their names: they are loaded and never trained."""
-    carried: tuple[Stored, ...] = ()
+    carried: tuple[StoredTensor, ...] = ()
     """What is not trained and belongs to the model nevertheless: an export takes it from the files."""
     whole: Whole | None = None
     """The model of the files, where only a part of it is trained."""
@@ -110,7 +110,7 @@ class Match:
     """Rows of parameters that are zero once they are loaded, whatever is stored (``zeroed``)."""
 
     @property
-    def sources(self) -> list[Stored]:
+    def sources(self) -> list[StoredTensor]:
         """All stored tensors that parameters are made of."""
         merged = (stored for group in self.groups for stored, _ in group.sources)
         return [*(stored for stored, _ in self.places), *merged]
@@ -125,9 +125,9 @@ def _keeps_rows(operation: Any) -> bool:
     return False
 
 
-def gather(names: Names, stored: Sequence[Stored]) -> list[Group]:
+def gather(names: Names, stored: Sequence[StoredTensor]) -> list[Group]:
     """The groups among ``stored`` tensors, whole or not."""
-    by_target: dict[str, list[tuple[Stored, Slot]]] = {}
+    by_target: dict[str, list[tuple[StoredTensor, MergedPart]]] = {}
     for tensor in stored:
         if (part := names.merged(tensor.key)) is not None:
             target, slot = part
@@ -174,7 +174,7 @@ def _fits(group: Group, names: Names, model: PreTrainedModel) -> bool:
 
 
 def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -> Iterator[Problem]:
-    by_slot: dict[Slot, list[Stored]] = {}
+    by_slot: dict[MergedPart, list[StoredTensor]] = {}
     for stored, slot in group.sources:
         by_slot.setdefault(slot, []).append(stored)
     parameter = next(iter(group.parameters.values()))
@@ -206,7 +206,7 @@ def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -
     yield from problems[:SHOWN]
 
 
-def _wanted(group: Group, names: Names, model: PreTrainedModel) -> dict[Slot, tuple[str, tuple[int, ...]]]:
+def _wanted(group: Group, names: Names, model: PreTrainedModel) -> dict[MergedPart, tuple[str, tuple[int, ...]]]:
     """The tensors that a group should have: slot -> key as transformers would write it, and shape."""
     whole = {name: model.get_parameter(name).detach() for name in group.parameters}
     try:
@@ -217,13 +217,13 @@ def _wanted(group: Group, names: Names, model: PreTrainedModel) -> dict[Slot, tu
     return {part[1]: (key, shape) for key, (part, shape) in parts.items() if part is not None}
 
 
-def several_for(place: str, several: Sequence[Stored]) -> Problem:
+def several_for(place: str, several: Sequence[StoredTensor]) -> Problem:
     """The problem with tensors of which a place takes one."""
     observed = f"{len(several)} tensors for {place}: {some([stored.key for stored in several])}"
     return Problem(observed, "one", "save the model again with transformers", several[0].file.name)
 
 
-def of_another_shape(stored: Stored, expected: tuple[int, ...]) -> Problem:
+def of_another_shape(stored: StoredTensor, expected: tuple[int, ...]) -> Problem:
     """The problem with a tensor of another shape than the model's."""
     change = "use the config.json that belongs to these weights"
     where = f"{stored.file.name}: {stored.key}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from tonnage.model.stored import Stored
+from tonnage.model.stored import StoredTensor
 
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
@@ -33,7 +33,7 @@ CAUSAL_MASK = re.compile(r"(^|\.)(attn|attention|self_attn|self_attention)\.bias
 
 
 @dataclass(frozen=True)
-class Slot:
+class MergedPart:
     """The part of a stored tensor among those that it is merged with; no two of them have the same."""
 
     pattern: str
@@ -105,11 +105,11 @@ class Names:
         name, pattern = self._place(key)
         return self.own.get(name) if name is not None and pattern is None else None
 
-    def merged(self, key: str) -> tuple[str, Slot] | None:
+    def merged(self, key: str) -> tuple[str, MergedPart] | None:
         """The first parameter, in the words of the model of the files, that a key is merged or split into, and its part
         in that; None if it is nothing of the kind."""
         name, pattern = self._place(key)
-        return None if name is None or pattern is None else (name, Slot(pattern, self._number(key, pattern)))
+        return None if name is None or pattern is None else (name, MergedPart(pattern, self._number(key, pattern)))
 
     def has_place(self, key: str) -> bool:
         """Whether a key of a checkpoint is read into some parameter."""
@@ -136,7 +136,7 @@ class Names:
         name = self.own.get(self._renamed(unwrapped(key))[0])
         return name if name in self.buffers else None
 
-    def is_computed(self, stored: Stored) -> bool:
+    def is_computed(self, stored: StoredTensor) -> bool:
         """Whether a tensor that is no parameter is a buffer that some version saved, and that is computed."""
         if COMPUTED.search(stored.key) or self.buffer(stored.key) is not None:
             return True

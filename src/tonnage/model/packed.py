@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tonnage.model.stored import Stored
+from tonnage.model.stored import StoredTensor
 
 FP8, MXFP4 = "fp8", "mxfp4"
 SCALE = "_scale_inv"
@@ -27,15 +27,15 @@ IN_WORDS = {FP8: "8-bit floats with scales", MXFP4: "4-bit floats with scales"}
 
 
 @dataclass(frozen=True)
-class Packed(Stored):
+class PackedPair(StoredTensor):
     """A tensor that two stored ones make up."""
 
-    values: Stored
-    scales: Stored
+    values: StoredTensor
+    scales: StoredTensor
     block: tuple[int, int] | None
     """Rows and columns that share a scale; None for pairs of 4-bit floats, whose scales say it themselves."""
 
-    def view(self) -> Packed:
+    def view(self) -> PackedPair:
         """What reads parts of it, as a slice of safetensors does of another tensor: itself."""
         return self
 
@@ -80,7 +80,7 @@ class Packed(Stored):
         return whole[..., inside[0], inside[1]].to(torch.bfloat16)
 
 
-def _part(stored: Stored, region: Sequence[slice]) -> Tensor:
+def _part(stored: StoredTensor, region: Sequence[slice]) -> Tensor:
     from safetensors import safe_open
 
     with safe_open(stored.file, framework="pt") as source:
@@ -88,7 +88,7 @@ def _part(stored: Stored, region: Sequence[slice]) -> Tensor:
         return part
 
 
-def unpack(stored: Sequence[Stored], config: Any) -> tuple[Stored, ...]:
+def unpack(stored: Sequence[StoredTensor], config: Any) -> tuple[StoredTensor, ...]:
     """``stored``, with one tensor in bf16 in the place of each packed one and its scales.
 
     What ``config`` does not say to be packed in a way that is known, or what does not fit together, is left as it is.
@@ -106,13 +106,13 @@ def unpack(stored: Sequence[Stored], config: Any) -> tuple[Stored, ...]:
     return (*(one for one in stored if one not in gone), *packed.values())
 
 
-def packing(stored: Sequence[Stored]) -> str | None:
+def packing(stored: Sequence[StoredTensor]) -> str | None:
     """How those of ``unpack`` that are packed are stored, in words; None if none is."""
-    kinds = {MXFP4 if one.block is None else FP8 for one in stored if isinstance(one, Packed)}
+    kinds = {MXFP4 if one.block is None else FP8 for one in stored if isinstance(one, PackedPair)}
     return " and ".join(f"{kind} ({IN_WORDS[kind]})" for kind in sorted(kinds)) or None
 
 
-def _pairs_of_8_bits(by_key: Mapping[str, Stored], described: Mapping[str, Any]) -> dict[str, Packed]:
+def _pairs_of_8_bits(by_key: Mapping[str, StoredTensor], described: Mapping[str, Any]) -> dict[str, PackedPair]:
     size = described.get("weight_block_size")
     pairs = {}
     for key, scales in by_key.items():
@@ -123,11 +123,11 @@ def _pairs_of_8_bits(by_key: Mapping[str, Stored], described: Mapping[str, Any])
         grid = tuple(-(-side // part) for side, part in zip(values.shape[-2:], block, strict=False) if part)
         if scales.dtype in ("F32", "BF16") and scales.shape in ((), (1,), (*values.shape[:-2], *grid)):
             named = (values.key, values.file, "BF16", values.shape)
-            pairs[values.key] = Packed(*named, values, scales, (block[0], block[1]))
+            pairs[values.key] = PackedPair(*named, values, scales, (block[0], block[1]))
     return pairs
 
 
-def _pairs_of_4_bits(by_key: Mapping[str, Stored]) -> dict[str, Packed]:
+def _pairs_of_4_bits(by_key: Mapping[str, StoredTensor]) -> dict[str, PackedPair]:
     pairs = {}
     for key, blocks in by_key.items():
         name = key.removesuffix(BLOCKS)
@@ -137,5 +137,5 @@ def _pairs_of_4_bits(by_key: Mapping[str, Stored]) -> dict[str, Packed]:
         if blocks.dtype == scales.dtype == "U8":
             experts, rows, groups, width = blocks.shape
             shape = (experts, groups * width * 2, rows)
-            pairs[name] = Packed(name, blocks.file, "BF16", shape, blocks, scales, None)
+            pairs[name] = PackedPair(name, blocks.file, "BF16", shape, blocks, scales, None)
     return pairs

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tonnage.errors import UserError, user_error
 from tonnage.kernels.regions import region_of
 from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles
-from tonnage.model.adapters import Adapter, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
+from tonnage.model.adapters import AdapterSpec, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.stored import read
 
@@ -67,7 +67,7 @@ def from_peft(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
     return value.view(first, second, experts).permute(2, 0, 1)
 
 
-def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapter:
+def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> AdapterSpec:
     """What is adapted in ``model``, by the names in the adapter's file, and what is trained whole beside it.
 
     Raises:
@@ -101,7 +101,7 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     excluded = not_adapted(model)
     chosen = short_names(targets, [target for target in eligible if target.experts or target.name not in excluded])
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
-    return Adapter(files.rank, files.factor, chosen, tuple(also))
+    return AdapterSpec(files.rank, files.factor, chosen, tuple(also))
 
 
 def _kept_beside(target: Target) -> str:

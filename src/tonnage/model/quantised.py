@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tonnage.errors import Problem
-from tonnage.model.stored import Stored
+from tonnage.model.stored import StoredTensor
 
 QUANTISATION = ("quantization_config", "compression_config")
 """Entries of a configuration that say how weights are packed."""
@@ -50,8 +50,8 @@ def method_of(config: Any) -> str | None:
 
 
 def quantised(
-    unplaced: Iterable[Stored],
-    placed: Iterable[Stored],
+    unplaced: Iterable[StoredTensor],
+    placed: Iterable[StoredTensor],
     is_weight: Callable[[str], bool],
     method: str | None,
     where: str,

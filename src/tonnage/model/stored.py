@@ -44,7 +44,7 @@ BEGINNINGS = (
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor in a weight file."""
 
     key: str
@@ -68,7 +68,7 @@ class Stored:
         return self.dtype in FLOATS
 
 
-def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) -> tuple[Stored, ...]:
+def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) -> tuple[StoredTensor, ...]:
     """All tensors of safetensors ``files``, in the order of the files.
 
     Of a tensor that several files hold, the one in the file that ``index`` (its name -> name of a file) says counts,
@@ -79,7 +79,7 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
     """
     from safetensors import SafetensorError, safe_open
 
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     problems = []
     for file in files:
         try:
@@ -87,7 +87,7 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
                 for key in source.keys():  # noqa: SIM118
                     view = source.get_slice(key)
                     if key not in tensors or (index or {}).get(key) in (None, file.name):
-                        tensors[key] = Stored(key, file, view.get_dtype(), tuple(view.get_shape()))
+                        tensors[key] = StoredTensor(key, file, view.get_dtype(), tuple(view.get_shape()))
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             problems.append(_no_safetensors(file, error))
         if len(tensors) > MOST_TENSORS:
@@ -98,7 +98,7 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
     return tuple(tensors.values())
 
 
-def place_of(tensor: Stored) -> tuple[int, int]:
+def place_of(tensor: StoredTensor) -> tuple[int, int]:
     """Offset and size in its file, in bytes, of the numbers of a tensor that the file stores as it is."""
     with tensor.file.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -110,7 +110,7 @@ def place_of(tensor: Stored) -> tuple[int, int]:
 class _Reopened:
     """Slices of a tensor whose file is mapped while one is read, and no longer."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: StoredTensor) -> None:
         self._one = stored
 
     def __getitem__(self, where: Any) -> Any:
@@ -120,7 +120,7 @@ class _Reopened:
             return source.get_slice(self._one.key)[where]
 
 
-def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
+def read(stored: Sequence[StoredTensor]) -> Iterator[tuple[StoredTensor, Any]]:
     """The tensors of weight files as (what is stored, slice to read from), file by file in the order of the files.
 
     A file is mapped, and pages that were read count as this process's memory until it is unmapped, so it is opened
@@ -128,7 +128,7 @@ def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
     """
     from safetensors import safe_open
 
-    by_file: dict[Path, list[Stored]] = {}
+    by_file: dict[Path, list[StoredTensor]] = {}
     for tensor in stored:
         by_file.setdefault(tensor.file, []).append(tensor)
     for file, waiting in by_file.items():

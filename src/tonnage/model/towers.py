@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.errors import user_error
 from tonnage.model.names import Names, Whole
 from tonnage.model.quantised import QUANTISATION
-from tonnage.model.stored import Stored, read
+from tonnage.model.stored import StoredTensor, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def _path(model: nn.Module, module: nn.Module) -> str:
     return f"{path}." if path else ""
 
 
-def described(carried: Sequence[Stored], names: Names) -> tuple[Carried, ...]:
+def described(carried: Sequence[StoredTensor], names: Names) -> tuple[Carried, ...]:
     """What is carried, by what it belongs to; in the order of the files."""
     counted: dict[str, list[int]] = {}
     for tensor in carried:
@@ -146,7 +146,7 @@ def _part(key: str, names: Names) -> str:
     return f"{first} {rest.partition('.')[0]}" if first == "layers" else first.replace("_", " ")
 
 
-def digest(carried: Sequence[Stored]) -> str:
+def digest(carried: Sequence[StoredTensor]) -> str:
     """A digest that tells these tensors from others: names, types, shapes, and the first and last row of
     each."""
     sha256 = hashlib.sha256()

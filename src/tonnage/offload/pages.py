@@ -43,7 +43,7 @@ _START_WRITING = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class FileRange:
     """Bytes of a file."""
 
     file: Path
@@ -108,7 +108,7 @@ class Pages:
         sizes: Mapping[str, int],
         directories: Sequence[Path],
         contents: str,
-        stored: Mapping[str, Place] = MappingProxyType({}),
+        stored: Mapping[str, FileRange] = MappingProxyType({}),
     ) -> None:
         """Reserve the space: ``sizes`` are bytes, at least one. ``contents`` says what the arrays hold, for messages.
 

@@ -35,7 +35,7 @@ THREADS = 4
 
 
 @dataclass(frozen=True)
-class Shape:
+class StoreShape:
     """What a store needs besides directories."""
 
     tile_bytes: int
@@ -82,7 +82,7 @@ class TileStore:
     def __init__(
         self,
         directories: Sequence[Path],
-        shape: Shape,
+        shape: StoreShape,
         log: Callable[[str], None] = lambda message: None,
         *,
         spare_bytes: int = 0,
@@ -224,7 +224,7 @@ def _clear(earlier: Iterable[Future[None]], memory: memoryview) -> None:
     np.frombuffer(memory, np.uint8).fill(0)
 
 
-def _make_files(directories: Sequence[Path], shape: Shape, spare_bytes: int) -> list[TileFile]:
+def _make_files(directories: Sequence[Path], shape: StoreShape, spare_bytes: int) -> list[TileFile]:
     """A file in each directory, which has no name any more; what a process that was killed left there goes."""
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def _make_files(directories: Sequence[Path], shape: Shape, spare_bytes: int) -> 
     return files
 
 
-def _check_space(directories: Sequence[Path], shape: Shape, spare_bytes: int) -> None:
+def _check_space(directories: Sequence[Path], shape: StoreShape, spare_bytes: int) -> None:
     """Refuse if the file systems of ``directories`` have too little space, counting that of a store to be replaced."""
     each = shape.file_bytes(len(directories))
     needed: dict[int, int] = {}

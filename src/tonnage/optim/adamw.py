@@ -25,7 +25,7 @@ from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
-from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
+from tonnage.optim.tiers import StateInMemory, StatePiece, Tier, TrainedParameter, content
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
@@ -56,8 +56,8 @@ class AdamW:
         decay: float,
         undecayed: Collection[str] = (),
         moments: Codec = "fp32",
-        tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
-        gradients: Callable[[Sequence[Trained]], Gradients] = gradient_tiers.InMemory,
+        tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+        gradients: Callable[[Sequence[TrainedParameter]], Gradients] = gradient_tiers.GradientsInMemory,
         pages: Pages | None = None,
         turns: Mapping[str, int] | None = None,
         copies: Mapping[str, int] | None = None,
@@ -124,7 +124,7 @@ class AdamW:
     def is_unseen(self) -> bool:
         """Whether ``step`` returns before the device has made the update, or computed the scale of its gradients."""
         devices = {local_part(trained.parameter).device for trained in self._trained.values()}
-        beside = isinstance(self.tier, InMemory) and isinstance(self.gradients, gradient_tiers.InMemory)
+        beside = isinstance(self.tier, StateInMemory) and isinstance(self.gradients, gradient_tiers.GradientsInMemory)
         return beside and not self._lazy and all(map(kernels.is_unseen, devices))
 
     def wait_for(self, turn: int) -> None:
@@ -142,7 +142,7 @@ class AdamW:
         """Update ``names``; says whose turn it is before each turn."""
         use_loop_threads(threads)
         in_memory, number, current, of_turn, first = list[str](), 0, "", None, 0
-        stay = isinstance(self.gradients, gradient_tiers.InMemory)  # gradients of a turn until it is over
+        stay = isinstance(self.gradients, gradient_tiers.GradientsInMemory)  # gradients of a turn until it is over
         for piece in self._in_parts(self.tier.pieces(names)):
             trained = piece.trained
             if trained.name != current:
@@ -184,14 +184,14 @@ class AdamW:
         first = start * self._trained[coming[0]].parameter.itemsize if coming and coming[0] in self._pages else 0
         return self._pages.turn(in_memory, self._pages.ahead([name for name in coming if name in self._pages], first))
 
-    def _in_parts(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    def _in_parts(self, pieces: Iterable[StatePiece]) -> Iterator[StatePiece]:
         """Split pieces of parameters that are never in memory whole (``divide``)."""
         for piece in pieces:
             most = self._divided.get(piece.trained.name, piece.stop - piece.start)
             yield from (piece,) if piece.stop - piece.start <= most else piece.parts(most)
 
     @contextmanager
-    def _weight(self, piece: Piece) -> Iterator[Tensor]:
+    def _weight(self, piece: StatePiece) -> Iterator[Tensor]:
         """The weights of a piece, to be changed in place; if they are in a file, in a copy, which is written there."""
         trained = piece.trained
         weight = local_part(trained.parameter).detach().view(-1)[piece.start : piece.stop]
@@ -236,11 +236,11 @@ def _trained(
     turns: Mapping[str, int],
     copies: Mapping[str, int],
     device_copies: Mapping[str, nn.Parameter],
-) -> Trained:
+) -> TrainedParameter:
     """A parameter and this rank's place in it. Random bits begin where its rows do; parts that have other columns of
     the same rows have bits of their own."""
     shard, region = region_of(parameter)
-    return Trained(
+    return TrainedParameter(
         name,
         parameter,
         decay=decay if parameter.dim() >= 2 else 0.0,
@@ -252,7 +252,7 @@ def _trained(
     )
 
 
-def has_whole_blocks(trained: Trained) -> bool:
+def has_whole_blocks(trained: TrainedParameter) -> bool:
     """Whether no rank has a part of a block of int8 moments."""
     row = row_length(trained.parameter.shape)
     return keeps_blocks(row, -(-row // trained.row)) if trained.row else row < SHORTEST_ROW

@@ -24,7 +24,7 @@ from tonnage.kernels.streams import Stream
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import GRADIENTS
 from tonnage.offload.ring import Ring, Tensors
-from tonnage.optim.tiers import Trained, content
+from tonnage.optim.tiers import TrainedParameter, content
 from tonnage.optim.tiles import aligned, locked_tensors
 
 NORM_ELEMENTS = 1 << 22
@@ -93,10 +93,10 @@ class Gradients(Protocol):
         ...
 
 
-class InMemory(Gradients):
+class GradientsInMemory(Gradients):
     """Gradients where autograd puts them."""
 
-    def __init__(self, trained: Sequence[Trained]) -> None:
+    def __init__(self, trained: Sequence[TrainedParameter]) -> None:
         self._trained = {one.name: one.parameter for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._taken: dict[str, Tensor] = {}
@@ -166,7 +166,7 @@ class InMemory(Gradients):
 class _Leaving(Gradients):
     """Gradients that leave while others are computed."""
 
-    def __init__(self, trained: Sequence[Trained]) -> None:
+    def __init__(self, trained: Sequence[TrainedParameter]) -> None:
         """Watch the parameters' gradients."""
         held = [one for one in trained if local_part(one.parameter).numel()]
         self._names = {id(one.computed): one.name for one in trained}
@@ -253,10 +253,10 @@ class _Leaving(Gradients):
         self._norms.clear()
 
 
-class OnDisk(_Leaving):
+class GradientsOnDisk(_Leaving):
     """Gradients in files. Parameters must be on the CPU; ``FromDevice`` is for a device that computes with copies."""
 
-    def __init__(self, trained: Sequence[Trained], directories: Sequence[Path]) -> None:
+    def __init__(self, trained: Sequence[TrainedParameter], directories: Sequence[Path]) -> None:
         """Reserve the space.
 
         Raises:
@@ -319,13 +319,13 @@ class _Sent(NamedTuple):
     mark: Any
 
 
-class FromDevice(OnDisk):
+class FromDevice(GradientsOnDisk):
     """Gradients of a device in files. They leave through a ring of locked buffers, piece by piece: while one is taken
     up, added to what earlier micro-batches came to and written, those after it are copied, in a stream of their own."""
 
     def __init__(
         self,
-        trained: Sequence[Trained],
+        trained: Sequence[TrainedParameter],
         directories: Sequence[Path],
         *,
         device: torch.device,
@@ -406,13 +406,13 @@ class FromDevice(OnDisk):
         super().clear()
 
 
-class OnHost(_Leaving):
+class GradientsOnHost(_Leaving):
     """Gradients in the host's memory, locked, of exactly their size. They leave and come in streams beside the device's
     other work."""
 
     def __init__(
         self,
-        trained: Sequence[Trained],
+        trained: Sequence[TrainedParameter],
         *,
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,

@@ -26,19 +26,19 @@ from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.offload.store import Counters, Shape, TileStore
-from tonnage.optim.tiers import Piece, Tier, Trained
-from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
+from tonnage.offload.store import Counters, StoreShape, TileStore
+from tonnage.optim.tiers import StatePiece, Tier, TrainedParameter
+from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
 
-class OnDisk(Tier):
+class StateOnDisk(Tier):
     """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
 
     hands_out_copies = True
 
     def __init__(
         self,
-        trained: Sequence[Trained],
+        trained: Sequence[TrainedParameter],
         codec: Codec,
         *,
         directories: Sequence[Path],
@@ -65,7 +65,7 @@ class OnDisk(Tier):
         self._resident = dict(zip(stay, cut_up(host_memory(len(stay) * aligned(largest)), largest), strict=True))
         self._streamed = [number for number in range(len(self._tiles)) if number not in self._resident]
         num_tiles = max(1, len(self._streamed))
-        shape = Shape(largest, num_tiles, min(OPTIMIZER["disk"].slots, num_tiles))
+        shape = StoreShape(largest, num_tiles, min(OPTIMIZER["disk"].slots, num_tiles))
         self._ahead = max(1, shape.num_buffers - 2)
         self._store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
         log(
@@ -73,7 +73,7 @@ class OnDisk(Tier):
             f"{len(self._resident)} of them in memory, which takes {self.host_bytes / 1e6:.0f} MB"
         )
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
+    def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """See ``Tier``. Tiles without any of ``names`` are not touched."""
         selected_names = set(names)
         chosen = [
@@ -138,7 +138,7 @@ class OnDisk(Tier):
         """Give the state up."""
         self._store.close()
 
-    def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[Place]]]:
+    def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[PieceInTile]]]:
         """Tiles in ascending order, those on disk read ahead."""
         visited = set(numbers)
         coming = [index for index, number in enumerate(self._streamed) if number in visited]

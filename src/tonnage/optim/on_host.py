@@ -21,14 +21,14 @@ from tonnage.kernels.moments import Codec
 from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.offload.ring import Home, Pairs, Ring
-from tonnage.optim.tiers import Piece, Tier, Trained
-from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
+from tonnage.optim.tiers import StatePiece, Tier, TrainedParameter
+from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
 
 
 class _Tiles(Home[int]):
     """Tiles by their numbers, at home in tensors that are whole."""
 
-    def __init__(self, whole: Mapping[str, Tensor], tiles: Sequence[Sequence[Place]]) -> None:
+    def __init__(self, whole: Mapping[str, Tensor], tiles: Sequence[Sequence[PieceInTile]]) -> None:
         self._whole, self._tiles = whole, tiles
 
     def pairs(self, unit: int, memory: Tensor) -> Pairs:
@@ -39,12 +39,12 @@ class _Tiles(Home[int]):
                 yield self._whole[name].view(-1)[part], values
 
 
-class OnHost(Tier):
+class StateOnHost(Tier):
     """The host tier (``tiers.Tier``)."""
 
     def __init__(
         self,
-        trained: Sequence[Trained],
+        trained: Sequence[TrainedParameter],
         codec: Codec,
         *,
         device: torch.device,
@@ -76,7 +76,7 @@ class OnHost(Tier):
             f"{len(self._resident)} of them on the device as well, where all take {memory.nbytes / 1e6:.0f} MB"
         )
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
+    def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """See ``Tier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
         selected_names = set(names)
         chosen = [

@@ -19,7 +19,7 @@ from tonnage.kernels.regions import local_part
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameter:
     """A parameter that is trained, and this rank's place in it."""
 
     name: str
@@ -48,10 +48,10 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StatePiece:
     """The state of a run of elements of a parameter's shard."""
 
-    trained: Trained
+    trained: TrainedParameter
     start: int
     """First element, counted flat in the shard."""
     stop: int
@@ -59,11 +59,11 @@ class Piece:
     """The low halves of the masters, if the parameter has 16 bits (``kernels.adamw.LOW``)."""
     moments: Moments
 
-    def parts(self, most: int) -> Iterator[Piece]:
+    def parts(self, most: int) -> Iterator[StatePiece]:
         """The same in pieces of at most about ``most`` elements, as rows and blocks of moments allow."""
         for first, end in cut(self.stop - self.start, self.moments.row, max(BLOCK, most)):
             low = None if self.low is None else self.low.view(-1)[first:end]
-            yield Piece(self.trained, self.start + first, self.start + end, low, self.moments.part(first, end))
+            yield StatePiece(self.trained, self.start + first, self.start + end, low, self.moments.part(first, end))
 
 
 class Tier(Protocol):
@@ -72,7 +72,7 @@ class Tier(Protocol):
     hands_out_copies: bool = False
     """Whether what ``tensors`` returns stays as it is when the state changes."""
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
+    def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """The state of ``names``, which are sorted by turn and come in this order, to be updated in place, each piece
         before the next is asked for."""
         ...
@@ -105,18 +105,18 @@ class Tier(Protocol):
         return 0.0
 
 
-class InMemory(Tier):
+class StateInMemory(Tier):
     """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
 
-    def __init__(self, trained: Sequence[Trained], codec: Codec) -> None:
-        self._pieces: dict[str, Piece] = {}
+    def __init__(self, trained: Sequence[TrainedParameter], codec: Codec) -> None:
+        self._pieces: dict[str, StatePiece] = {}
         for one in trained:
             shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
             moments = Moments.zeros(codec, shard.shape, shard.device)
-            self._pieces[one.name] = Piece(one, 0, shard.numel(), low, moments)
+            self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 
-    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
+    def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """See ``Tier``."""
         return (self._pieces[name] for name in names)
 

@@ -17,17 +17,17 @@ from tonnage.host.locked import locked_for
 from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.kernels.regions import local_part
-from tonnage.optim.tiers import Piece, Trained
+from tonnage.optim.tiers import StatePiece, TrainedParameter
 
 ALIGNMENT = 64
 """Bytes: every stream begins on a cache line."""
 
 
 @dataclass(frozen=True)
-class Place:
+class PieceInTile:
     """Where a piece lies in its tile."""
 
-    trained: Trained
+    trained: TrainedParameter
     start: int
     stop: int
     row: int
@@ -35,11 +35,11 @@ class Place:
     streams: Mapping[str, tuple[torch.dtype, int, int]]
     """Type, first byte and end of each stream."""
 
-    def over(self, tile: Tensor) -> Piece:
+    def over(self, tile: Tensor) -> StatePiece:
         """The piece in a tile's bytes."""
         views = {name: tile[first:end].view(dtype) for name, (dtype, first, end) in self.streams.items()}
         moments = Moments(views["m"], views["v"], views.get("m_scale"), views.get("v_scale"), self.row)
-        return Piece(self.trained, self.start, self.stop, views.get("low"), moments)
+        return StatePiece(self.trained, self.start, self.stop, views.get("low"), moments)
 
     def parts(self, tile: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
         """Each stream in a tile: name, which elements of the whole stream it is, and its values."""
@@ -51,7 +51,7 @@ class Place:
             yield f"{self.trained.name}.{name}", slice(begin, begin + values.numel()), values
 
 
-def whole_streams(trained: Sequence[Trained], codec: Codec) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def whole_streams(trained: Sequence[TrainedParameter], codec: Codec) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Type and shape of every tensor of the state, by name."""
     forms: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for trained_parameter in trained:
@@ -81,16 +81,18 @@ def num_bytes(form: tuple[torch.dtype, tuple[int, ...]]) -> int:
     return math.prod(form[1]) * form[0].itemsize
 
 
-def streams_of(trained_parameter: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
+def streams_of(
+    trained_parameter: TrainedParameter, codec: Codec, num_elements: int
+) -> dict[str, tuple[torch.dtype, int]]:
     """Type and size of each stream of a run of a parameter's elements."""
     dtype = LOW.get(trained_parameter.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
     return streams(codec, num_elements, trained_parameter.row) | low
 
 
-def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[Place]]:
+def lay_out(trained: Sequence[TrainedParameter], codec: Codec, tile_bytes: int) -> list[list[PieceInTile]]:
     """The pieces of every tile: parameters by their turns, each tile as full as rows and blocks allow."""
-    tiles: list[list[Place]] = []
+    tiles: list[list[PieceInTile]] = []
     for trained_parameter in sorted(trained, key=lambda trained_parameter: trained_parameter.turn):
         row, num_elements = trained_parameter.row, local_part(trained_parameter.parameter).numel()
         start = 0
@@ -118,7 +120,7 @@ def cut_up(memory: Tensor, tile_bytes: int) -> list[Tensor]:
     return [room[:tile_bytes] for room in memory.split(aligned(tile_bytes))] if memory.numel() else []
 
 
-def _fitting(trained_parameter: Trained, codec: Codec, room: int) -> int:
+def _fitting(trained_parameter: TrainedParameter, codec: Codec, room: int) -> int:
     """How many elements fit into ``room`` bytes, whatever the alignment of their streams costs."""
     row = trained_parameter.row
     streams_of_row = streams_of(trained_parameter, codec, row)
@@ -126,15 +128,15 @@ def _fitting(trained_parameter: Trained, codec: Codec, room: int) -> int:
     return max(0, (room - 2 * ALIGNMENT * len(streams_of_row)) * row // row_bytes)
 
 
-def _place(trained_parameter: Trained, codec: Codec, start: int, stop: int, position: int) -> Place:
+def _place(trained_parameter: TrainedParameter, codec: Codec, start: int, stop: int, position: int) -> PieceInTile:
     placed = {}
     for name, (dtype, size) in streams_of(trained_parameter, codec, stop - start).items():
         placed[name] = dtype, position, position + size * dtype.itemsize
         position = aligned(placed[name][2])
-    return Place(trained_parameter, start, stop, min(trained_parameter.row, stop - start), placed)
+    return PieceInTile(trained_parameter, start, stop, min(trained_parameter.row, stop - start), placed)
 
 
-def end_of(places: Sequence[Place]) -> int:
+def end_of(places: Sequence[PieceInTile]) -> int:
     """Bytes of a tile that its pieces take."""
     return max((end for place in places for _, _, end in place.streams.values()), default=0)
 

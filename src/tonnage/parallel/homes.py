@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tonnage.host.locked import locked_for
-from tonnage.offload.pages import Pages, Place
+from tonnage.offload.pages import FileRange, Pages
 from tonnage.offload.ring import Home, Pairs
 
 ALIGNMENT = 256
@@ -65,7 +65,7 @@ class FileHome(Home[Block]):
         blocks: Sequence[Places],
         device: torch.device,
         directories: Sequence[Path],
-        stored: Mapping[str, Place] = MappingProxyType({}),
+        stored: Mapping[str, FileRange] = MappingProxyType({}),
         beside: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Reserve the space, and take the memory. The files have room, too, for what rests ``beside`` the blocks (bytes

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.streams import Stream
-from tonnage.offload.pages import Place
+from tonnage.offload.pages import FileRange
 from tonnage.offload.residency import BLOCKS
 from tonnage.offload.ring import Ring
 from tonnage.parallel.homes import Block, FileHome, HostHome, aligned
@@ -70,7 +70,7 @@ def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.dev
 
 
 @dataclass
-class Part:
+class BlockParameter:
     """A parameter of a block, or this rank's part of it."""
 
     owner: nn.Module
@@ -138,11 +138,11 @@ class BlocksElsewhere:
     def __init__(
         self,
         blocks: Sequence[nn.Module],
-        parts: Sequence[Sequence[Part]],
+        parts: Sequence[Sequence[BlockParameter]],
         device: torch.device,
         *,
         directories: Sequence[Path],
-        stored: Mapping[str, Place],
+        stored: Mapping[str, FileRange],
         beside: Mapping[str, int] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
     ) -> None:
@@ -180,7 +180,7 @@ class BlocksElsewhere:
         """Move the parameters to where they rest, with their values where they have some."""
         self.parameters = [self._rested(part) for several in self._parts for part in several]
 
-    def _rested(self, part: Part) -> nn.Parameter:
+    def _rested(self, part: BlockParameter) -> nn.Parameter:
         before = part.owner._parameters[part.name]
         memory = self.home.bytes_of(part.whole_name) if part.num_bytes else torch.empty(0, dtype=torch.uint8)
         content = memory.view(part.dtype).view(part.shape)
@@ -228,7 +228,7 @@ class HostBlocks(BlocksElsewhere):
         recomputed: int,
         trains: bool = False,
         directories: Sequence[Path] = (),
-        stored: Mapping[str, Place] = MappingProxyType({}),
+        stored: Mapping[str, FileRange] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
         tiled: Sequence[TiledWeight] = (),
     ) -> None:
@@ -310,7 +310,7 @@ class HostBlocks(BlocksElsewhere):
         for part in self._parts[block[0]]:
             part.turn_to(part.seen_in(memory))
 
-    def _nowhere(self, part: Part) -> Tensor:
+    def _nowhere(self, part: BlockParameter) -> Tensor:
         """What a parameter is while its block is not on the device: a tensor of its shape without useful values."""
         if part.dtype not in self._useless:
             number = float("nan") if part.dtype.is_floating_point else 0
@@ -391,7 +391,7 @@ class HostShards(BlocksElsewhere):
         *,
         trains: bool = True,
         directories: Sequence[Path] = (),
-        stored: Mapping[str, Place] = MappingProxyType({}),
+        stored: Mapping[str, FileRange] = MappingProxyType({}),
     ) -> None:
         """Take the memory, as ``BlocksElsewhere`` does; parameters that several modules of ``root`` share are left
         alone."""
@@ -418,7 +418,7 @@ class HostShards(BlocksElsewhere):
         """Note which block is about to run forward; None when it has run."""
         self._entering = number
 
-    def _fetch(self, number: int, part: Part) -> Tensor:
+    def _fetch(self, number: int, part: BlockParameter) -> Tensor:
         """The shard of a parameter on the device. The block that is gathered next begins to come meanwhile."""
         memory = self._have(number)
         self._call(number + 1 if self._entering == number else number - 1, keeping=number)
@@ -427,7 +427,7 @@ class HostShards(BlocksElsewhere):
 
 def laid_out(
     root: nn.Module, blocks: Sequence[nn.Module], takes: Callable[[str, nn.Parameter], bool]
-) -> list[list[Part]]:
+) -> list[list[BlockParameter]]:
     """Lay out those parameters of every block that ``takes`` accepts and that no other module of the blocks has, one
     after another in the block's bytes; shards are padded to equal sizes."""
     names = {id(parameter): name for name, parameter in root.named_parameters()}
@@ -443,7 +443,7 @@ def laid_out(
     holders = Counter(id(parameter) for block in held for _, _, parameter in block)
     layout = []
     for block in held:
-        parts = list[Part]()
+        parts = list[BlockParameter]()
         for module, name, parameter in block:
             if holders[id(parameter)] == 1 and takes(names[id(parameter)], parameter):
                 start = aligned(parts[-1].end) if parts else 0
@@ -454,6 +454,6 @@ def laid_out(
                     if isinstance(parameter, DTensor)
                     else nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
                 )
-                parts.append(Part(module, name, names[id(parameter)], start, like, shape, padded))
+                parts.append(BlockParameter(module, name, names[id(parameter)], start, like, shape, padded))
         layout.append(parts)
     return layout

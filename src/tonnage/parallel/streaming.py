@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from tonnage.kernels.regions import local_part
-from tonnage.offload.pages import Pages, Place
+from tonnage.offload.pages import FileRange, Pages
 from tonnage.offload.residency import blocks_in_memory
 from tonnage.parallel.parts import before_backward, is_gathered, with_local
 from tonnage.parallel.tiled import TiledWeight
@@ -32,7 +32,7 @@ def stream_blocks(
     root: nn.Module,
     blocks: Sequence[nn.Module],
     directories: Sequence[Path],
-    stored: Mapping[str, Place] = MappingProxyType({}),
+    stored: Mapping[str, FileRange] = MappingProxyType({}),
     *,
     trains_all: bool,
     tiled: Sequence[TiledWeight] = (),

@@ -43,7 +43,7 @@ Origin = Literal["doctor", "run"]
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedStep:
     """A step, or a forward and backward pass, that was timed."""
 
     origin: Origin
@@ -65,10 +65,10 @@ class Samples:
     """What a file holds."""
 
     format: int
-    samples: list[Sample]
+    samples: list[TimedStep]
 
 
-def read(path: Path) -> list[Sample]:
+def read(path: Path) -> list[TimedStep]:
     """The samples of a file; none if there is no such file, or it does not read as it should."""
     with suppress(UserError):
         found = read_record(path, Samples)
@@ -77,7 +77,7 @@ def read(path: Path) -> list[Sample]:
     return []
 
 
-def add(path: Path, samples: Iterable[Sample], origin: Origin) -> None:
+def add(path: Path, samples: Iterable[TimedStep], origin: Origin) -> None:
     """Put samples of one origin beside those of a file: the doctor's replace older ones of his, those of runs add up.
 
     A file that cannot be written costs nothing but exactness.
@@ -90,7 +90,7 @@ def add(path: Path, samples: Iterable[Sample], origin: Origin) -> None:
         write_json(path, {"format": FORMAT, "samples": [asdict(sample) for sample in (*others, *own[-KEPT:])]})
 
 
-def calibrated(machine: Machine, samples: Sequence[Sample]) -> Machine:
+def calibrated(machine: Machine, samples: Sequence[TimedStep]) -> Machine:
     """The machine with the parts of its rates that fit the samples, for every precision that has some."""
     precisions = dict.fromkeys(sample.precision for sample in samples)
     fitted = {
@@ -107,7 +107,7 @@ def parts_of(machine: Machine, precision: str) -> tuple[float, float]:
     return products, traffic
 
 
-def fit(machine: Machine, samples: Sequence[Sample]) -> tuple[float, float]:
+def fit(machine: Machine, samples: Sequence[TimedStep]) -> tuple[float, float]:
     """The parts with which the relative errors of the planned seconds are least, as squares.
 
     With u and v the inverse parts, a sample takes u * (flops / rate + attention / rate) + v * traffic / rate + besides:

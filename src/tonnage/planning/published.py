@@ -48,7 +48,7 @@ def largest_by_stage() -> list[ByStage]:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeMemory:
     """What a node has room in."""
 
     devices: int
@@ -58,7 +58,7 @@ class Node:
     disk_bytes: float
 
 
-DGX_2 = Node(devices=16, device_bytes=32 * 2**30, host_bytes=1.5e12, disk_bytes=28e12)
+DGX_2 = NodeMemory(devices=16, device_bytes=32 * 2**30, host_bytes=1.5e12, disk_bytes=28e12)
 """The node of ZeRO-Infinity: sixteen V100 of 32 GB, 1.5 TB of memory, 28 TB of NVMe."""
 
 
@@ -72,7 +72,7 @@ class Needs:
     """In the memory of its host, for all devices."""
     disk: float = 0.0
 
-    def largest(self, node: Node) -> float:
+    def largest(self, node: NodeMemory) -> float:
         """Parameters that fill a node."""
         rooms = ((self.device, node.device_bytes), (self.host, node.host_bytes), (self.disk, node.disk_bytes))
         return min(room / need if need else math.inf for need, room in rooms)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.prove.material import SHAPES, bare_shape, full_rows
-from tonnage.prove.memory import DEVICE, Way
+from tonnage.prove.memory import DEVICE, MeasuredWay
 from tonnage.prove.proof import Proof
 from tonnage.prove.speed import LENGTH, SMALL_LENGTH, measure
 
@@ -24,7 +24,7 @@ def prove(proof: Proof) -> None:
         return
     name = "1B" if proof.on_gpu else "small"
     memory = {**DEVICE, "recompute": "none"}
-    ours = measure(proof, Way("beside TRL", {"memory": memory}, PACKS, name, STEPS))
+    ours = measure(proof, MeasuredWay("beside TRL", {"memory": memory}, PACKS, name, STEPS))
     if ours.refused:
         proof.skip("beside", "TRL", ours.refused)
         return

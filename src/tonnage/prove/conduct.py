@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tonnage.errors import user_error
 from tonnage.prove.machine import USEFUL, described, missing, of_which
-from tonnage.prove.pieces import CORES, CPU_SECONDS, LIMIT_SECONDS, TOGETHER, Piece, named
-from tonnage.prove.record import MOST_TEXT, PART, PieceResult, Record, keep, kept, result_file, write
+from tonnage.prove.pieces import CORES, CPU_SECONDS, LIMIT_SECONDS, TOGETHER, ProofPiece, named
+from tonnage.prove.record import MOST_TEXT, PART, PieceResult, ProofRecord, keep, kept, result_file, write
 
 Tell = Callable[[str, int, int], None]
 OFFLINE = {
@@ -52,7 +52,7 @@ def conduct(
     brief: bool = False,
     limit_seconds: float | None = None,
     tell: Tell = lambda piece_name, done, total: None,
-) -> Record:
+) -> ProofRecord:
     """Carry out what is missing of the proof, and write ``prove.json`` and ``prove.html`` into ``folder`` as it goes.
 
     Args:
@@ -78,14 +78,14 @@ def conduct(
     todo = [piece for piece in pieces if piece.name in chosen and piece.name not in results]
     limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
 
-    def result_of(piece: Piece) -> PieceResult:
+    def result_of(piece: ProofPiece) -> PieceResult:
         tell(f"{piece.name}: {piece.shows}", pieces.index(piece), len(pieces))
         return _carried_out(piece, folder, of, gpus, at_work, on_gpu=on_gpu, brief=brief, limit=limit)
 
-    def recorded() -> Record:
+    def recorded() -> ProofRecord:
         date = time.strftime("%Y-%m-%d %H:%M %z")
         finished = tuple(results[piece.name] for piece in pieces if piece.name in results)
-        record = Record(date, machine, finished, tuple(missing(USEFUL)))
+        record = ProofRecord(date, machine, finished, tuple(missing(USEFUL)))
         write(folder / "prove.json", record.to_json())
         return record
 
@@ -109,7 +109,7 @@ def conduct(
 
 
 def _carried_out(
-    piece: Piece,
+    piece: ProofPiece,
     folder: Path,
     of: str,
     gpus: int,

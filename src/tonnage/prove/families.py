@@ -13,7 +13,7 @@ from typing import Any
 import tonnage
 from tonnage.prove.material import FAMILIES, data_of, rows, tiny_model
 from tonnage.prove.proof import Proof
-from tonnage.prove.runs import Elsewhere, Ran, Spec, hold, take
+from tonnage.prove.runs import BackgroundRuns, Ran, Spec, hold, take
 
 STEPS, FEW = 20, 4
 
@@ -65,7 +65,7 @@ def _spec(proof: Proof, name: str, family: str, config: Mapping[str, Any]) -> Sp
 def beside_reference(proof: Proof, specs: Sequence[Spec]) -> dict[str, Ran]:
     """Take runs here and as the reference does, and hold their losses together; what came of those here."""
     plain = [replace(spec, config={**spec.config, "kernels": "plain"}) for spec in specs]
-    elsewhere = Elsewhere(plain, proof.folder / "reference") if proof.on_gpu else None
+    elsewhere = BackgroundRuns(plain, proof.folder / "reference") if proof.on_gpu else None
     ours = {spec.name: take(spec, proof.folder / "here") for spec in specs}
     if elsewhere is not None:
         reference = elsewhere.ran()

@@ -20,7 +20,7 @@ DEVICE = resting("device", "optimizer", "gradient", "parameter")
 
 
 @dataclass(frozen=True)
-class Way:
+class MeasuredWay:
     """To train a shape: a row of the tables of pieces that measure."""
 
     case: str
@@ -45,10 +45,10 @@ def _away(**tiers: Any) -> dict[str, Any]:
     return {"memory": {**resting("host", "optimizer", "gradient"), **fixed, **tiers}}
 
 
-WAYS: Mapping[str, tuple[Way, ...]] = {
+WAYS: Mapping[str, tuple[MeasuredWay, ...]] = {
     "memory": (
         *(
-            Way(
+            MeasuredWay(
                 f"{moments} moments, recompute {recompute}, micro-batch {size}",
                 _on_device(moments=moments, recompute=recompute, micro_batch=size),
                 size,
@@ -57,16 +57,18 @@ WAYS: Mapping[str, tuple[Way, ...]] = {
             for recompute in ("none", "selective", "full")
             for size in (1, 2)
         ),
-        Way("bf16 moments, four micro-batches", _on_device(moments="bf16", recompute="full"), 4),
+        MeasuredWay("bf16 moments, four micro-batches", _on_device(moments="bf16", recompute="full"), 4),
     ),
     "memory elsewhere": (
-        Way("optimizer on the host", _away(gradient_tier="device", optimizer_resident=0)),
-        Way("gradients on the host too", _away()),
-        Way("inputs of blocks too", _away(activation_tier="host")),
-        Way("parameters on the host too", _away(parameter_tier="host")),
-        Way("one block recomputed", _on_device(recompute="full", recompute_blocks=1)),
+        MeasuredWay("optimizer on the host", _away(gradient_tier="device", optimizer_resident=0)),
+        MeasuredWay("gradients on the host too", _away()),
+        MeasuredWay("inputs of blocks too", _away(activation_tier="host")),
+        MeasuredWay("parameters on the host too", _away(parameter_tier="host")),
+        MeasuredWay("one block recomputed", _on_device(recompute="full", recompute_blocks=1)),
         *(
-            Way(case, {"adapter": {"rank": 32, **adapter}, **_on_device(recompute=recompute, micro_batch=size)}, size)
+            MeasuredWay(
+                case, {"adapter": {"rank": 32, **adapter}, **_on_device(recompute=recompute, micro_batch=size)}, size
+            )
             for case, adapter, recompute, size in (
                 ("LoRA", {}, "none", 1),
                 ("LoRA, micro-batch 2, recompute full", {}, "full", 2),
@@ -91,7 +93,7 @@ def prove(proof: Proof) -> None:
         proof.more[way.case] = ran.told
 
 
-def take_full_packs(proof: Proof, way: Way, name: str, shape: Mapping[str, Any], length: int) -> Ran:
+def take_full_packs(proof: Proof, way: MeasuredWay, name: str, shape: Mapping[str, Any], length: int) -> Ran:
     """Take the steps of a way over packs of one document each, with weights that are drawn."""
     model = bare_shape(proof.folder / "shape", **shape)
     data = full_rows(proof.folder, way.packs * way.steps, length, shape["vocab_size"])

@@ -10,15 +10,15 @@ from pathlib import Path
 from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
 from tonnage.prove.checks import CHECKS, number
-from tonnage.prove.record import Finding, PieceResult, Record
+from tonnage.prove.record import CheckedFigure, PieceResult, ProofRecord
 
 
-def write_page(record: Record, path: Path) -> None:
+def write_page(record: ProofRecord, path: Path) -> None:
     """Write the page. Raises ``ImportError`` where jinja2 is not there."""
     write_whole(path, render(record))
 
 
-def render(record: Record) -> str:
+def render(record: ProofRecord) -> str:
     """The page, as HTML."""
     from jinja2 import Environment, StrictUndefined
 
@@ -42,7 +42,7 @@ def render(record: Record) -> str:
     )
 
 
-def where(record: Record) -> str:
+def where(record: ProofRecord) -> str:
     """On what it ran, in a few words."""
     gpus = record.machine["gpus"]
     if not gpus:
@@ -50,7 +50,7 @@ def where(record: Record) -> str:
     return f"{len(gpus)} x {gpus[0]['name']}" if len(gpus) > 1 else str(gpus[0]["name"])
 
 
-def verdict(record: Record) -> str:
+def verdict(record: ProofRecord) -> str:
     """All of it in a sentence."""
     counts = record.counts
     totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
@@ -61,7 +61,7 @@ def verdict(record: Record) -> str:
     return "; ".join([f"checks: {totals or 'none'}", *more])
 
 
-def machine_lines(record: Record) -> list[tuple[str, str]]:
+def machine_lines(record: ProofRecord) -> list[tuple[str, str]]:
     """The machine, line by line."""
     machine = record.machine
     cards = [
@@ -80,12 +80,12 @@ def machine_lines(record: Record) -> list[tuple[str, str]]:
     return [(name, words) for name, words in lines if words]
 
 
-def figure_of(finding: Finding) -> str:
+def figure_of(finding: CheckedFigure) -> str:
     """A figure with its unit, as the page and the terminal show it; empty without one."""
     return "" if finding.figure is None else f"{number(finding.figure)} {finding.unit}".strip()
 
 
-def lines(record: Record) -> Iterable[tuple[str, str, str]]:
+def lines(record: ProofRecord) -> Iterable[tuple[str, str, str]]:
     """For a terminal: a piece, what became of it, and what to say of it: what failed, or the worst that held."""
     for piece in record.pieces:
         yield piece.name, piece.status, _told(piece)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tonnage.prove.checks import CHECKS
-from tonnage.prove.record import Finding
+from tonnage.prove.record import CheckedFigure
 
 NOTHING = "the device does not compute: what it should have written is still zero"
 NEEDS_GPU = "needs a GPU"
@@ -34,7 +34,7 @@ class Proof:
     """How many devices, or on a CPU workers, those pieces take that want several."""
     brief: bool = False
     """Whether a slice will do: the least of every kind."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CheckedFigure] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     tell: Callable[[], None] = lambda: None
     """Called after every finding."""
@@ -76,7 +76,9 @@ class Proof:
         definition = CHECKS[check]
         why = why.replace(str(self.folder.resolve()), ".")  # the record holds no paths
         figure = None if figure is None else float(figure)
-        self.findings.append(Finding(check, case, figure, definition.unit, definition.tolerance, status, why, red))
+        self.findings.append(
+            CheckedFigure(check, case, figure, definition.unit, definition.tolerance, status, why, red)
+        )
         self.tell()
 
 

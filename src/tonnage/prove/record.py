@@ -21,7 +21,7 @@ MOST_TEXT = 6000
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckedFigure:
     """A figure of one check in one case."""
 
     check: str
@@ -51,17 +51,17 @@ class PieceResult:
     """Why it was skipped."""
     error: str = ""
     """The traceback of what it broke off with."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckedFigure, ...] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
     """What was measured besides: plans, seconds of steps."""
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> PieceResult:
         """From JSON. Raises ``TypeError`` or ``KeyError`` for another form."""
-        return PieceResult(**{**found, "findings": tuple(Finding(**one) for one in found["findings"])})
+        return PieceResult(**{**found, "findings": tuple(CheckedFigure(**one) for one in found["findings"])})
 
 
-def status_of(findings: Iterable[Finding], error: str = "") -> Status:
+def status_of(findings: Iterable[CheckedFigure], error: str = "") -> Status:
     """Of a piece, by what it found."""
     statuses = {one.status for one in findings}
     if error or "failed" in statuses:
@@ -99,7 +99,7 @@ def kept(folder: Path, name: str, machine: str) -> PieceResult | None:
 
 
 @dataclass(frozen=True)
-class Record:
+class ProofRecord:
     """All of it."""
 
     date: str

@@ -236,7 +236,7 @@ def _let_go() -> None:
     torch.compiler.reset()
 
 
-class Elsewhere:
+class BackgroundRuns:
     """Runs in a process of its own that sees no GPU, begun at once and asked for later."""
 
     def __init__(self, specs: Sequence[Spec], folder: Path) -> None:

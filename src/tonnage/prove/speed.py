@@ -12,7 +12,7 @@ import torch
 
 from tonnage.planning.machine import device_named
 from tonnage.prove.material import SHAPES, resting
-from tonnage.prove.memory import DEVICE, Way, hold_peak, parameters_of, take_full_packs
+from tonnage.prove.memory import DEVICE, MeasuredWay, hold_peak, parameters_of, take_full_packs
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Ran
 
@@ -21,7 +21,7 @@ SMALL_LENGTH, FEW = 512, 4
 """Tokens and steps on a CPU."""
 
 
-def _states(packs: int) -> tuple[Way, ...]:
+def _states(packs: int) -> tuple[MeasuredWay, ...]:
     """The 1B shape resident, its optimizer on the host, its gradients too, and all of it."""
     tokens = f"{packs * LENGTH // 1024}k tokens a step"
     tiers: Mapping[str, Mapping[str, Any]] = {
@@ -31,7 +31,7 @@ def _states(packs: int) -> tuple[Way, ...]:
         "all on the host": resting("host", "optimizer", "gradient", "parameter"),
     }
     return tuple(
-        Way(
+        MeasuredWay(
             f"{tokens}, {case}",
             {"memory": {"recompute": "full", "micro_batch": 2, "parameter_tier": "device", **memory}},
             packs,
@@ -43,25 +43,25 @@ def _states(packs: int) -> tuple[Way, ...]:
 
 
 COMPILED = {"compile": "on"}
-WAYS: Mapping[str, tuple[Way, ...]] = {
+WAYS: Mapping[str, tuple[MeasuredWay, ...]] = {
     "speed": tuple(
-        Way(case, {"memory": {**DEVICE, "recompute": recompute}, "compile": how}, 4, steps=8)
+        MeasuredWay(case, {"memory": {**DEVICE, "recompute": recompute}, "compile": how}, 4, steps=8)
         for recompute in ("none", "full")
         for case, how in ((f"recompute {recompute}", "off"), (f"recompute {recompute}, compiled", "on"))
     ),
     "speed 8B": (
-        Way(
+        MeasuredWay(
             "all weights, as planned", COMPILED, 4, "8B", 7, lines={"tokens": "8B full, tokens", "mfu": "8B full, mfu"}
         ),
-        Way("all weights", {"memory": {"recompute": "full"}, **COMPILED}, 4, "8B", 5),
+        MeasuredWay("all weights", {"memory": {"recompute": "full"}, **COMPILED}, 4, "8B", 5),
     ),
     "speed 8B adapters": (
-        Way("LoRA", {"adapter": {"rank": 32}, **COMPILED}, 4, "8B", 7, lines={"tokens": "8B LoRA, tokens"}),
-        Way("LoRA over nf4", {"adapter": {"rank": 32, "quantize": "nf4"}, **COMPILED}, 4, "8B", 6),
+        MeasuredWay("LoRA", {"adapter": {"rank": 32}, **COMPILED}, 4, "8B", 7, lines={"tokens": "8B LoRA, tokens"}),
+        MeasuredWay("LoRA over nf4", {"adapter": {"rank": 32, "quantize": "nf4"}, **COMPILED}, 4, "8B", 6),
     ),
     "host tiers": (*_states(2), *_states(4), *_states(8)),
     "small card": tuple(
-        Way(f"all weights, in {budget}", {"memory": {"budget": {"device": budget}}}, 4, "8B", 5)
+        MeasuredWay(f"all weights, in {budget}", {"memory": {"budget": {"device": budget}}}, 4, "8B", 5)
         for budget in ("24GB", "10GB")  # with weights on the device, and with those of a few blocks at a time
     ),
 }
@@ -84,7 +84,7 @@ def prove(proof: Proof) -> None:
             proof.found("host tiers", way.case, timed.tokens_per_second / ran[way.beside].tokens_per_second)
 
 
-def measure(proof: Proof, way: Way) -> Ran:
+def measure(proof: Proof, way: MeasuredWay) -> Ran:
     """Time a shape, on a CPU the small one: tokens a second, and its part of the peak."""
     name, length, steps = (way.shape, LENGTH, way.steps) if proof.on_gpu else ("small", SMALL_LENGTH, FEW)
     shape, label = SHAPES[name], f"{name}, {way.case}"

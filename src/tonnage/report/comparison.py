@@ -19,7 +19,7 @@ DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requirement:
     """A figure that must be within a bound."""
 
     figure: str
@@ -30,7 +30,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedFigure:
     """A figure of some rows, before and after."""
 
     rows: str
@@ -61,7 +61,7 @@ class Comparison:
     before: Evaluated | None
     after: Evaluated | None
     """None where nothing was evaluated."""
-    gate: Sequence[Asked] = field(default_factory=tuple)
+    gate: Sequence[Requirement] = field(default_factory=tuple)
 
     @property
     def passed(self) -> bool:
@@ -72,7 +72,7 @@ class Comparison:
         """Those of after, by the names that gates have."""
         return {} if self.after is None else self.after.figures(self.before)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ComparedFigure]:
         """What a table of it shows."""
         if self.after is None:
             return []
@@ -81,12 +81,12 @@ class Comparison:
         for name, figures in self.after.sources.items():
             lines += _told(name, before.sources.get(name), figures)
         lines += [
-            Line(f"{self.after.answers:,} answers", name, before.scores.get(name), figure)
+            ComparedFigure(f"{self.after.answers:,} answers", name, before.scores.get(name), figure)
             for name, figure in self.after.scores.items()
         ]
         lines += _told("general", before.general, self.after.general)
         if (forgets := self.figures().get("forgets")) is not None:
-            lines.append(Line("general", "forgets", None, forgets))
+            lines.append(ComparedFigure("general", "forgets", None, forgets))
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -151,18 +151,18 @@ def _evaluated(record: Mapping[str, Any], run: RunDirectory) -> Evaluated:
     return evaluated
 
 
-def _asked(config: Config, figures: Mapping[str, Figure]) -> tuple[Asked, ...]:
+def _asked(config: Config, figures: Mapping[str, Figure]) -> tuple[Requirement, ...]:
     found = []
     for name, bound in config.evaluate.gate.items():
         value = figures[name].value if name in figures else math.nan
-        found.append(Asked(name, str(Bound.of(bound)), finite(value), Bound.of(bound).holds(value)))
+        found.append(Requirement(name, str(Bound.of(bound)), finite(value), Bound.of(bound).holds(value)))
     return tuple(found)
 
 
-def _told(rows: str, before: Told | None, after: Told | None) -> Iterable[Line]:
+def _told(rows: str, before: Told | None, after: Told | None) -> Iterable[ComparedFigure]:
     if after is None:
         return
     for name in ("loss", "perplexity", "token_accuracy"):
         figure: Figure = getattr(after, name)
         if math.isfinite(figure.value):
-            yield Line(rows, name, None if before is None else getattr(before, name), figure)
+            yield ComparedFigure(rows, name, None if before is None else getattr(before, name), figure)

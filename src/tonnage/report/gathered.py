@@ -20,7 +20,7 @@ from tonnage.planning.plan import Plan
 from tonnage.planning.words import run_time, size, step_time
 from tonnage.report.comparison import Comparison, compare
 from tonnage.report.curves import curves
-from tonnage.report.settings import Setting, settings
+from tonnage.report.settings import ConfigKey, settings
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.records import Outcome, is_step, peak_memory
 from tonnage.rundir.samples import Sample, read_samples
@@ -51,7 +51,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRow:
     """A line of a table: its name and its cells."""
 
     name: str
@@ -69,7 +69,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnsweredPrompt:
     """A prompt and its answers."""
 
     prompt: str
@@ -91,19 +91,19 @@ class Gathered:
     tells: str
     """What was trained on what, in a sentence."""
     curves: dict[str, Any]
-    settings: list[Setting]
+    settings: list[ConfigKey]
     plan_lines: list[tuple[str, str]]
-    outcome_lines: list[Line]
+    outcome_lines: list[TableRow]
     memory: str
     """HTML: bytes by category and instant."""
     frontier: str
     """HTML: other ways to run the step."""
     sources: list[str]
     """Headings of the account's columns."""
-    account_lines: list[Line]
+    account_lines: list[TableRow]
     remarks: list[str]
     pictures: Pictures
-    asked: list[Asked]
+    asked: list[AnsweredPrompt]
     """Prompts and what was answered, evaluation by evaluation."""
     comparison: Comparison
     """Rows it was evaluated on, before and after."""
@@ -165,14 +165,14 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     )
 
 
-def _asked(samples: Sequence[Sample]) -> tuple[list[Asked], int]:
+def _asked(samples: Sequence[Sample]) -> tuple[list[AnsweredPrompt], int]:
     """Prompts with the answers of the first, the last and some evaluations between; and how many there were."""
     steps = sorted({sample.step for sample in samples})
     last = len(steps) - 1
     shown = {steps[round(last * at / (MOST_ANSWERS - 1))] for at in range(MOST_ANSWERS)} if steps else set()
-    found: dict[int, Asked] = {}
+    found: dict[int, AnsweredPrompt] = {}
     for sample in samples:
-        asked = found.setdefault(sample.number, Asked(sample.prompt, sample.expected, []))
+        asked = found.setdefault(sample.number, AnsweredPrompt(sample.prompt, sample.expected, []))
         if sample.step in shown:
             asked.answers.append((sample.step, sample.answer))
     return [found[number] for number in sorted(found)], len(steps)
@@ -215,7 +215,7 @@ def _summary(
     return list(shown.items())
 
 
-def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> list[Line]:
+def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> list[TableRow]:
     """What was planned beside what was measured."""
     if outcome is None:
         return []
@@ -224,14 +224,14 @@ def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> 
         if key in outcome.planned and key in outcome.measured:
             planned, measured = outcome.planned[key], outcome.measured[key]
             change = f"{measured / planned - 1:+.0%}" if planned else ""
-            lines.append(Line(name, [words(planned), words(measured), change]))
+            lines.append(TableRow(name, [words(planned), words(measured), change]))
     waits = [record["disk"]["waited_seconds"] for record in steps if record.get("disk")]
     if waits:
-        lines.append(Line("waited for disks, a step", ["", step_time(median(waits)), ""]))
+        lines.append(TableRow("waited for disks, a step", ["", step_time(median(waits)), ""]))
     return lines
 
 
-def _account_lines(account: Account | None) -> tuple[list[str], list[Line]]:
+def _account_lines(account: Account | None) -> tuple[list[str], list[TableRow]]:
     if account is None:
         return [], []
     shown: list[SourceAccount] = [*account.sources]
@@ -240,7 +240,7 @@ def _account_lines(account: Account | None) -> tuple[list[str], list[Line]]:
     headings = [file_name(one.name) + (" (validation)" if one.role == "validation" else "") for one in shown]
     if len(account.sources) > 1:
         shown, headings = [*shown, account.total], [*headings, f"all {len(account.sources):,}"]
-    return headings, [Line(*line) for line in table_lines(shown)]
+    return headings, [TableRow(*line) for line in table_lines(shown)]
 
 
 def _environment(run: RunDirectory, plan: Plan) -> list[tuple[str, str]]:

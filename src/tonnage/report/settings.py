@@ -11,7 +11,7 @@ from tonnage.config.keys import PRIVATE_KEYS, Key, all_keys, as_written
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConfigKey:
     """One key of a config."""
 
     name: str
@@ -23,13 +23,13 @@ class Setting:
     """What the key is for."""
 
 
-def settings(config: Config) -> list[Setting]:
+def settings(config: Config) -> list[ConfigKey]:
     """Every key of a config, in the order of the schema."""
     described = {key.name: key for key in all_keys()}
     return list(_settings(config.model_dump(mode="json", by_alias=True), described, "", ""))
 
 
-def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str, kind: str) -> Iterator[Setting]:
+def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str, kind: str) -> Iterator[ConfigKey]:
     """Of a section at ``prefix``, as it is called, whose keys are described under ``kind``."""
     for name, value in tree.items():
         shown, key = prefix + name, kind + name
@@ -46,4 +46,4 @@ def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str
             if value is None and default == "":
                 continue
             is_default = written == default or (value in ([], {}) and default in ("", "[]", "{}"))
-            yield Setting(shown, written, is_default, description.sentence if description is not None else "")
+            yield ConfigKey(shown, written, is_default, description.sentence if description is not None else "")

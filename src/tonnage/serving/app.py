@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from tonnage.inference.tokens import Token
-from tonnage.serving.engine import Begun, Ended, Engine, Piece
+from tonnage.serving.engine import AnswerPart, Begun, Ended, Engine
 from tonnage.serving.requests import MOST_BYTES, ChatRequest, CompletionRequest, Refused, read_request
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -116,7 +116,7 @@ async def _answered(
     texts, tokens = list[str](), list[Token]()
     async with aclosing(written):  # type: ignore[type-var]
         async for event in written:
-            if isinstance(event, Piece):
+            if isinstance(event, AnswerPart):
                 texts.append(event.text)
                 tokens += event.tokens
             elif isinstance(event, Ended):
@@ -126,7 +126,7 @@ async def _answered(
 
 
 async def _streamed(
-    written: AsyncIterator[Begun | Piece | Ended], answers: _Answers, wish: ChatRequest | CompletionRequest
+    written: AsyncIterator[Begun | AnswerPart | Ended], answers: _Answers, wish: ChatRequest | CompletionRequest
 ) -> AsyncIterator[str]:
     """The answer as server-sent events."""
     with_tokens = wish.likeliest is not None
@@ -135,7 +135,7 @@ async def _streamed(
             for event in answers.opening():
                 yield _event(event, wish)
             async for written_part in written:
-                if isinstance(written_part, Piece):
+                if isinstance(written_part, AnswerPart):
                     yield _event(answers.piece(written_part.text, written_part.tokens if with_tokens else None), wish)
                 elif isinstance(written_part, Ended):
                     yield _event(answers.ending(written_part), wish)

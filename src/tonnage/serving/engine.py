@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPart:
     """A part of an answer."""
 
     text: str = ""
@@ -70,7 +70,7 @@ class Engine:
 
     async def answer(
         self, request: ChatRequest | CompletionRequest, left: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[Begun | Piece | Ended]:
+    ) -> AsyncIterator[Begun | AnswerPart | Ended]:
         """An answer as it is written: ``Begun``, pieces, ``Ended``. Ends early, and stops the model, when ``left`` says
         that nobody waits any more, or when the iterator is closed.
 
@@ -79,10 +79,10 @@ class Engine:
         """
         if self._waiting >= self._most_waiting:
             raise Refused(f"{self._waiting} requests wait already", status=429, code="rate_limit_exceeded")
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Begun | Piece | Ended | BaseException]()
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Begun | AnswerPart | Ended | BaseException]()
         enough = Event()
 
-        def tell(event: Begun | Piece | Ended | BaseException) -> None:
+        def tell(event: Begun | AnswerPart | Ended | BaseException) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
         self._waiting += 1
@@ -108,7 +108,7 @@ class Engine:
     def _work(
         self,
         request: ChatRequest | CompletionRequest,
-        tell: Callable[[Begun | Piece | Ended | BaseException], None],
+        tell: Callable[[Begun | AnswerPart | Ended | BaseException], None],
         enough: Event,
     ) -> None:
         """Write one answer, in the thread of the model."""
@@ -127,7 +127,7 @@ class Engine:
         request: ChatRequest | CompletionRequest,
         prompt: Sequence[int],
         decoding: Decoding,
-        tell: Callable[[Piece | Ended], None],
+        tell: Callable[[AnswerPart | Ended], None],
         enough: Event,
     ) -> None:
         tokenizer, stops = self.loaded.tokenizer, self.loaded.stop_tokens
@@ -141,14 +141,14 @@ class Engine:
                 return True
             text, sent = pieces.add(token)
             if text:
-                tell(Piece(text, tuple(sent)))
+                tell(AnswerPart(text, tuple(sent)))
             return pieces.stopped or enough.is_set() or self._closing.is_set()
 
         seed = secrets.randbits(63) if request.seed is None else request.seed
         write_tokens(self.loaded, prompt, decoding, take, seed=seed, num_likeliest=request.likeliest)
         text, sent = pieces.end()
         if text or sent:
-            tell(Piece(text, tuple(sent)))
+            tell(AnswerPart(text, tuple(sent)))
         tell(Ended("stop" if reached_end or pieces.stopped else "length", len(pieces.tokens)))
 
     def _prompt(self, request: ChatRequest | CompletionRequest) -> list[int]:

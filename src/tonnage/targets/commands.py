@@ -20,7 +20,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
-class Exported:
+class Servable:
     """What there is to serve."""
 
     directory: str
@@ -40,7 +40,7 @@ class Exported:
         return re.sub(r"[^a-z0-9._-]+", "-", last.lower()).strip("-._") or "model"
 
 
-def commands(target: str, exported: Exported) -> list[str]:
+def commands(target: str, exported: Servable) -> list[str]:
     """Lines of a shell that serve an export with the program that it is for."""
     place = shlex.quote(exported.directory)
     inside = f"{exported.directory.rstrip('/')}/"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tonnage.data.rendering import ChatTemplate
-from tonnage.targets.turns import BESIDES, END, ROLES, START, Turns, cases, text_of
+from tonnage.targets.turns import BESIDES, END, ROLES, START, TurnTable, cases, text_of
 
 MODELFILE = "Modelfile"
 READS = (
@@ -64,7 +64,7 @@ _DEFINED = {
 }
 
 
-def go_text(turns: Turns) -> str:
+def go_text(turns: TurnTable) -> str:
     """A table as a template of Go's."""
     used = set(turns.trims.values())
     needed = [name for name in ("left", "right", "both") if name in used or (name == "right" and "both" in used)]
@@ -94,7 +94,7 @@ def go_text(turns: Turns) -> str:
     return "\n".join(lines)
 
 
-def _contents(turns: Turns, role: str, gaps: Iterable[str]) -> list[str]:
+def _contents(turns: TurnTable, role: str, gaps: Iterable[str]) -> list[str]:
     """A message of a role, without the white space that it loses behind each role before."""
     alike: dict[str, list[str]] = {}
     for before in gaps:
@@ -131,7 +131,7 @@ def go_template_of(template: ChatTemplate, where: str) -> tuple[str, list[str]]:
     Raises:
         UserError: no template of Go's writes the same bytes; says what of ours is in the way.
     """
-    turns = Turns.of(template, where)
+    turns = TurnTable.of(template, where)
     compared = sum(1 for _ in cases(template))
     notes = [f"chat template: the same bytes in Go's form as in ours, on {compared} conversations"]
     if (START, "system") not in turns.gaps:

@@ -59,7 +59,7 @@ _PADDED = " \n {} \n "
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnTable:
     """A chat template as a table. What is said is by (role before, role now)."""
 
     gaps: Mapping[tuple[str, str], str]
@@ -95,7 +95,7 @@ class Turns:
         return None if end is None else "".join([*pieces, end])
 
     @staticmethod
-    def of(template: ChatTemplate, where: str) -> Turns:
+    def of(template: ChatTemplate, where: str) -> TurnTable:
         """Learn the table of a template; ``where`` names it in a refusal.
 
         Raises:
@@ -148,9 +148,9 @@ def _parted(ours: str | None, text: str) -> str:
     return f"after {text[max(0, at - 30) : at]!r} it writes {text[at : at + 30]!r}"
 
 
-def _learned(template: ChatTemplate) -> tuple[Turns, str]:
+def _learned(template: ChatTemplate) -> tuple[TurnTable, str]:
     """The table, and what stands in the way of one."""
-    table = Turns({})
+    table = TurnTable({})
     for number, shape in enumerate(_SHAPES):
         found, differs = _with(table, template, shape)
         if not differs:
@@ -160,7 +160,7 @@ def _learned(template: ChatTemplate) -> tuple[Turns, str]:
     return table, ""
 
 
-def _with(table: Turns, template: ChatTemplate, shape: str) -> tuple[Turns, str]:
+def _with(table: TurnTable, template: ChatTemplate, shape: str) -> tuple[TurnTable, str]:
     """A table with what one more conversation tells, and where it does not agree with what is known."""
     gaps, trims, folded = dict(table.gaps), dict(table.trims), dict(table.folded)
     roles = [{"s": "system", "u": "user", "a": "assistant"}[letter] for letter in shape]
@@ -195,7 +195,7 @@ def _with(table: Turns, template: ChatTemplate, shape: str) -> tuple[Turns, str]
         before, start = role, place + len(words[at])
     if gaps.setdefault((before, END), text[start:]) != text[start:]:
         return table, f"at the end it writes {text[start:]!r} and elsewhere {gaps[before, END]!r}"
-    return Turns(gaps, trims, folded, table.silent | set(left_out.values())), ""
+    return TurnTable(gaps, trims, folded, table.silent | set(left_out.values())), ""
 
 
 def _is_dated(template: ChatTemplate) -> bool:

@@ -41,10 +41,10 @@ def main(path: str, name: str) -> None:
     for number in NOT_FOR_SENDERS:
         signal.signal(number, signal.SIG_IGN)
     os.nice(10)
-    Sender(RunDirectory(path), name, Ending()).work()
+    Sender(RunDirectory(path), name, EndOfRun()).work()
 
 
-class Ending(threading.Event):
+class EndOfRun(threading.Event):
     """That the run is over, as standard input says."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Ending(threading.Event):
 class Sender:
     """What is sent to one tracker, and how far."""
 
-    def __init__(self, run: RunDirectory, name: str, ending: Ending) -> None:
+    def __init__(self, run: RunDirectory, name: str, ending: EndOfRun) -> None:
         self._run, self._name, self._ending = run, name, ending
         self._tracker = TRACKERS[name]()
         self._note = Note()

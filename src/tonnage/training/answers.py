@@ -24,7 +24,7 @@ import torch
 from tonnage.model.cached import Cached, Store
 from tonnage.parallel.world import World
 from tonnage.rundir.samples import Prompt
-from tonnage.training.batch import Deal, Document, MicroBatch
+from tonnage.training.batch import Deal, MicroBatch, PackedDocument
 from tonnage.training.pipeline import Pipeline
 
 MOST_TOGETHER = 32
@@ -173,7 +173,7 @@ def asking_batch(share: Share, deal: Deal, store: Store | None) -> tuple[MicroBa
     if store is None:
         rows = [np.array([*prompts[number].ids, *answers[number]], np.int32) for number in share.places]
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
-        documents = [Document(rows[place], np.zeros(len(rows[place]), np.float32), -1, -1) for place in order]
+        documents = [PackedDocument(rows[place], np.zeros(len(rows[place]), np.float32), -1, -1) for place in order]
         batch = MicroBatch.padded(documents, deal.round_to)
         ends = np.arange(len(rows)) * batch.input_ids.shape[1] + np.array(batch.lengths) - 1
         return replace(batch, positions=torch.from_numpy(ends), asks=True), order

@@ -40,7 +40,7 @@ from tonnage.training.pipeline import Pipeline
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
 from tonnage.training.scorers import scorer_of
-from tonnage.training.setting import Setting
+from tonnage.training.setting import WorkerSetting
 
 
 def assemble(
@@ -54,7 +54,7 @@ def assemble(
 ) -> Job:
     """Build this rank's part of what ``plan`` says; with a ``checkpoint``, as it was when that was saved. ``loss`` is
     what is trained instead of cross-entropy."""
-    setting, layout = Setting(config, plan, world, log, phases), plan.layout
+    setting, layout = WorkerSetting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
     _prepare_process(setting)
     stages = stages_of(setting, load=checkpoint is None)
@@ -101,7 +101,7 @@ def assemble(
     )
 
 
-def _prepare_process(setting: Setting) -> None:
+def _prepare_process(setting: WorkerSetting) -> None:
     """What holds for all that this process computes: its threads, heap and kernels."""
     config, plan, layout, device = setting.config, setting.plan, setting.layout, setting.world.device
     if config.deterministic:
@@ -117,7 +117,7 @@ def _prepare_process(setting: Setting) -> None:
         set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
 
 
-def _pipeline(setting: Setting, stages: Stages, optimizer: AdamW) -> Pipeline:
+def _pipeline(setting: WorkerSetting, stages: Stages, optimizer: AdamW) -> Pipeline:
     blocks = [block for loss_model in stages.loss_models for block in loss_model.anatomy.blocks]
     return Pipeline(
         {number: stage.loss_model for number, stage in stages.by_number.items()},
@@ -144,7 +144,7 @@ def _schedule(config: Config, plan: Plan) -> Schedule:
     )
 
 
-def _deal(setting: Setting) -> Deal:
+def _deal(setting: WorkerSetting) -> Deal:
     layout, plan, world = setting.layout, setting.plan, setting.world
     return Deal(
         plan.packs_per_step,
@@ -229,7 +229,7 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
     )
 
 
-def _go_on(checkpoint: Path, optimizer: AdamW, stages: Stages, setting: Setting) -> Cursor:
+def _go_on(checkpoint: Path, optimizer: AdamW, stages: Stages, setting: WorkerSetting) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
     tensors, saves_all = optimizer.tensors(), trains_of(setting.config).all
     saved = {name: parameter for name, parameter in stages.parameters.items() if parameter.requires_grad or saves_all}

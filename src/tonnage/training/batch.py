@@ -97,7 +97,7 @@ class MicroBatch:
         return replace(batch, shared=tuple(row.shared))
 
     @staticmethod
-    def padded(documents: Sequence[Document], round_to: int = 1) -> MicroBatch:
+    def padded(documents: Sequence[PackedDocument], round_to: int = 1) -> MicroBatch:
         """Documents in rows of their own, the first being the longest; padding is token 0."""
         width = -(-len(documents[0].tokens) // max(1, round_to // len(documents))) * max(1, round_to // len(documents))
         ids = np.zeros((len(documents), width), dtype=np.int64)
@@ -133,7 +133,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Document:
+class PackedDocument:
     """One of a pack, or a piece of one that was split."""
 
     tokens: np.ndarray
@@ -148,13 +148,13 @@ class Document:
     """Numbers that go with it."""
 
 
-def documents_of(pack: Pack) -> Iterator[Document]:
+def documents_of(pack: Pack) -> Iterator[PackedDocument]:
     """The documents of a pack, apart."""
     ends = np.cumsum(pack.lengths)[:-1]
     tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
     described = (array.tolist() for array in (pack.documents, pack.prefixes, pack.starts))
     carried = [dict(zip(pack.carried, numbers, strict=True)) for numbers in zip(*pack.carried.values(), strict=True)]
-    return starmap(Document, zip(tokens, weights, *described, carried or repeat({}), strict=False))
+    return starmap(PackedDocument, zip(tokens, weights, *described, carried or repeat({}), strict=False))
 
 
 Supervised = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -162,7 +162,7 @@ Supervised = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _supervised(
-    ids: Tensor, lengths: tuple[int, ...], documents: Sequence[Document], supervised: Sequence[Supervised]
+    ids: Tensor, lengths: tuple[int, ...], documents: Sequence[PackedDocument], supervised: Sequence[Supervised]
 ) -> MicroBatch:
     """Documents that are laid out in ``ids``, with what is ``supervised`` of each and what goes with it."""
     positions, targets, weights = (np.concatenate(arrays) for arrays in zip(*supervised, strict=True))
@@ -185,11 +185,11 @@ def _supervised(
 class _Row:
     """A row as it is laid out: each prefix that several documents have, then what these go on with."""
 
-    def __init__(self, documents: Sequence[Document], prefixes: Sequence[Prefix]) -> None:
+    def __init__(self, documents: Sequence[PackedDocument], prefixes: Sequence[Prefix]) -> None:
         self.documents = documents
         self.parts: list[np.ndarray] = []
         self.shared: list[Shared] = []
-        self.order: list[Document] = []
+        self.order: list[PackedDocument] = []
         self.supervised: list[Supervised] = []
         self._lengths = [prefix.length for prefix in prefixes]
         self._chains = [chain(prefixes, document.prefix if prefixes else -1) for document in documents]
@@ -212,7 +212,7 @@ class _Row:
             self.place(those, np.concatenate([begun, places]))
             self.shared.append(Shared(part, len(self.parts) - part - 1))
 
-    def _finish(self, document: Document, begun: np.ndarray) -> None:
+    def _finish(self, document: PackedDocument, begun: np.ndarray) -> None:
         places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
         targets = document.weights.nonzero()[0]
         self.supervised.append((places[targets - 1], document.tokens[targets], document.weights[targets]))
@@ -226,7 +226,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class Step:
+class RankStep:
     """What one rank does in one step."""
 
     number: int
@@ -286,7 +286,7 @@ def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
 
 def training_steps(
     dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, steps_done: int = 0, position: int = 0
-) -> Iterator[Step]:
+) -> Iterator[RankStep]:
     """The steps of a run of ``num_packs`` packs in all, after ``steps_done``, from a global ``position`` on.
 
     Their masks of dropout are drawn by ``seed`` and the number of the step.
@@ -302,7 +302,7 @@ def draw_of(seed: int, step: int) -> int:
     return number_of("step", seed, step)
 
 
-def evaluation_steps(dataset: Packs, deal: Deal) -> Iterator[Step]:
+def evaluation_steps(dataset: Packs, deal: Deal) -> Iterator[RankStep]:
     """The whole dataset once, in its own order, in steps of the same size; nothing is dropped."""
     rows = _Rows(dataset, deal, lambda position: position)
     for start in range(0, dataset.num_packs, deal.packs_per_step):
@@ -319,11 +319,11 @@ class _Rows:
     pack_of: Callable[[int], int]
     """Number of the pack at a global position."""
 
-    def step(self, number: int, positions: range, draw: int | None = None) -> Step:
+    def step(self, number: int, positions: range, draw: int | None = None) -> RankStep:
         laid_out = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
         micro_batches = tuple(replace(one, draw=draw) for one in laid_out)
         mine = positions[self.deal.rank :: self.deal.world_size]
-        return Step(
+        return RankStep(
             number=number,
             next_position=positions.stop,
             micro_batches=micro_batches,

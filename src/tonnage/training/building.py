@@ -20,7 +20,7 @@ from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
 from tonnage.model.adapter_files import factor_of
-from tonnage.model.adapters import EVERYTHING, Adapter, Target, Trains
+from tonnage.model.adapters import EVERYTHING, AdapterSpec, Target, Trains
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
@@ -32,7 +32,7 @@ from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.offload.pages import Pages, Place, joined
+from tonnage.offload.pages import FileRange, Pages, joined
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.homes import FileHome
@@ -52,7 +52,7 @@ from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
 from tonnage.training.placing import Placed, Placement, place
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
-from tonnage.training.setting import Setting
+from tonnage.training.setting import WorkerSetting
 from tonnage.training.tiling import tile_model
 from tonnage.training.trial import can_compile
 
@@ -181,7 +181,7 @@ class Stages:
         return reduce(frozenset.__and__, (stage.elsewhere for stage in self.by_number.values()))
 
 
-def stages_of(setting: Setting, *, load: bool) -> Stages:
+def stages_of(setting: WorkerSetting, *, load: bool) -> Stages:
     """Build the stages of the model that this rank holds.
 
     Without ``load`` the weights that are trained are left for a checkpoint to fill.
@@ -197,7 +197,7 @@ def stages_of(setting: Setting, *, load: bool) -> Stages:
     return stages
 
 
-def blueprint_of(setting: Setting, *, load: bool) -> Blueprint:
+def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
     """What a run's config and plan say of its model."""
     config, plan, layout = setting.config, setting.plan, setting.layout
     is_random, trains = config.init == "random", trains_of(config)
@@ -234,7 +234,7 @@ def blueprint_of(setting: Setting, *, load: bool) -> Blueprint:
     )
 
 
-def _compile_of(setting: Setting) -> Compile:
+def _compile_of(setting: WorkerSetting) -> Compile:
     """Whether blocks are compiled, or where that works (``auto``)."""
     mode: Compile = setting.config.compile
     if mode == "auto" and not setting.layout.compiled:
@@ -376,7 +376,7 @@ def _in_loss_model(
     return loss_model, transforms, part
 
 
-def _packed_in_cache(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer]) -> dict[str, Place]:
+def _packed_in_cache(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer]) -> dict[str, FileRange]:
     """Where this rank's part of packed weights lies in the cache, by name; nothing if they do not rest there."""
     weights, directory = draft.weights, blueprint.packed_in
     if blueprint.directories is None or directory is None or weights is None or not packed:
@@ -393,7 +393,7 @@ def _give_memory(
     draft: _Draft,
     blocks: Sequence[nn.Module],
     tiled: Sequence[TiledWeight],
-    in_cache: Mapping[str, Place],
+    in_cache: Mapping[str, FileRange],
 ) -> Placed:
     """Memory for all parameters, where they are to rest; what is read where it lies is filled, and so are buffers."""
     layout, model = blueprint.layout, draft.model
@@ -449,12 +449,12 @@ def _fill(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer], pl
         peft.fill(dict(model.named_parameters()), draft.targets, files.adapter, draft.trained_names)
 
 
-def as_they_are(model: PreTrainedModel, match: Match) -> dict[str, Place]:
+def as_they_are(model: PreTrainedModel, match: Match) -> dict[str, FileRange]:
     """Where frozen parameters lie in the model's files, of those that have there the type and shape that they have
     here."""
     parameters = dict(model.named_parameters())
     return {
-        name: Place(stored.file, *place_of(stored))
+        name: FileRange(stored.file, *place_of(stored))
         for stored, name in match.places
         if (parameter := parameters.get(name)) is not None
         and not parameter.requires_grad
@@ -486,7 +486,7 @@ def trains_of(config: Config) -> Trains:
     own = config.adapter
     factor = factor_of(own.rank, own.alpha, rank_stabilised=own.scaling == "rank_stabilised")
     quantize = None if own.quantize == "none" else own.quantize
-    return Trains(Adapter(own.rank, factor, own.targets, own.also, own.dropout), quantize=quantize)
+    return Trains(AdapterSpec(own.rank, factor, own.targets, own.also, own.dropout), quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

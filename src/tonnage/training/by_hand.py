@@ -23,14 +23,14 @@ import torch
 from tonnage.checkpoint.save import Saver
 from tonnage.errors import user_error
 from tonnage.host.core_waits import CoreWaits
-from tonnage.training.batch import Packs, Step, draw_of, evaluation_steps
+from tonnage.training.batch import Packs, RankStep, draw_of, evaluation_steps
 from tonnage.training.ending import StepNumbers, update
 from tonnage.training.evaluate import evaluate, judged_loss
 from tonnage.training.job import Job
 from tonnage.training.loop import cost, run_passes
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
-from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
+from tonnage.training.nonfinite import FirstNonfinite, first_nonfinite, too_many_skips
 from tonnage.training.own_loss import OwnLoss, check_sum, rows_of
 
 
@@ -44,13 +44,13 @@ class Batch:
     """Those of them whose loss counts."""
     weight: float
     """Sum of their weights, by which losses are divided."""
-    step: Step = field(repr=False)
+    step: RankStep = field(repr=False)
     source: Packs = field(repr=False)
     next_position: int | None = field(default=None, repr=False)
     """Of the run's packs the first that comes after it; None if it is none of these."""
 
     @staticmethod
-    def of(step: Step, source: Packs, next_position: int | None = None) -> Batch:
+    def of(step: RankStep, source: Packs, next_position: int | None = None) -> Batch:
         """The batch of a step of a job of one worker."""
         return Batch(step.tokens, step.supervised_tokens, step.weight, step, source, next_position)
 
@@ -203,7 +203,7 @@ class ByHand:
             needed, change = "one, by whose tokens that loss is divided", "one batch with all rows, or router_loss=0"
             raise user_error(observed, needed, change, "forward_backward")
 
-    def _first_bad(self) -> Finding | None:
+    def _first_bad(self) -> FirstNonfinite | None:
         """Where the first of the pending batches goes wrong that does; gradients are gone afterwards."""
         pending, scale = self._pending, self.job.loss_scale.value
         for batch, own in zip(pending.batches, pending.own, strict=True):

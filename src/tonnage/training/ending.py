@@ -20,9 +20,9 @@ from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.kernels.streams import Reading
-from tonnage.training.batch import Step
+from tonnage.training.batch import RankStep
 from tonnage.training.job import Job
-from tonnage.training.nonfinite import Finding, first_nonfinite
+from tonnage.training.nonfinite import FirstNonfinite, first_nonfinite
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Ending:
     """The end of a step whose gradients are there."""
 
     job: Job
-    step: Step
+    step: RankStep
     denominator: float
     """By which its losses were divided."""
     totals: Tensor
@@ -80,7 +80,7 @@ class Ending:
         _forget_gradients(self.job, len(self.step.micro_batches))
         self._is_updated = True
 
-    def settle(self, cursor: Cursor) -> tuple[Cursor, Finding | None, dict[str, Any]]:
+    def settle(self, cursor: Cursor) -> tuple[Cursor, FirstNonfinite | None, dict[str, Any]]:
         """Read the numbers, update if that is still to be done, and take note.
 
         Returns what ``update`` does; ``cursor`` is where the run was before this step.
@@ -110,11 +110,11 @@ def update(
     job: Job,
     cursor: Cursor,
     numbers: StepNumbers,
-    first_bad: Callable[[], Finding | None],
+    first_bad: Callable[[], FirstNonfinite | None],
     log: Callable[[str], None],
     *,
     is_updated: bool = False,
-) -> tuple[Cursor, Finding | None, dict[str, Any]]:
+) -> tuple[Cursor, FirstNonfinite | None, dict[str, Any]]:
     """Clip and update by the gradients that are there, and forget them; a step that is not finite changes nothing.
 
     Args:

@@ -44,7 +44,7 @@ from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.tiny import draw, shorten, shrink
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.planning.layout import Arrangement
-from tonnage.training.batch import Document, MicroBatch
+from tonnage.training.batch import MicroBatch, PackedDocument
 from tonnage.training.loss import LossModel
 from tonnage.training.vocabulary import Vocabulary
 
@@ -408,7 +408,7 @@ def _pack(documents: Sequence[Tensor], prefix: int = -1) -> Pack:
 
 
 def padded_rows(documents: Sequence[Tensor]) -> MicroBatch:
-    return MicroBatch.padded([Document(one.numpy(), _weights(one), at, -1) for at, one in enumerate(documents)])
+    return MicroBatch.padded([PackedDocument(one.numpy(), _weights(one), at, -1) for at, one in enumerate(documents)])
 
 
 def _weights(document: Tensor) -> np.ndarray:

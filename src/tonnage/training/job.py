@@ -16,7 +16,7 @@ from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.world import World
-from tonnage.training.batch import Deal, Step, training_steps
+from tonnage.training.batch import Deal, RankStep, training_steps
 from tonnage.training.memory import HeapLimit
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
@@ -72,7 +72,7 @@ class Job:
     """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
     others are trained, as some routers' biases."""
 
-    def steps(self, cursor: Cursor) -> Iterator[Step]:
+    def steps(self, cursor: Cursor) -> Iterator[RankStep]:
         """The run's steps from ``cursor`` on."""
         return training_steps(
             self.train_data,

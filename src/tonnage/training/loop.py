@@ -25,7 +25,7 @@ from tonnage.training.job import Job
 from tonnage.training.judging import Judging, compared, judged
 from tonnage.training.memory import Peak, Phases
 from tonnage.training.metrics import Recorder
-from tonnage.training.nonfinite import Finding, too_many_skips
+from tonnage.training.nonfinite import FirstNonfinite, too_many_skips
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Course:
         self._core_waits = CoreWaits(recorder.log)
         self._began = 0.0
         """When the time of the next step to be written down began."""
-        self._bad: Finding | None = None
+        self._bad: FirstNonfinite | None = None
         """What was not finite in the last step, if anything was found."""
 
     @property

@@ -23,7 +23,7 @@ from tonnage.checkpoint.save import Cursor
 from tonnage.errors import UserError, user_error
 from tonnage.kernels.regions import local_part
 from tonnage.parallel.units import NAME as UNITS
-from tonnage.training.batch import MicroBatch, Packs, Step
+from tonnage.training.batch import MicroBatch, Packs, RankStep
 from tonnage.training.job import Job
 from tonnage.training.pipeline import Pass
 
@@ -31,7 +31,7 @@ SHOWN_DOCUMENTS = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class FirstNonfinite:
     """Where a step first went wrong."""
 
     rank: int
@@ -53,13 +53,13 @@ class Finding:
         return f"{self.what} is not finite, on worker {self.rank} in micro-batch {self.micro_batch}, from {rows}"
 
 
-def first_nonfinite(job: Job, step: Step, denominator: float, source: Packs | None = None) -> Finding | None:
+def first_nonfinite(job: Job, step: RankStep, denominator: float, source: Packs | None = None) -> FirstNonfinite | None:
     """Run a step again and find where it first goes wrong; every rank calls this and gets the same answer.
 
     ``denominator`` is what the step's losses were divided by, ``source`` where its packs come from, by default the
     run's data. Gradients are gone afterwards. ``None`` when this time all is finite.
     """
-    findings: dict[tuple[int, int], Finding] = {}
+    findings: dict[tuple[int, int], FirstNonfinite] = {}
     job.optimizer.gradients.clear()
     watches: dict[tuple[int, int], _Watch] = {}
     for turn in job.pipeline.passes(step.micro_batches, denominator):
@@ -71,17 +71,17 @@ def first_nonfinite(job: Job, step: Step, denominator: float, source: Packs | No
             findings[key] = _finding(job, turn, watch, source or job.train_data)
     first = min(findings.values(), key=_order, default=None)
     if first is None and (name := _bad_gradient(job)):
-        first = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
+        first = FirstNonfinite(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
     job.optimizer.gradients.clear()
     texts = job.world.gather(json.dumps(asdict(first)) if first else "")
-    return min((Finding(**json.loads(text)) for text in texts if text), key=_order, default=None)
+    return min((FirstNonfinite(**json.loads(text)) for text in texts if text), key=_order, default=None)
 
 
-def _order(finding: Finding) -> tuple[float, int]:
+def _order(finding: FirstNonfinite) -> tuple[float, int]:
     return finding.micro_batch or math.inf, finding.turn
 
 
-def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
+def too_many_skips(cursor: Cursor, last: FirstNonfinite | None) -> UserError:
     """The error that ends a run after too many skipped steps in a row."""
     observed = f"{cursor.skips} steps in a row without a finite loss and gradient, all skipped; in the last, {last}"
     needed = f"at most {cursor.skips - 1} in a row (optimizer.skips)"
@@ -89,10 +89,10 @@ def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
     return user_error(observed, needed, f"{change}; the last good weights are saved", f"step {cursor.step}")
 
 
-def _finding(job: Job, turn: Pass, watch: _Watch, source: Packs) -> Finding:
+def _finding(job: Job, turn: Pass, watch: _Watch, source: Packs) -> FirstNonfinite:
     documents = [turn.batch.documents[at] for at in watch.documents if at < len(turn.batch.documents)]
     rows = tuple("{}:{}".format(*source.where(document)) for document in documents[:SHOWN_DOCUMENTS])
-    return Finding(job.world.rank, turn.number, watch.what, rows, len(documents), turn.turn)
+    return FirstNonfinite(job.world.rank, turn.number, watch.what, rows, len(documents), turn.turn)
 
 
 def _bad_gradient(job: Job) -> str:

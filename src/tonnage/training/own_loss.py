@@ -34,7 +34,7 @@ from torch import Tensor
 from tonnage.errors import user_error
 from tonnage.host.locked import sent
 from tonnage.rundir.records import LossNote
-from tonnage.training.batch import Document, MicroBatch, Packs, documents_of
+from tonnage.training.batch import MicroBatch, PackedDocument, Packs, documents_of
 
 Loss = Callable[..., Tensor]
 """``loss(logprobs, weights, **columns)``."""
@@ -117,7 +117,7 @@ def rows_of(data: Packs, order: Iterable[int]) -> Iterator[Tried]:
     return (to_try(document, "{}:{}".format(*data.where(document.number))) for document in documents)
 
 
-def to_try(document: Document, where: str) -> Tried:
+def to_try(document: PackedDocument, where: str) -> Tried:
     """A document as one to try a loss on."""
     weights = torch.from_numpy(document.weights[document.weights != 0].astype(np.float32))
     return Tried(where, weights, {name: torch.full_like(weights, one) for name, one in document.carried.items()})

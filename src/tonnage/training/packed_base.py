@@ -29,7 +29,7 @@ from tonnage.kernels.regions import region_of
 from tonnage.model.build import values_of
 from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
-from tonnage.offload.pages import Place
+from tonnage.offload.pages import FileRange
 
 WEIGHTS, INDEX = "weights", "index.json"
 ALIGNED = 64
@@ -62,7 +62,7 @@ def packed_base(
     layers: Sequence[PackedLayer],
     progress: Callable[[], None] = lambda: None,
     log: Callable[[str], None] = lambda message: None,
-) -> dict[str, Place]:
+) -> dict[str, FileRange]:
     """Where the packed tensors of ``layers`` of ``model`` lie in the cache's ``directory``, by the names of their
     parameters: packed now from where ``match`` says that the weights are, if they are not there yet.
 
@@ -77,7 +77,7 @@ def packed_base(
         log(f"packing {len(layers):,} weights, once: {directory}")
         _write(new, model, match, layers, progress)
 
-    def read() -> dict[str, Place] | None:
+    def read() -> dict[str, FileRange] | None:
         return _read(directory, names, progress)
 
     if entry(directory, build, progress):
@@ -109,7 +109,7 @@ def _write(
     (directory / INDEX).write_text(json.dumps(asdict(Index(tensors))), encoding="utf-8")
 
 
-def _read(directory: Path, names: set[str], progress: Callable[[], None]) -> dict[str, Place] | None:
+def _read(directory: Path, names: set[str], progress: Callable[[], None]) -> dict[str, FileRange] | None:
     """The places of tensors by their ``names``; None if these are not what is there, undamaged."""
     try:
         tensors = read_record(directory / INDEX, Index).tensors
@@ -127,10 +127,10 @@ def _read(directory: Path, names: set[str], progress: Callable[[], None]) -> dic
                 progress()
     except (OSError, UserError):
         return None
-    return {tensor.name: Place(directory / WEIGHTS, tensor.start, tensor.num_bytes) for tensor in tensors}
+    return {tensor.name: FileRange(directory / WEIGHTS, tensor.start, tensor.num_bytes) for tensor in tensors}
 
 
-def shards_of(model: PreTrainedModel, whole: Mapping[str, Place]) -> dict[str, Place]:
+def shards_of(model: PreTrainedModel, whole: Mapping[str, FileRange]) -> dict[str, FileRange]:
     """Of tensors that lie ``whole`` in a file, the places of the rows that this rank has."""
     shards = {}
     for name, parameter in model.named_parameters():
@@ -138,12 +138,12 @@ def shards_of(model: PreTrainedModel, whole: Mapping[str, Place]) -> dict[str, P
             local, region = region_of(parameter.data)
             each = place.num_bytes // math.prod(parameter.shape[:1])
             start = region[0].start if region else 0
-            shards[name] = Place(place.file, place.start + start * each, local.nbytes)
+            shards[name] = FileRange(place.file, place.start + start * each, local.nbytes)
     return shards
 
 
 @torch.no_grad()
-def fill(model: PreTrainedModel, places: Mapping[str, Place]) -> None:
+def fill(model: PreTrainedModel, places: Mapping[str, FileRange]) -> None:
     """Copy what lies at ``places`` into the parameters of ``model``."""
     parameters = dict(model.named_parameters())
     for name, place in places.items():

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tonnage.model.build import allocate
-from tonnage.offload.pages import Place
+from tonnage.offload.pages import FileRange
 from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, BlocksElsewhere, HostBlocks, HostShards
 from tonnage.parallel.host_masters import HostMasters
@@ -75,7 +75,7 @@ class Placement:
     """How many blocks, the first ones, save no weights for their backward pass."""
     directories: Sequence[Path] | None
     """Where parameters of blocks, and what comes in tiles, rest on disk; None if they do not."""
-    stored: Mapping[str, Place]
+    stored: Mapping[str, FileRange]
     """Parameters of blocks, by name, that are read where they are."""
     evaluates: bool
 

@@ -14,15 +14,15 @@ from tonnage.kernels.moments import Codec
 from tonnage.model.anatomy import undecayed
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.on_disk import OnDisk
-from tonnage.optim.on_host import OnHost
-from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.on_host import StateOnHost
+from tonnage.optim.tiers import StateInMemory, Tier, TrainedParameter
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
 from tonnage.planning.layout import Layout
 from tonnage.training.building import Stages
 from tonnage.training.loss import LossModel
-from tonnage.training.setting import Setting
+from tonnage.training.setting import WorkerSetting
 
 
 def check_tiers(layout: Layout, world: World) -> None:
@@ -34,7 +34,7 @@ def check_tiers(layout: Layout, world: World) -> None:
         raise user_error(f"disk, with parameters on {world.device.type}", needed, change, where)
 
 
-def optimizer_of(setting: Setting, stages: Stages) -> AdamW:
+def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
     """The optimizer of a rank's parameters, with its state and their gradients where the plan lets them rest."""
     layout, settings = setting.layout, setting.config.optimizer
     parameters, loss_models = stages.parameters, stages.loss_models
@@ -72,31 +72,31 @@ def optimizer_of(setting: Setting, stages: Stages) -> AdamW:
     return optimizer
 
 
-def _tier(setting: Setting) -> Callable[[Sequence[Trained], Codec], Tier]:
+def _tier(setting: WorkerSetting) -> Callable[[Sequence[TrainedParameter], Codec], Tier]:
     layout, resident = setting.layout, setting.layout.optimizer_resident
     match layout.optimizer_tier:
         case "device":
-            return InMemory
+            return StateInMemory
         case "host" if layout.update_tier == "host":
-            return InMemory
+            return StateInMemory
         case "host":
-            return partial(OnHost, device=setting.world.device, log=setting.log, resident_bytes=resident)
+            return partial(StateOnHost, device=setting.world.device, log=setting.log, resident_bytes=resident)
         case "disk":
-            return partial(OnDisk, directories=setting.directories, log=setting.log, resident_bytes=resident)
+            return partial(StateOnDisk, directories=setting.directories, log=setting.log, resident_bytes=resident)
 
 
-def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Gradients]:
+def _gradients(setting: WorkerSetting) -> Callable[[Sequence[TrainedParameter]], gradients.Gradients]:
     layout, device = setting.layout, setting.world.device
     on_host = layout.update_tier == "host"
     match layout.gradient_tier:
         case "device":
-            return gradients.InMemory
+            return gradients.GradientsInMemory
         case "host":
-            return partial(gradients.OnHost, device=device, log=setting.log, used_there=on_host)
+            return partial(gradients.GradientsOnHost, device=device, log=setting.log, used_there=on_host)
         case "disk" if on_host:
             return partial(gradients.FromDevice, directories=setting.directories, device=device)
         case "disk":
-            return partial(gradients.OnDisk, directories=setting.directories)
+            return partial(gradients.GradientsOnDisk, directories=setting.directories)
 
 
 def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:

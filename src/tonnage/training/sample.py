@@ -20,7 +20,7 @@ from tonnage.host.allocators import choose_allocators
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.planning.calibration import Sample
+    from tonnage.planning.calibration import TimedStep
 
 DOCUMENT = 256
 LEAST_ROUNDS, MOST_ROUNDS = 3, 12
@@ -40,14 +40,14 @@ def shapes(precision: str) -> Iterator[tuple[PreTrainedConfig, int]]:
         yield LlamaConfig(**common, intermediate_size=11 * hidden // 4, architectures=["LlamaForCausalLM"]), tokens
 
 
-def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Callable[[], None], Sample]:
+def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Callable[[], None], TimedStep]:
     """A pass of one model on documents side by side, half of their tokens supervised; its sample, but for the time."""
     import torch
 
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import allocate, build_on_meta, initialise_randomly
     from tonnage.parallel.parallelize import Precision
-    from tonnage.planning.calibration import Sample
+    from tonnage.planning.calibration import TimedStep
     from tonnage.planning.layout import PLAIN
     from tonnage.planning.seconds import Work, attention_timed, calling_seconds, product_flops, traffic_bytes
     from tonnage.training.batch import MicroBatch
@@ -78,7 +78,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
         returns_memory=False,
     )
     work = Work(tokens, len(positions), DOCUMENT)
-    return run, Sample(
+    return run, TimedStep(
         origin="doctor",
         precision=precision,
         flops=product_flops(layout, profile, work),
@@ -89,7 +89,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     )
 
 
-def take(precision: str) -> list[Sample]:
+def take(precision: str) -> list[TimedStep]:
     """Time all models in turns, so that what slows the machine meanwhile slows all; the first round does not count."""
     prepared = [prepare(config, tokens, precision) for config, tokens in shapes(precision)]
     seconds: list[list[float]] = [[] for _ in prepared]

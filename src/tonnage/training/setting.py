@@ -18,7 +18,7 @@ from tonnage.training.memory import Phases
 
 
 @dataclass(frozen=True)
-class Setting:
+class WorkerSetting:
     """A config, its plan, this rank among the others, and whom to tell."""
 
     config: Config

@@ -42,7 +42,7 @@ from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.adapters import (
     EVERYTHING,
-    Adapter,
+    AdapterSpec,
     Trains,
     attach,
     embedding_at,
@@ -331,7 +331,7 @@ class _Backbone:
     conditions: Conditions
     frozen: frozenset[str]
     """Names of parameters outside the blocks that are not trained."""
-    adapters: Mapping[str, Adapter]
+    adapters: Mapping[str, AdapterSpec]
     """Of embeddings, by their path."""
 
 

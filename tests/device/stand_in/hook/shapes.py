@@ -63,7 +63,7 @@ def reserve(descriptor: int, num_bytes: int, **_: Any) -> None:
 
 
 def tensors(self: Any) -> dict[str, Tensor]:
-    """``on_disk.OnDisk.tensors``, as long as they would be."""
+    """``on_disk.StateOnDisk.tensors``, as long as they would be."""
     return self._map_copy()  # type: ignore[no-any-return]
 
 
@@ -89,13 +89,13 @@ def zeros_like(one: Tensor, *, dtype: torch.dtype) -> Tensor:
     return zeros(one.shape, dtype=dtype, device=one.device)
 
 
-def hold(self: tiers.InMemory, *given: Any) -> None:
-    """``tiers.InMemory.__init__``, of the host's memory that need not be there."""
+def hold(self: tiers.StateInMemory, *given: Any) -> None:
+    """``tiers.StateInMemory.__init__``, of the host's memory that need not be there."""
     with patch.object(torch, "zeros", zeros), patch.object(torch, "zeros_like", zeros_like):
         held(self, *given)
 
 
-on_device, held = adamw.update, tiers.InMemory.__init__
+on_device, held = adamw.update, tiers.StateInMemory.__init__
 
 for module, name, instead in (
     (building, "initialise_randomly", nothing),
@@ -111,8 +111,8 @@ for module, name, instead in (
     (pages.Pages, "_read", nothing),
     (pages.Pages, "rewrite", nothing),
     (homes.FileHome, "pairs", pairs),
-    (on_disk.OnDisk, "tensors", tensors),
-    (tiers.InMemory, "__init__", hold),
+    (on_disk.StateOnDisk, "tensors", tensors),
+    (tiers.StateInMemory, "__init__", hold),
     (files.TileFile, "read", nothing),
     (files.TileFile, "write", nothing),
     (store, "np", SimpleNamespace(uint8=None, frombuffer=lambda *_: SimpleNamespace(fill=nothing))),
