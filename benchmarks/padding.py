@@ -39,7 +39,7 @@ building.isolation_of = padded
 
 def share(lengths: list[np.ndarray], workers: int, most: int) -> dict[str, float]:
     """Padding of steps that take packs, each an array of lengths of documents, in turn."""
-    from tonnage.data.padding import forwards
+    from tonnage.data.packs.padding import forwards
 
     mean = sum(int(one.sum()) for one in lengths) / len(lengths)
     packs = max(workers, round(STEP_TOKENS / mean))

@@ -33,7 +33,7 @@ from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.config import Config, Data, Source
 from tonnage.data import PackedDataset, prepare
-from tonnage.data.packing import best_fit
+from tonnage.data.packs.packing import best_fit
 from tonnage.parallel.world import join_world
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.plan import DataProfile

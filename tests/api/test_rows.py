@@ -18,7 +18,7 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.api.said import words_of
 from tonnage.config import read_config
 from tonnage.data import PackedDataset
-from tonnage.data.in_memory import keep_rows
+from tonnage.data.sources.in_memory import keep_rows
 from tonnage.decide.decision import decide_on
 
 pandas: Any = import_module("pandas")  # which datasets brings along, without types

@@ -239,8 +239,8 @@ def test_a_preset_does_without_columns_that_rows_may_lack(tmp_path: Path, tokeni
 def test_a_first_row_that_is_too_large_hides_no_other(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tonnage.data.rows.MAX_ROW_BYTES", 400)
-    monkeypatch.setattr("tonnage.data.sources.PART_BYTES", 200)
+    monkeypatch.setattr("tonnage.data.reading.rows.MAX_ROW_BYTES", 400)
+    monkeypatch.setattr("tonnage.data.sources.files.PART_BYTES", 200)
     large, good = {"messages": [ASK, {**SAID, "content": "x" * 1000}]}, {"messages": [ASK, SAID]}
     file = write_rows(tmp_path / "rows.jsonl", [large, good, good])
     account = prepared(tmp_path, tokenizer, {"train": str(file), "on_bad_row": "skip", "duplicates": "keep"}).account

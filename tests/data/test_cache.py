@@ -18,7 +18,7 @@ from data.conftest import alpaca_rows, write_rows
 from tonnage.config import Data, Source
 from tonnage.data import PackedDataset, prepare
 from tonnage.data import cache as store
-from tonnage.data import sources as source_files
+from tonnage.data.sources import files as source_files
 
 
 def contents(directory: Path) -> dict[str, str]:

@@ -515,13 +515,13 @@ ENDLESS: dict[str, str] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_without_an_end_is_ended(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.data.rendering.SECONDS", 0.5)
+    monkeypatch.setattr("tonnage.data.text.rendering.SECONDS", 0.5)
     with pytest.raises(UserError, match=r"the template (was ended|raised)"):
         prepared_as(Construct(ENDLESS[name] + CHATML, [ASK, FOUR], ""), tmp_path)
 
 
 def test_a_template_that_has_no_end_for_some_rows_names_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.data.rendering.SECONDS", 0.5)
+    monkeypatch.setattr("tonnage.data.text.rendering.SECONDS", 0.5)
     loops = "{%- if messages[0].content == 'And 3+3?' -%}" + ENDLESS["loops"] + "{%- endif -%}"
     with pytest.raises(DataError, match=r"rows.jsonl:1: the template was ended: it went on for more than 0.5 s"):
         prepared_as(Construct(loops + CHATML, [AGAIN, SIX], ""), tmp_path)

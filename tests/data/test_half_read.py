@@ -20,9 +20,9 @@ import pytest
 from tonnage.config import Data, Source
 from tonnage.data import DataError, Prepared, prepare
 from tonnage.data.account import Account
-from tonnage.data.csv_text import separated_by
-from tonnage.data.rows import read_rows
-from tonnage.data.sources import resolve
+from tonnage.data.reading.csv_text import separated_by
+from tonnage.data.reading.rows import read_rows
+from tonnage.data.sources.files import resolve
 from tonnage.data.telling import LINES, remarks
 from tonnage.errors import UserError
 from tonnage.forms.conversation import RowError

@@ -16,7 +16,8 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from data.conftest import write_rows
 from data.test_sources import left_of, refused, rows_of
 from tonnage.config import Data, Source
-from tonnage.data import Prepared, prepare, sources
+from tonnage.data import Prepared, prepare
+from tonnage.data.sources import files as sources
 from tonnage.errors import UserError
 
 COMMIT, EARLIER = "0123456789abcdef" * 2 + "01234567", "fedcba9876543210" * 2 + "fedcba98"

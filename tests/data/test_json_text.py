@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tonnage.config import Source
-from tonnage.data import json_text, sources
-from tonnage.data import rows as rows_module
-from tonnage.data.json_text import layout_of, read_values
-from tonnage.data.rows import read_rows
+from tonnage.data.reading import json_text
+from tonnage.data.reading import rows as rows_module
+from tonnage.data.reading.json_text import layout_of, read_values
+from tonnage.data.reading.rows import read_rows
+from tonnage.data.sources import files as sources
 from tonnage.errors import UserError
 from tonnage.forms.conversation import RowError
 
@@ -84,7 +85,7 @@ def test_a_window_of_any_size_gives_the_same(size: int, tmp_path: Path, monkeypa
         layout, field = layout_of(file, "train")
         whole = list(read_values(file, layout, field))
         with monkeypatch.context() as patch:
-            patch.setattr("tonnage.data.json_text.BLOCK_BYTES", size)
+            patch.setattr("tonnage.data.reading.json_text.BLOCK_BYTES", size)
             assert list(read_values(file, layout, field)) == whole
         assert [row["text"] for _, row in whole if isinstance(row, dict)] == ["row 0", 'r\u00f6w \u00e9 \\"', "row 2"]
 

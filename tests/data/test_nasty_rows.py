@@ -19,7 +19,7 @@ from data.test_masks import of_rows
 from data.test_properties import check_account
 from tonnage.config import Data, Source
 from tonnage.data import DataError, Packer, prepare
-from tonnage.data.masks import _MARKS
+from tonnage.data.text.masks import _MARKS
 from tonnage.errors import UserError
 
 NASTY = [
@@ -141,14 +141,14 @@ def test_whatever_a_row_raises_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.
 
     for owner, name in (
         ("tonnage.forms.reader.Reader", "read"),
-        ("tonnage.data.builder.PartBuilder", "_suited"),
-        ("tonnage.data.masks.Borders", "find"),
-        ("tonnage.data.tokens.Encoder", "_place"),
+        ("tonnage.data.building.builder.PartBuilder", "_suited"),
+        ("tonnage.data.text.masks.Borders", "find"),
+        ("tonnage.data.tokens.encoder.Encoder", "_place"),
     ):
         folder = tmp_path / name
         folder.mkdir()
         with monkeypatch.context() as patch:
-            patch.setattr("tonnage.data.words.Scanner.of", lambda _: None)
+            patch.setattr("tonnage.data.tokens.words.Scanner.of", lambda _: None)
             patch.setattr(f"{owner}.{name}", broken)
             with pytest.raises(
                 DataError, match=r"rows.jsonl:1: it cannot be prepared \(ZeroDivisionError: by no means"
@@ -158,7 +158,7 @@ def test_whatever_a_row_raises_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.
     def full(*_: object) -> Any:
         raise OSError(28, "full")
 
-    monkeypatch.setattr("tonnage.data.builder.PartBuilder._suited", full)
+    monkeypatch.setattr("tonnage.data.building.builder.PartBuilder._suited", full)
     with pytest.raises(UserError, match="room on the disk"):
         of_rows(tmp_path, [{"messages": [ASK, FOUR]}])
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from tonnage.config import Source
-from tonnage.data.opening import open_file
-from tonnage.data.rows import read_rows
-from tonnage.data.sources import resolve
+from tonnage.data.reading.opening import open_file
+from tonnage.data.reading.rows import read_rows
+from tonnage.data.sources.files import resolve
 from tonnage.errors import UserError
 from tonnage.forms.conversation import RowError
 

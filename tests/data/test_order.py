@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tonnage.data.order import pack_at, permute
+from tonnage.data.packs.order import pack_at, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 100, 1000, 4097])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.data.packing import best_fit, next_fit
+from tonnage.data.packs.packing import best_fit, next_fit
 
 
 def one_by_one(lengths: list[int], capacity: int, order: list[int]) -> list[int]:

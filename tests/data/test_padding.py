@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.data.padding import FORWARD_TOKENS, forwards
+from tonnage.data.packs.padding import FORWARD_TOKENS, forwards
 
 
 def cost(lengths: np.ndarray, cut: list[np.ndarray]) -> int:

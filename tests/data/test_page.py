@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tonnage.config import read_config
-from tonnage.data.opening import PACKED
-from tonnage.data.sources import KINDS
+from tonnage.data.reading.opening import PACKED
+from tonnage.data.sources.files import KINDS
 from tonnage.forms import document
 from tonnage.forms.formats import FORMATS, LISTS, MASKS, PRESETS, Form, detect
 from tonnage.forms.reader import Reader

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from data.conftest import write_rows
 from tonnage.config import Data, Source
 from tonnage.data import first_packs, pack_at
-from tonnage.data.documents import Lists
-from tonnage.data.packs import PackedDataset
-from tonnage.data.prefixes import LEAST, MOST, RARE, Prefix, chain, find_prefixes, within
+from tonnage.data.packs.dataset import PackedDataset
+from tonnage.data.packs.prefixes import LEAST, MOST, RARE, Prefix, chain, find_prefixes, within
 from tonnage.data.prepare import prepare
+from tonnage.data.tokens.documents import Lists
 from tonnage.training.batch import Deal, MicroBatch, training_steps
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from data.conftest import alpaca_rows, make_tokenizer
 from tonnage.config import Data, Source
 from tonnage.data import Prepared, prepare
-from tonnage.data.json_text import MAX_ROW_BYTES
+from tonnage.data.reading.json_text import MAX_ROW_BYTES
 from tonnage.errors import UserError
 
 BATCHES, CONVERSATIONS, FILES = 50, 200, 100

@@ -15,10 +15,11 @@ from transformers.utils import chat_template_utils
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
 from data.test_chat_templates import CASES, GEMMA, Shape, tokenizer_of
 from tonnage.config import Data, Source
-from tonnage.data import prepare, rendering
-from tonnage.data.choice import choose, of_tokenizer
-from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
-from tonnage.data.shape import TurnShape
+from tonnage.data import prepare
+from tonnage.data.text import rendering
+from tonnage.data.text.choice import choose, of_tokenizer
+from tonnage.data.text.rendering import ChatTemplate, TooMuch, bounded
+from tonnage.data.text.shape import TurnShape
 from tonnage.errors import UserError
 from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import Form
@@ -203,7 +204,7 @@ def test_a_template_that_fills_the_memory_is_tried_once(monkeypatch: pytest.Monk
 def test_a_busy_machine_ends_no_template_and_a_short_conversation_has_less_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tonnage.data.rendering.LEAST_SECONDS", 0.1)
+    monkeypatch.setattr("tonnage.data.text.rendering.LEAST_SECONDS", 0.1)
     with bounded() as again:
         again([])
         time.sleep(0.3)  # while others have the processor
@@ -221,7 +222,7 @@ def test_a_template_that_is_ended_between_two_texts_is_refused(monkeypatch: pyte
     def ended(*_: object) -> TurnShape:
         raise TooMuch("it went on")
 
-    monkeypatch.setattr("tonnage.data.shape._learned", ended)
+    monkeypatch.setattr("tonnage.data.text.shape._learned", ended)
     with pytest.raises(UserError, match="the template was ended: it went on"):
         TurnShape.of(ChatTemplate("", {}), ["<end>"])
 

@@ -17,9 +17,9 @@ import pytest
 
 from data.conftest import alpaca_rows, write_rows
 from tonnage.config import Source, read_config
-from tonnage.data import rows as rows_module
-from tonnage.data import sources
-from tonnage.data.rows import first_rows, lines_of, read_rows
+from tonnage.data.reading import rows as rows_module
+from tonnage.data.reading.rows import first_rows, lines_of, read_rows
+from tonnage.data.sources import files as sources
 from tonnage.errors import UserError
 from tonnage.forms.conversation import RowError
 

@@ -22,7 +22,7 @@ from data.test_constructs import (
     prepared_as,
 )
 from tonnage.data import DataError
-from tonnage.data.thoughts import TAGS, check_thoughts
+from tonnage.data.text.thoughts import TAGS, check_thoughts
 from tonnage.forms.conversation import RowError
 
 THOUGHT = "Two and two."

@@ -11,10 +11,11 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from data.conftest import TEXTS
-from tonnage.data import tokens, words
-from tonnage.data.masks import Marked
-from tonnage.data.tokens import Document, Encoder, plain_json
-from tonnage.data.words import PATTERNS, Scanner
+from tonnage.data.text.masks import Marked
+from tonnage.data.tokens import encoder as tokens
+from tonnage.data.tokens import words
+from tonnage.data.tokens.encoder import Document, Encoder, plain_json
+from tonnage.data.tokens.words import PATTERNS, Scanner
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPACES = [AddedToken(" " * count, normalized=True) for count in range(24, 1, -1)]

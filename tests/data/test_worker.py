@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from tonnage.data import builder, recipe, worker
+from tonnage.data.building import builder, recipe, worker
 
 
 def serve(standard_input: int, began: int) -> None:

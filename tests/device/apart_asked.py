@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from device import apart, apart_runs
 from tonnage.data import stop_tokens
-from tonnage.data.choice import choose
+from tonnage.data.text.choice import choose
 from tonnage.decide import evaluation, models
 from tonnage.host import locked
 from tonnage.inference.generate import Decoding, Loaded, generate

@@ -25,7 +25,8 @@ from entry import refusal
 from forked import train
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
 from tonnage.config import Data, RayLaunch, Source
-from tonnage.data import prepare, sources
+from tonnage.data import prepare
+from tonnage.data.sources import files as sources
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.errors import Problem, UserError, WorkerFailed

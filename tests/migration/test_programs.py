@@ -725,7 +725,7 @@ def test_names_are_data_sets_of_the_hub_only_where_that_is_said(folder: str, pat
 
 
 def test_templates_are_of_families_or_built_in() -> None:
-    from tonnage.data.choice import BUILT_IN
+    from tonnage.data.text.choice import BUILT_IN
 
     for named in (*AXOLOTL_TEMPLATES.values(), *LLAMA_FACTORY_TEMPLATES.values()):
         assert named.family or named.ours or named.text

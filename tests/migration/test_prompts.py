@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.text.rendering import ChatTemplate
 from tonnage.migration.prompts import NAMED, PromptFormat, jinja, written_out
 
 QUOTED = written_out(

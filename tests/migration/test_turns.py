@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.text.rendering import ChatTemplate
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
 
 SYSTEM = {"role": "system", "content": "Be 'brief'."}

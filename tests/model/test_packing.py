@@ -32,7 +32,7 @@ from transformers import (
 
 from tiny import llama_config, load, neox_config
 from tonnage.data import Pack
-from tonnage.data.prefixes import Prefix
+from tonnage.data.packs.prefixes import Prefix
 from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import packed_attention

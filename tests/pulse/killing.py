@@ -65,7 +65,7 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.checkpoint.verify import verify
 from tonnage.config import read_config
-from tonnage.data import processes
+from tonnage.data.building import processes
 from tonnage.doctor import hardware  # noqa: F401
 from tonnage.host.processor import processor
 from tonnage.launch import guardian

@@ -81,7 +81,7 @@ def by_go(jobs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 def main() -> None:
     """Write ``rendered.json``."""
     from targets.test_turns import RENDERED, SPECIAL, templates
-    from tonnage.data.rendering import ChatTemplate
+    from tonnage.data.text.rendering import ChatTemplate
     from tonnage.targets.ollama import go_template_of
     from tonnage.targets.turns import cases
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.data.choice import BUILT_IN
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.text.choice import BUILT_IN
+from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import UserError
 from tonnage.files.reading import read_json
 from tonnage.targets.ollama import go_template_of, modelfile
@@ -20,7 +20,7 @@ FAMILIES = FOLDER / "families.json"
 RENDERED = FOLDER / "rendered.json"
 """What Go makes of our Go templates: ``python -m tests.targets.by_go`` writes it, where there is a Go toolchain."""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-TEMPLATES = Path(__file__).parents[2] / "src/tonnage/data/templates"
+TEMPLATES = Path(__file__).parents[2] / "src/tonnage/data/text/templates"
 
 
 def templates() -> dict[str, str]:

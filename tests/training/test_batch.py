@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.data import Pack, pack_at
-from tonnage.data.prefixes import Prefix
+from tonnage.data.packs.prefixes import Prefix
 from tonnage.kernels.dropout import token_keys
 from tonnage.model.attention import Shared
 from tonnage.training.batch import (

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from tonnage.data.account import Account, SourceAccount
 from tonnage.data.held import HeldPacks, Packer
-from tonnage.data.in_memory import keep_rows
-from tonnage.data.order import first_packs, pack_at
-from tonnage.data.packs import Pack, PackedDataset
+from tonnage.data.packs.dataset import Pack, PackedDataset
+from tonnage.data.packs.order import first_packs, pack_at
 from tonnage.data.prepare import Prepared, prepare
 from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import encode_prompt, stop_tokens
 from tonnage.data.refusals import DataError
+from tonnage.data.sources.in_memory import keep_rows
 
 __all__ = [
     "Account",

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.builder import PartBuilder
-from tonnage.data.in_memory import SHOWN, plain_rows
-from tonnage.data.packing import best_fit
-from tonnage.data.packs import Pack, piece_weights
-from tonnage.data.prefixes import Prefix
-from tonnage.data.recipe import Recipe
-from tonnage.data.tokens import Document
+from tonnage.data.building.builder import PartBuilder
+from tonnage.data.building.recipe import Recipe
+from tonnage.data.packs.dataset import Pack, piece_weights
+from tonnage.data.packs.packing import best_fit
+from tonnage.data.packs.prefixes import Prefix
+from tonnage.data.sources.in_memory import SHOWN, plain_rows
+from tonnage.data.tokens.encoder import Document
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import Form, detect, known_forms

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Data, RayLaunch
 from tonnage.data import cache as store
 from tonnage.data.account import Account
-from tonnage.data.choice import TOOL_USE, choose, extended, of_tokenizer
-from tonnage.data.control import KEPT, control_tokens
-from tonnage.data.documents import Documents
-from tonnage.data.given import Sources, read_sources
-from tonnage.data.packs import PackedDataset
-from tonnage.data.processes import build_parts, num_processes
+from tonnage.data.building.processes import build_parts, num_processes
+from tonnage.data.building.recipe import Recipe, Script
+from tonnage.data.packs.dataset import PackedDataset
 from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import stop_tokens, turn_shape
-from tonnage.data.recipe import Recipe, Script
 from tonnage.data.refusals import refuse
 from tonnage.data.selection import Selection
-from tonnage.data.tokens import plain_json
+from tonnage.data.sources.given import Sources, read_sources
+from tonnage.data.text.choice import TOOL_USE, choose, extended, of_tokenizer
+from tonnage.data.tokens.control import KEPT, control_tokens
+from tonnage.data.tokens.documents import Documents
+from tonnage.data.tokens.encoder import plain_json
 from tonnage.errors import user_error
 from tonnage.forms.formats import Form
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.choice import of_tokenizer
-from tonnage.data.control import KEPT, ControlTokens, control_tokens, special_tokens
-from tonnage.data.rendering import ChatTemplate
-from tonnage.data.shape import TurnShape
-from tonnage.data.tokens import plain_json
+from tonnage.data.text.choice import of_tokenizer
+from tonnage.data.text.rendering import ChatTemplate
+from tonnage.data.text.shape import TurnShape
+from tonnage.data.tokens.control import KEPT, ControlTokens, control_tokens, special_tokens
+from tonnage.data.tokens.encoder import plain_json
 from tonnage.errors import user_error
 from tonnage.forms.conversation import Conversation, Message, RowError
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from tonnage.config import Data
 from tonnage.data.account import Account
-from tonnage.data.documents import Documents, half_read_files
-from tonnage.data.given import Sources
-from tonnage.data.hub import problem_of
 from tonnage.data.selection import most_first
+from tonnage.data.sources.given import Sources
+from tonnage.data.sources.hub import problem_of
+from tonnage.data.tokens.documents import Documents, half_read_files
 from tonnage.errors import Problem, UserError
 from tonnage.forms.advice import written
 from tonnage.forms.formats import FORMATS

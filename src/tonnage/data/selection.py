@@ -13,15 +13,15 @@ import numpy as np
 
 from tonnage.config import Data
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
-from tonnage.data.builder import CONTROL_ROWS
-from tonnage.data.choice import TemplateChoice
-from tonnage.data.documents import Documents, StoredPart, half_read_files
-from tonnage.data.given import Sources
-from tonnage.data.in_memory import shown_name
-from tonnage.data.order import mix
-from tonnage.data.packing import best_fit, next_fit
-from tonnage.data.packs import write_packs
-from tonnage.data.prefixes import find_prefixes, within
+from tonnage.data.building.builder import CONTROL_ROWS
+from tonnage.data.packs.dataset import write_packs
+from tonnage.data.packs.order import mix
+from tonnage.data.packs.packing import best_fit, next_fit
+from tonnage.data.packs.prefixes import find_prefixes, within
+from tonnage.data.sources.given import Sources
+from tonnage.data.sources.in_memory import shown_name
+from tonnage.data.text.choice import TemplateChoice
+from tonnage.data.tokens.documents import Documents, StoredPart, half_read_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -87,7 +87,7 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
         UserError: there is no such model or there are no such rows, more than ``MOST_BAD`` of them cannot be read, or
             the words name another model or other rows.
     """
-    from tonnage.data.given import read_sources
+    from tonnage.data.sources.given import read_sources
     from tonnage.model.files import positions_of
 
     twice = {"model", "data.train"} & {*map(overridden_key, wishes.words)}

@@ -80,7 +80,7 @@ def _padded_rows(
     """Sizes of forward passes in which each document has a row; of a long run, those of the first steps."""
     import numpy as np
 
-    from tonnage.data.padding import forwards, in_chunks
+    from tonnage.data.packs.padding import forwards, in_chunks
     from tonnage.planning.plan import RowSizes
 
     packs_per_step, chunk = steps.packs, steps.chunk

@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data import encode_prompt, stop_tokens
-from tonnage.data.choice import choose
+from tonnage.data.text.choice import choose
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation
 from tonnage.host.spinning import sleep_soon_beside_others

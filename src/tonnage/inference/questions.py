@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from tonnage.config import Source
-from tonnage.data.rows import Part, lines_of, read_rows
-from tonnage.data.sources import resolve
+from tonnage.data.reading.rows import Part, lines_of, read_rows
+from tonnage.data.sources.files import resolve
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation, RowError, as_row_error
 from tonnage.forms.formats import Form, candidates, form_of, known_forms, rename

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.text.rendering import ChatTemplate
 from tonnage.targets.turns import BESIDES, END, ROLES, START, TurnTable, cases, text_of
 
 MODELFILE = "Modelfile"

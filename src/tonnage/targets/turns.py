@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import user_error
 from tonnage.forms.conversation import Message, RowError
 

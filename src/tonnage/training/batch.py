@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
-from tonnage.data.padding import forwards
-from tonnage.data.prefixes import Prefix, chain
+from tonnage.data.packs.padding import forwards
+from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_map
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.data import Pack
-from tonnage.data.prefixes import Prefix
+from tonnage.data.packs.prefixes import Prefix
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.config import Source
-from tonnage.data.rows import Part
+from tonnage.data.reading.rows import Part
 from tonnage.errors import Problem, UserError
 from tonnage.forms.conversation import first_line
 

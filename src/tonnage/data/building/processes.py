@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from tonnage.config import RayLaunch
-from tonnage.data.builder import PartBuilder
-from tonnage.data.documents import PartTotals, part_file
-from tonnage.data.recipe import Recipe
-from tonnage.data.rows import Part
+from tonnage.data.building.builder import PartBuilder
+from tonnage.data.building.recipe import Recipe
+from tonnage.data.reading.rows import Part
+from tonnage.data.tokens.documents import PartTotals, part_file
 from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.forms.formats import Form
 
@@ -154,7 +154,7 @@ class _Shared:
 
 def _start(complaints: IO[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tonnage.data.worker"],
+        [sys.executable, "-m", "tonnage.data.building.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=complaints,

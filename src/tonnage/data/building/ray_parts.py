@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.builder import PartBuilder
-from tonnage.data.recipe import Recipe
+from tonnage.data.building.builder import PartBuilder
+from tonnage.data.building.recipe import Recipe
 from tonnage.errors import Problem
 
 

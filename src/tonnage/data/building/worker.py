@@ -1,4 +1,4 @@
-"""A process that builds parts: ``python -m tonnage.data.worker``, started and fed by ``processes``.
+"""A process that builds parts: ``python -m tonnage.data.building.worker``, started and fed by ``processes``.
 
     in    {"recipe", "cluster"}                      first; cluster: null, or {"address", "runtime_env"}
           [{"number", "part", "form", "out"}, ...]   parts to build, and more of them when these are done
@@ -25,8 +25,8 @@ def main() -> None:
     """Serve until the input ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
-    from tonnage.data.builder import PartBuilder
-    from tonnage.data.recipe import Recipe
+    from tonnage.data.building.builder import PartBuilder
+    from tonnage.data.building.recipe import Recipe
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing printed by a library ends up among the answers
@@ -37,7 +37,7 @@ def main() -> None:
 
     job = json.loads(sys.stdin.readline())
     if job["cluster"] is not None:
-        from tonnage.data.ray_parts import build_on_cluster
+        from tonnage.data.building.ray_parts import build_on_cluster
 
         for line in sys.stdin:
             build_on_cluster(job["cluster"], job["recipe"], json.loads(line), answer)

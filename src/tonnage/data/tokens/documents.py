@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.masks import Span
-from tonnage.data.tokens import Document, content_key
+from tonnage.data.text.masks import Span
+from tonnage.data.tokens.encoder import Document, content_key
 
 BATCH_TOKENS = 1 << 20
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tonnage.config import Data, Source
-from tonnage.data.hub import Resolved, problem_of, unusable
-from tonnage.data.rows import Part, first_rows
-from tonnage.data.sources import resolve
+from tonnage.data.reading.rows import Part, first_rows
+from tonnage.data.sources.files import resolve
+from tonnage.data.sources.hub import Resolved, problem_of, unusable
 from tonnage.errors import Problem, UserError
 from tonnage.forms.advice import advice, written
 from tonnage.forms.conversation import Conversation, as_row_error

@@ -27,9 +27,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tonnage.data.rendering import ChatTemplate, Request
-from tonnage.data.shape import TurnShape, agreement, agreement_at_end, closing
-from tonnage.data.thoughts import check_rendered
+from tonnage.data.text.rendering import ChatTemplate, Request
+from tonnage.data.text.shape import TurnShape, agreement, agreement_at_end, closing
+from tonnage.data.text.thoughts import check_rendered
 from tonnage.forms.conversation import Conversation, Message, RowError
 
 Span = tuple[int, int, float]

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from tonnage.data.documents import Lists
+from tonnage.data.tokens.documents import Lists
 
 LEAST = 16
 """Tokens that a prefix has beyond the one that it goes on from: what is shorter is not worth computing apart."""

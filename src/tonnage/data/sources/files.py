@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tonnage.config import Source
-from tonnage.data.csv_text import SEPARATORS, separated_by
-from tonnage.data.hub import Resolved, files_of_copy, hub_files, is_hub_id, unusable
-from tonnage.data.json_text import layout_of
-from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
-from tonnage.data.rows import ALL, PART_BYTES, UNPACKED_ONLY, Part, num_batches
+from tonnage.data.reading.csv_text import SEPARATORS, separated_by
+from tonnage.data.reading.json_text import layout_of
+from tonnage.data.reading.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
+from tonnage.data.reading.rows import ALL, PART_BYTES, UNPACKED_ONLY, Part, num_batches
+from tonnage.data.sources.hub import Resolved, files_of_copy, hub_files, is_hub_id, unusable
 from tonnage.errors import UserError, user_error
 from tonnage.files.paths import matching
 from tonnage.forms.conversation import first_line

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.shape import TurnShape
-from tonnage.data.thoughts import TAGS
-from tonnage.data.tokens import Encoder
+from tonnage.data.text.shape import TurnShape
+from tonnage.data.text.thoughts import TAGS
+from tonnage.data.tokens.encoder import Encoder
 from tonnage.forms.conversation import Message, RowError
 
 if TYPE_CHECKING:

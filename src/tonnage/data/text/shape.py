@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
+from tonnage.data.text.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.errors import UserError, user_error
 from tonnage.forms.conversation import Message, RowError
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tonnage.config import Data
-from tonnage.data.rendering import ChatTemplate
-from tonnage.data.shape import TurnShape
+from tonnage.data.text.rendering import ChatTemplate
+from tonnage.data.text.shape import TurnShape
 
 OF_DOCUMENTS = ("train_on", "fold_system", "control_tokens", "carry")
 """The options, besides those of templates, by which a row becomes another document."""

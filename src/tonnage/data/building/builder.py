@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.control import ControlTokens, refused
-from tonnage.data.documents import BadRow, DocumentWriter, PartTotals
-from tonnage.data.json_text import MAX_ROW_BYTES
-from tonnage.data.masks import Borders, Marked, Span, requests
-from tonnage.data.recipe import Recipe, Script
-from tonnage.data.rendering import Request
-from tonnage.data.rows import Part, Row, lines_of, read_rows
-from tonnage.data.thoughts import check_thoughts
-from tonnage.data.tokens import Document, Encoder, TextBatch
+from tonnage.data.building.recipe import Recipe, Script
+from tonnage.data.reading.json_text import MAX_ROW_BYTES
+from tonnage.data.reading.rows import Part, Row, lines_of, read_rows
+from tonnage.data.text.masks import Borders, Marked, Span, requests
+from tonnage.data.text.rendering import Request
+from tonnage.data.text.thoughts import check_thoughts
+from tonnage.data.tokens.control import ControlTokens, refused
+from tonnage.data.tokens.documents import BadRow, DocumentWriter, PartTotals
+from tonnage.data.tokens.encoder import Document, Encoder, TextBatch
 from tonnage.forms.conversation import Conversation, Pieces, RowError, as_row_error
 from tonnage.forms.formats import Form
 from tonnage.forms.reader import Reader

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.json_text import MAX_ROW_BYTES
-from tonnage.data.opening import DAMAGED, kind_suffix, not_unpacked, open_file
+from tonnage.data.reading.json_text import MAX_ROW_BYTES
+from tonnage.data.reading.opening import DAMAGED, kind_suffix, not_unpacked, open_file
 from tonnage.forms.conversation import RowError
 
 SEPARATORS = {"csv": ",", "tsv": "\t", "semicolons": ";"}

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonnage.data.masks import Marked, Span
-from tonnage.data.words import WINDOW_WORDS, Scanner, split_pattern
+from tonnage.data.text.masks import Marked, Span
+from tonnage.data.tokens.words import WINDOW_WORDS, Scanner, split_pattern
 from tonnage.forms.conversation import RowError, as_row_error
 
 if TYPE_CHECKING:

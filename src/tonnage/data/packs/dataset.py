@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.documents import Documents
-from tonnage.data.masks import Span
-from tonnage.data.order import first_packs, pack_at
-from tonnage.data.prefixes import Prefix, chain
+from tonnage.data.packs.order import first_packs, pack_at
+from tonnage.data.packs.prefixes import Prefix, chain
+from tonnage.data.text.masks import Span
+from tonnage.data.tokens.documents import Documents
 
 ARRAYS = ("offsets", "documents", "starts", "lengths", "prefixes")
 

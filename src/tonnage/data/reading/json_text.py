@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tonnage.data.opening import DAMAGED, open_file
+from tonnage.data.reading.opening import DAMAGED, open_file
 from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import LISTS, candidates

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.csv_text import SEPARATORS, read_records
-from tonnage.data.json_text import MAX_ROW_BYTES, as_row, read_values, too_large, unique
-from tonnage.data.opening import DAMAGED, not_unpacked, open_file, packing_of
+from tonnage.data.reading.csv_text import SEPARATORS, read_records
+from tonnage.data.reading.json_text import MAX_ROW_BYTES, as_row, read_values, too_large, unique
+from tonnage.data.reading.opening import DAMAGED, not_unpacked, open_file, packing_of
 from tonnage.forms.conversation import RowError, first_line
 
 PART_BYTES = 16 << 20

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import user_error
 from tonnage.files.paths import is_jinja
 from tonnage.forms.formats import FORMATS

@@ -1,0 +1,1 @@
+"""Document -> Pack: which documents go through the model together, and in which order."""
