@@ -177,7 +177,7 @@ def test_python_is_told_of_other_workers_as_the_command_is(config: str, monkeypa
         Saver(run.checkpoints, 9, world).save(Cursor(10, 160, 10), {"w": torch.zeros(3)}, {}, facts, wait=True)
     pretend_gpus(monkeypatch, 0)
     at_work = SimpleNamespace(look=lambda: 0)
-    monkeypatch.setattr(starting, "nursery_for", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(starting, "forkserver_for", lambda *_, **__: nullcontext())
     monkeypatch.setattr("tonnage.api.starting.local.started", lambda *_, **__: nullcontext(at_work))
     said = "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
     for is_terminal in (True, False):

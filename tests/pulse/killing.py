@@ -87,8 +87,8 @@ AIMS = (*PHASES, "training")
 """In turn. A step is short, and saves go on beside steps: what was aimed at one often hits the other."""
 VICTIMS = {
     "preparation": ("launcher", "group", "everything"),
-    "start": ("launcher", "nursery", "worker", "group", "everything", "launcher and guardian"),
-    "training": ("launcher", "nursery", "worker", "group", "everything", "launcher and guardian"),
+    "start": ("launcher", "forkserver", "worker", "group", "everything", "launcher and guardian"),
+    "training": ("launcher", "forkserver", "worker", "group", "everything", "launcher and guardian"),
     "save": ("launcher", "worker", "group", "everything", "launcher and guardian"),
     "export": ("launcher", "group", "everything"),
 }
@@ -311,8 +311,8 @@ class Command:
             chosen = sorted(self.workers(), key=lambda _: chance.random())[:1]
         elif victim == "everything":
             chosen = everything
-        elif victim == "nursery":
-            chosen = [pid for pid, what in there.items() if what.startswith("tonnage nursery")]
+        elif victim == "forkserver":
+            chosen = [pid for pid, what in there.items() if what.startswith("tonnage forker")]
         elif victim == "launcher and guardian":
             chosen = [pid for pid, what in there.items() if Path(guardian.__file__).name in what] + [self.pid]
         else:

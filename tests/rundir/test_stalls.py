@@ -18,7 +18,7 @@ from tonnage.launch.local import run_workers
 from tonnage.rundir import stalls
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.rundir.stalls import Lookout
+from tonnage.rundir.stalls import StallWatchdog
 
 TIMEOUT = 20.0
 
@@ -49,13 +49,13 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def watched(
-    lookout: Lookout, clock: Clock, seconds: float, processes: list[int | None], each: float = 1.0
+    watchdog: StallWatchdog, clock: Clock, seconds: float, processes: list[int | None], each: float = 1.0
 ) -> tuple[str, float]:
-    """What the lookout says within some seconds, and after how many it says it."""
+    """What the watchdog says within some seconds, and after how many it says it."""
     began = clock.now
     while clock.now < began + seconds:
         clock.now += each
-        if message := lookout.stalled(processes):
+        if message := watchdog.stalled(processes):
             return message, clock.now - began
     return "", seconds
 
@@ -64,7 +64,7 @@ def test_workers_that_all_stand_still(run: RunDirectory, clock: Clock) -> None:
     positions = [PositionFile(run.worker_position(rank)) for rank in range(2)]
     for position in positions:
         position.update(phase="forward", step=7)
-    message, seconds = watched(Lookout(run, 2, TIMEOUT), clock, 100, [None, None])
+    message, seconds = watched(StallWatchdog(run, 2, TIMEOUT), clock, 100, [None, None])
     assert TIMEOUT <= seconds <= TIMEOUT + 3
     assert message.startswith(
         f"no progress for {TIMEOUT:g} s (launch.timeout); worker 0 (forward, step 7), worker 1 (forward, step 7) are "
@@ -75,34 +75,34 @@ def test_workers_that_all_stand_still(run: RunDirectory, clock: Clock) -> None:
 def test_one_heart_that_beats_is_enough(run: RunDirectory, clock: Clock) -> None:
     """Its own watchdog will say what holds it up."""
     positions = [PositionFile(run.worker_position(rank)) for rank in range(2)]
-    lookout = Lookout(run, 2, TIMEOUT)
+    watchdog = StallWatchdog(run, 2, TIMEOUT)
     for _ in range(100):
         clock.now += 1
         positions[1].beat()
         positions[1].update(phase="forward")
-        assert lookout.stalled([None, None]) == ""
+        assert watchdog.stalled([None, None]) == ""
 
 
 def test_phases_without_heartbeats_are_waited_for(run: RunDirectory, clock: Clock) -> None:
     position = PositionFile(run.worker_position(0))
     for phase in ("import", "compile"):
         position.update(phase=phase)
-        assert watched(Lookout(run, 1, TIMEOUT), clock, 200, [None])[0] == ""
+        assert watched(StallWatchdog(run, 1, TIMEOUT), clock, 200, [None])[0] == ""
     position.update(phase="done")
-    assert watched(Lookout(run, 1, TIMEOUT), clock, 200, [None])[0] == ""
+    assert watched(StallWatchdog(run, 1, TIMEOUT), clock, 200, [None])[0] == ""
     run.worker_position(0).unlink()  # it has not begun
-    assert watched(Lookout(run, 1, TIMEOUT), clock, 200, [None])[0] == ""
+    assert watched(StallWatchdog(run, 1, TIMEOUT), clock, 200, [None])[0] == ""
 
 
 @pytest.mark.parametrize("away", [TIMEOUT, 3600.0])
 def test_a_launcher_that_stood_still_itself_counts_anew(run: RunDirectory, clock: Clock, away: float) -> None:
     position = PositionFile(run.worker_position(0))
     position.update(phase="forward")
-    lookout = Lookout(run, 1, TIMEOUT)
-    assert watched(lookout, clock, TIMEOUT - 2, [None])[0] == ""
+    watchdog = StallWatchdog(run, 1, TIMEOUT)
+    assert watched(watchdog, clock, TIMEOUT - 2, [None])[0] == ""
     clock.now += away  # a suspended laptop: nobody looked, and the worker stood still as well
-    assert lookout.stalled([None]) == ""
-    message, seconds = watched(lookout, clock, 100, [None])
+    assert watchdog.stalled([None]) == ""
+    message, seconds = watched(watchdog, clock, 100, [None])
     assert message
     assert seconds > TIMEOUT
 
@@ -123,8 +123,8 @@ def test_a_stopped_process_is_known_in_every_phase(run: RunDirectory, clock: Clo
     position = PositionFile(run.worker_position(0))
     for phase in ("import", "compile", "forward"):
         position.update(phase=phase)
-        assert "worker 0" in watched(Lookout(run, 1, TIMEOUT), clock, TIMEOUT + 3, [stopped])[0]
-        assert watched(Lookout(run, 1, TIMEOUT), clock, TIMEOUT + 3, [os.getpid()])[0] == "" or phase == "forward"
+        assert "worker 0" in watched(StallWatchdog(run, 1, TIMEOUT), clock, TIMEOUT + 3, [stopped])[0]
+        assert watched(StallWatchdog(run, 1, TIMEOUT), clock, TIMEOUT + 3, [os.getpid()])[0] == "" or phase == "forward"
 
 
 BEATS = """

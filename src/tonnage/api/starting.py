@@ -18,7 +18,7 @@ from tonnage.errors import refusals, user_error
 from tonnage.files.writing import CLOSED_TO_OTHERS, write_json
 from tonnage.launch import elsewhere, local
 from tonnage.launch.elsewhere import check_launcher, refuse_while_in_queue
-from tonnage.launch.nursery import Nursery, can_fork
+from tonnage.launch.forkserver import ForkServer, can_fork
 from tonnage.launch.watch import AtWork
 from tonnage.rundir.directory import RunDirectory
 
@@ -62,7 +62,7 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
     check_output(config)
     run = RunDirectory(config.output)
     with closed_to_others(), ExitStack() as closing:
-        nursery = closing.enter_context(nursery_for(config, gc.get_threshold(), starts_here=_is_one_thread()))
+        forkserver = closing.enter_context(forkserver_for(config, gc.get_threshold(), starts_here=_is_one_thread()))
         decision = decide_on(config, progress, fresh_output=True, force=force)
         note = None if loss is None else tried(loss, decision)
         with refusals("the run's directory could not be written", run.path):
@@ -74,7 +74,7 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
                 write_json(run.loss, asdict(note))
         if decision.config.launch.launcher != "local":
             held.close()  # whoever trains takes it
-        return _start(run, decision, lock, nursery, closing.pop_all(), progress)
+        return _start(run, decision, lock, forkserver, closing.pop_all(), progress)
 
 
 def check_place_of_loss(config: Config, loss: Loss | None) -> None:
@@ -129,7 +129,7 @@ def go_on(
     check_launcher(config.launch)
     check_place_of_loss(config, loss)
     with closed_to_others(), ExitStack() as closing:
-        nursery = closing.enter_context(nursery_for(config, gc.get_threshold(), starts_here=_is_one_thread()))
+        forkserver = closing.enter_context(forkserver_for(config, gc.get_threshold(), starts_here=_is_one_thread()))
         lock = (held := closing.enter_context(ExitStack())).enter_context(run.locked())
         resumption = decide_resumption(
             run, words, progress, step=step, allow_changes=allow_changes, force=force, loss=note
@@ -146,14 +146,14 @@ def go_on(
         if resumption.decision.config.launch.launcher != "local":
             held.close()  # whoever trains takes it
         step, news = resumption.cursor.step, resumption.news
-        return _start(run, resumption.decision, lock, nursery, closing.pop_all(), progress, step, news)
+        return _start(run, resumption.decision, lock, forkserver, closing.pop_all(), progress, step, news)
 
 
 def _start(
     run: RunDirectory,
     decision: Decision,
     lock: int,
-    nursery: Nursery | None,
+    forkserver: ForkServer | None,
     closing: ExitStack,
     progress: Progress,
     since: int = 0,
@@ -173,7 +173,7 @@ def _start(
                 plan.threads_per_worker,
                 keep_open=[lock],
                 timeout=launch.timeout,
-                nursery=nursery,
+                forkserver=forkserver,
             )
         else:
             workers = elsewhere.started(launch, run)
@@ -182,10 +182,10 @@ def _start(
     return Started(run, plan, at_work, closing, progress, since, launch.launcher == "local", tuple(news))
 
 
-def nursery_for(
+def forkserver_for(
     config: Config, thresholds: tuple[int, int, int], *, starts_here: bool
-) -> AbstractContextManager[Nursery | None]:
-    """A nursery for workers that start here, begun before anything is computed; None where ``starts_here`` is false,
+) -> AbstractContextManager[ForkServer | None]:
+    """A forkserver for workers that start here, begun before anything is computed; None where ``starts_here`` is false,
     others start the workers, or this process cannot be copied.
 
     ``thresholds`` are those of Python's collector of garbage in workers.
@@ -197,7 +197,7 @@ def nursery_for(
 
     with suppress(OSError):  # no room for a copy of this process: workers are started, each by itself
         if can_fork():
-            return Nursery(partial(import_all, type_of(config.model)), thresholds)
+            return ForkServer(partial(import_all, type_of(config.model)), thresholds)
     return nullcontext()
 
 

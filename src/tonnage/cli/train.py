@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tonnage.decide.decision import Decision
     from tonnage.decide.resumption import Cleared, Resumption
-    from tonnage.launch.nursery import Nursery
+    from tonnage.launch.forkserver import ForkServer
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -59,7 +59,7 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
-    from tonnage.api.starting import nursery_for
+    from tonnage.api.starting import forkserver_for
     from tonnage.cli.data_report import show_account
     from tonnage.cli.main import USUAL_THRESHOLDS
     from tonnage.cli.plan import show_plan
@@ -86,7 +86,7 @@ def train(
     if until == "end":
         check_launcher(resolved.launch)
     run = RunDirectory(resolved.output)
-    with nursery_for(resolved, USUAL_THRESHOLDS, starts_here=until == "end") as nursery:
+    with forkserver_for(resolved, USUAL_THRESHOLDS, starts_here=until == "end") as forkserver:
         with progress_bar(console) as progress:
             decision = decide_on(resolved, progress, fresh_output=not dry_run, force=force)
         show_account(decision.prepared.account, console)
@@ -99,7 +99,7 @@ def train(
             with nothing_if_not_started(run):
                 write_run(run, decision)
                 if until == "end" and decision.config.launch.launcher == "local":
-                    _work(run, decision, console, lock, nursery)
+                    _work(run, decision, console, lock, forkserver)
                     return
     with nothing_if_not_started(run):
         _work_elsewhere(run, decision, console, until)
@@ -116,7 +116,7 @@ def _resume(
     until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
-    from tonnage.api.starting import nursery_for
+    from tonnage.api.starting import forkserver_for
     from tonnage.cli.comparison import conclude
     from tonnage.cli.main import USUAL_THRESHOLDS
     from tonnage.cli.plan import show_plan
@@ -141,7 +141,7 @@ def _resume(
     config = read_config(run.config, words)
     if until == "end":
         check_launcher(config.launch)
-    with nursery_for(config, USUAL_THRESHOLDS, starts_here=until == "end") as nursery, run.locked() as lock:
+    with forkserver_for(config, USUAL_THRESHOLDS, starts_here=until == "end") as forkserver, run.locked() as lock:
         with progress_bar(console) as progress:
             resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
         _show_resumption(resumption, console)
@@ -164,12 +164,12 @@ def _resume(
             _show_cleared(run, begin_again(run, resumption), console)
             write_run(run, decision)
         if until == "end" and decision.config.launch.launcher == "local":
-            _work(run, decision, console, lock, nursery)
+            _work(run, decision, console, lock, forkserver)
             return
     _work_elsewhere(run, decision, console, until)
 
 
-def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nursery: Nursery | None) -> None:
+def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, forkserver: ForkServer | None) -> None:
     """Start the workers here, follow them to their end, hand back the model."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.decide.outcome import learn
@@ -192,7 +192,7 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
             poll=display.poll,
             keep_open=[lock],
             timeout=decision.config.launch.timeout,
-            nursery=nursery,
+            forkserver=forkserver,
         )
     checkpoint = run.checkpoint_to_resume()
     learn(run, plan, since=step_of(checkpoint) if checkpoint else 0)

@@ -1,13 +1,14 @@
 """Rows in, packs of tokens out, and an account of every token on the way.
 
-    sources ──► forms ──► templates ──► masks ──► documents ──► packing ──► packs
-    files       rows to   messages      which     tokens in     best fit    what a
-    and rows    turns     to text       tokens    an Arrow                  worker
-                                        count     cache                     reads
+    sources ──► reading ──► (forms) ──► text ──► tokens ──► packs
+    files       rows        messages    marked   in an      best fit, and
+    and rows                            text     Arrow      what a worker
+                                                 cache      reads
 
-``prepare`` runs all of it once, before any worker starts, and keeps the result in a content-addressed cache. A
-worker opens a ``PackedDataset`` (memory-mapped, no tokenizer needed) and asks ``pack_at`` which pack comes next.
-This room imports no torch. What may be said of data is the config's section ``data``.
+Each is a folder; ``building`` goes all the way to tokens, in several processes. ``prepare`` runs all of it once, before
+any worker starts, and keeps the result in a content-addressed cache. A worker opens a ``PackedDataset`` (memory-mapped,
+no tokenizer needed) and asks ``pack_at`` which pack comes next. This room imports no torch. What may be said of data is
+the config's section ``data``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     launcher ──┬── worker 0 .. N-1    each in a process group of its own, output to workers/rank-N.log
                └── guardian           kills the groups if the launcher vanishes (guardian.py)
 
-Where there is a nursery (nursery.py) it forks the workers; else each is a Python of its own, which imports everything.
+Where there is a fork server (forkserver.py) it forks the workers; else each is a Python of its own, which imports
+everything.
 
 The training worker ends by itself as well when its launcher is gone (training.worker): the guardian may be gone too, or
 not have been told of it yet.
@@ -41,10 +42,10 @@ from pathlib import Path
 from tonnage.errors import Stalled, TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
-from tonnage.launch.nursery import Forked, Nursery
+from tonnage.launch.forkserver import Forked, ForkServer
 from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork, signal_name, to_their_end
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
-from tonnage.rundir.stalls import Lookout
+from tonnage.rundir.stalls import StallWatchdog
 
 GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL for the peers of a worker that failed: they wait for it in a collective."""
@@ -71,12 +72,12 @@ def run_workers(
     command: Sequence[str] | None = None,
     keep_open: Sequence[int] = (),
     timeout: float | None = None,
-    nursery: Nursery | None = None,
+    forkserver: ForkServer | None = None,
 ) -> int:
     """Run workers on this machine until all have ended.
 
-    ``command`` is what each worker executes, by default the training worker on ``run``; a ``nursery`` forks those that
-    are modules (``python -m``). ``poll`` is called about ten times a second. ``threads`` is the number of CPU threads
+    ``command`` is what each worker executes, by default the training worker on ``run``; a ``forkserver`` forks those
+    that are modules (``python -m``). ``poll`` is called about ten times a second. ``threads`` is the number of CPU threads
     of each worker. ``keep_open`` are descriptors that workers inherit, such as that of the run's lock. ``timeout`` is
     for how many seconds all workers may stand still; None for those that note no positions.
 
@@ -84,7 +85,9 @@ def run_workers(
     the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended before they could save. No worker
     is left running, whichever way this ends.
     """
-    workers = started(run, num_workers, threads, command=command, keep_open=keep_open, timeout=timeout, nursery=nursery)
+    workers = started(
+        run, num_workers, threads, command=command, keep_open=keep_open, timeout=timeout, forkserver=forkserver
+    )
     return to_their_end(workers, poll)
 
 
@@ -97,7 +100,7 @@ def started(
     command: Sequence[str] | None = None,
     keep_open: Sequence[int] = (),
     timeout: float | None = None,
-    nursery: Nursery | None = None,
+    forkserver: ForkServer | None = None,
 ) -> Iterator[AtWork]:
     """Workers on this machine, for whoever looks at them again and again; arguments as of ``run_workers``.
 
@@ -105,11 +108,11 @@ def started(
     """
     command = command or [sys.executable, "-m", "tonnage.training.worker", str(run.path)]
     run.clear_traces()
-    lookout = None if timeout is None else Lookout(run, num_workers, timeout)
-    with reserved_port() as port, Crew(run, num_workers, keep_open, nursery) as crew:
+    watchdog = None if timeout is None else StallWatchdog(run, num_workers, timeout)
+    with reserved_port() as port, Crew(run, num_workers, keep_open, forkserver) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
-        yield LocalWorkers(run, crew, lookout)
+        yield LocalWorkers(run, crew, watchdog)
 
 
 class LocalWorkers:
@@ -117,8 +120,8 @@ class LocalWorkers:
 
     waits_for = ""
 
-    def __init__(self, run: RunDirectory, crew: Crew, lookout: Lookout | None) -> None:
-        self._run, self._crew, self._lookout = run, crew, lookout
+    def __init__(self, run: RunDirectory, crew: Crew, watchdog: StallWatchdog | None) -> None:
+        self._run, self._crew, self._watchdog = run, crew, watchdog
         self._is_asked = False
 
     def look(self) -> int | None:
@@ -129,7 +132,7 @@ class LocalWorkers:
             crew.update()  # who has ended since was not ended by us, and may have been the first
             crew.stop(GRACE_SECONDS)
         elif is_working:
-            if self._lookout is not None and (message := self._lookout.stalled(crew.processes())):
+            if self._watchdog is not None and (message := self._watchdog.stalled(crew.processes())):
                 with contextlib.suppress(OSError):  # for those who follow elsewhere
                     run.write_error(0, Stalled(message), Stalled.exit_status)
                 crew.stop(GRACE_SECONDS)
@@ -158,10 +161,10 @@ class Crew:
     """The workers of one run and their guardian. On leaving the context nothing of it is left running."""
 
     def __init__(
-        self, run: RunDirectory, num_workers: int, keep_open: Sequence[int] = (), nursery: Nursery | None = None
+        self, run: RunDirectory, num_workers: int, keep_open: Sequence[int] = (), forkserver: ForkServer | None = None
     ) -> None:
         self._run = run
-        self._nursery = nursery
+        self._forkserver = forkserver
         self._keep_open = tuple(keep_open)
         self._num_workers = num_workers
         self.workers: list[Worker] = []
@@ -193,8 +196,8 @@ class Crew:
         """Start one worker in ``directory``, its output added to ``log``, by default that of its rank."""
         process: subprocess.Popen[bytes] | Forked
         with (log or self._run.worker_log(rank)).open("ab") as output:
-            if self._nursery is not None and list(command[:2]) == [sys.executable, "-m"]:
-                process = self._nursery.fork(
+            if self._forkserver is not None and list(command[:2]) == [sys.executable, "-m"]:
+                process = self._forkserver.fork(
                     command[2],
                     command[3:],
                     environment,

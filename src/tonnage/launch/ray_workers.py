@@ -35,7 +35,7 @@ from tonnage.files.writing import close_to_others
 from tonnage.launch.local import GRACE_SECONDS, Crew, reserved_port
 from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS
 from tonnage.rundir.directory import LAUNCHER, RunDirectory, complete_checkpoints, step_of
-from tonnage.rundir.stalls import Lookout
+from tonnage.rundir.stalls import StallWatchdog
 
 LOOK_SECONDS = 0.25
 ROUND_SECONDS = 2.0
@@ -127,7 +127,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
         crew.start(
             command, rank, _environment(rank, size, context), directory=directory if directory.is_dir() else None
         )
-        asked_to_stop, looked, lookout = False, 0.0, Lookout(run, size, settings["timeout"])
+        asked_to_stop, looked, watchdog = False, 0.0, StallWatchdog(run, size, settings["timeout"])
         end: int | None = None
         while end is None:
             is_running = crew.update()
@@ -136,7 +136,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 _note_loss(run, crew, size)
                 if not _refusals(run):
                     raise WorkerLost(crew.describe(crew.workers[0]))
-            if is_running and rank == 0 and (message := lookout.stalled([*crew.processes(), *[None] * (size - 1)])):
+            if is_running and rank == 0 and (message := watchdog.stalled([*crew.processes(), *[None] * (size - 1)])):
                 run.write_error(rank, Stalled(message), Stalled.exit_status)
                 crew.end_processes(GRACE_SECONDS)
             if not asked_to_stop and run.stop_asked.exists():

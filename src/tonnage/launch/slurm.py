@@ -38,7 +38,7 @@ from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
 from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork
 from tonnage.rundir.directory import LAUNCHER, RunDirectory
-from tonnage.rundir.stalls import Lookout
+from tonnage.rundir.stalls import StallWatchdog
 
 LOOK_SECONDS = 5.0
 """Between two questions to Slurm's controller, which answers everybody's."""
@@ -341,7 +341,7 @@ class SlurmWorkers:
 
     def __init__(self, launch: SlurmLaunch, run: RunDirectory, srun: subprocess.Popen[bytes]) -> None:
         self._launch, self._run, self._srun = launch, run, srun
-        self._lookout = Lookout(run, launch.num_workers, launch.timeout)
+        self._watchdog = StallWatchdog(run, launch.num_workers, launch.timeout)
         self._is_asked = False
 
     def look(self) -> int | None:
@@ -349,7 +349,7 @@ class SlurmWorkers:
         run, num_workers = self._run, self._launch.num_workers
         status = self._srun.poll()
         if status is None:
-            if message := self._lookout.stalled([None] * num_workers):
+            if message := self._watchdog.stalled([None] * num_workers):
                 with contextlib.suppress(OSError):  # for those who follow elsewhere
                     run.write_error(0, Stalled(message), Stalled.exit_status)
                 raise WorkerFailed(message)

@@ -1,7 +1,7 @@
 """A run that gets nowhere: who holds it up, told from the positions that its workers note.
 
 Workers that wait for each other find it out themselves (``training.watchdog``). Nobody in a worker that is stopped
-finds out anything, so whoever started the workers looks as well (``Lookout``): it is there for the run of which
+finds out anything, so whoever started the workers looks as well (``StallWatchdog``): it is there for the run of which
 all stand still, one worker's above all.
 """
 
@@ -55,7 +55,7 @@ class _Seen:
     since: float = field(default_factory=time.monotonic)
 
 
-class Lookout:
+class StallWatchdog:
     """Whether all workers of a run stand still: asked now and then by whoever started them.
 
     A worker stands still when its heart has not beaten for ``timeout`` seconds in which this process looked, or when

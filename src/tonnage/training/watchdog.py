@@ -8,7 +8,7 @@ all of them and ends the run, before the back end's own time-out:
 * a worker whose heart does not beat while it is watched is not running: stopped, swapped out, its machine gone;
 * if all hearts beat, the worker that is furthest behind is the one that the others wait for.
 
-Where all workers are stopped none of them notices: that is for whoever started them (``rundir.stalls.Lookout``).
+Where all workers are stopped none of them notices: that is for whoever started them (``rundir.stalls.StallWatchdog``).
 """
 
 from __future__ import annotations

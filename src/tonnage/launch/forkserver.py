@@ -1,15 +1,15 @@
 """A process that has imported what workers need, and forks them: each would spend seconds of the processor on that.
 
-    launcher ──► nursery ──┬── worker 0        forked, in a process group of its own
-                           └── worker N-1
+    launcher ──► forkserver ──┬── worker 0        forked, in a process group of its own
+                              └── worker N-1
 
-The launcher imports everything itself and then forks the nursery, before it has computed anything: a copy of a process
-in which other threads are at work, or a GPU is in use, could not go on. The nursery computes nothing either. It forks a
-worker when it is told to, and says how each has ended. It lives in a session of its own, so that nothing that is typed
-reaches it; it ends with the launcher, whichever way that ends, and workers end with it.
+The launcher imports everything itself and then forks this process, before it has computed anything: a copy of a process
+in which other threads are at work, or a GPU is in use, could not go on. The fork server computes nothing either. It
+forks a worker when it is told to, and says how each has ended. It lives in a session of its own, so that nothing that
+is typed reaches it; it ends with the launcher, whichever way that ends, and workers end with it.
 
-It is what others call a fork server. That of ``multiprocessing`` is a Python of its own, which imports everything a
-second time, and gives its children neither an environment nor a group of their own.
+The fork server of ``multiprocessing`` is a Python of its own, which imports everything a second time, and gives its
+children neither an environment nor a group of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tonnage.host.parent import PR_SET_NAME, control, end_with
 from tonnage.rundir.directory import LAUNCHER_PROCESS
 
 HEADED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that launchers and workers act on, and the nursery does not."""
+"""Signals that launchers and workers act on, and the forkserver does not."""
 LENGTH = struct.Struct("!I")
 MOST_DESCRIPTORS = 16
 
@@ -59,17 +59,17 @@ def can_fork() -> bool:
 class Forked:
     """What ``subprocess.Popen`` is of a process that was started, of one that was forked."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, forkserver: ForkServer, pid: int) -> None:
+        self._forkserver = forkserver
         self.pid = pid
 
     def poll(self) -> int | None:
         """Its exit status, as ``subprocess`` has it; None while it runs."""
-        return self._nursery.status_of(self.pid, wait=False)
+        return self._forkserver.status_of(self.pid, wait=False)
 
     def wait(self) -> int:
         """Its exit status, once it has ended."""
-        status = self._nursery.status_of(self.pid, wait=True)
+        status = self._forkserver.status_of(self.pid, wait=True)
         assert status is not None
         return status
 
@@ -80,7 +80,7 @@ class Forked:
                 os.kill(self.pid, number)
 
 
-class Nursery:
+class ForkServer:
     """The launcher's side: ``prepare`` imports what workers need. On leaving the context nothing of it is left.
 
     Raises ``OSError`` where this process cannot be copied: workers can still be started.
@@ -107,7 +107,7 @@ class Nursery:
             _serve(theirs, launcher, thresholds)
         theirs.close()
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +130,7 @@ class Nursery:
         ``output`` is the descriptor of what it prints into; those of ``keep_open`` stay open in it.
 
         Raises:
-            WorkerFailed: somebody has killed the nursery.
+            WorkerFailed: somebody has killed the forkserver.
             OSError: the system has no room for another process.
         """
         request = {
@@ -156,7 +156,7 @@ class Nursery:
         while pid not in self._ended and (wait or self._has_said_more()):
             try:
                 message = self._hear()
-            except ConnectionError:  # somebody killed the nursery, and the system its workers
+            except ConnectionError:  # somebody killed the forkserver, and the system its workers
                 return self._ended.setdefault(pid, -signal.SIGKILL)
             self._ended[message["ended"]] = message["status"]
         return self._ended.get(pid)
@@ -165,7 +165,7 @@ class Nursery:
         return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
 
     def _hear(self) -> dict[str, int]:
-        """The next line of the nursery."""
+        """The next line of the forkserver."""
         while b"\n" not in self._unread:
             heard = self._socket.recv(1 << 16)
             if not heard:
@@ -177,12 +177,12 @@ class Nursery:
 
 
 def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, int]) -> NoReturn:
-    """What the nursery does: fork whom it is asked for, until nobody can ask any more."""
+    """What the forkserver does: fork whom it is asked for, until nobody can ask any more."""
     try:
         os.setsid()
         end_with(launcher)
-        control(PR_SET_NAME, b"tonnage nursery")
-        nursery = os.getpid()
+        control(PR_SET_NAME, b"tonnage forker")
+        forkserver = os.getpid()
         ignored = [number for number in HEADED if signal.getsignal(number) is signal.SIG_IGN]  # by nohup, for instance
         signal.pthread_sigmask(signal.SIG_BLOCK, HEADED)  # pending for a child until it has its own handlers
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -215,7 +215,7 @@ def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, i
                     _tell(requests, {"refused": error.errno or 0})
                 else:
                     if child == 0:
-                        end_with(nursery)
+                        end_with(forkserver)
                         _begin(request, descriptors, ignored, [requests.fileno(), heard, rang], thresholds)
                     with contextlib.suppress(OSError):  # the child has done so
                         os.setpgid(child, child)
@@ -277,7 +277,7 @@ def _begin(
         if signal.SIGINT not in ignored:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEADED)
-        with contextlib.suppress(OSError):  # the nursery has done so, or does it now
+        with contextlib.suppress(OSError):  # the forkserver has done so, or does it now
             os.setpgid(0, 0)
         for descriptor in not_ours:
             os.close(descriptor)

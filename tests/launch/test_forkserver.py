@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.errors import WorkerFailed
-from tonnage.launch.nursery import Forked, Nursery
+from tonnage.launch.forkserver import Forked, ForkServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
 
@@ -43,12 +43,12 @@ THRESHOLDS = (700, 10, 10)
 @pytest.fixture
 def among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have threads of its own, which wait."""
-    monkeypatch.setattr("tonnage.launch.nursery.can_fork", lambda: True)
+    monkeypatch.setattr("tonnage.launch.forkserver.can_fork", lambda: True)
 
 
 def test_a_process_that_uses_a_gpu_is_not_copied() -> None:
     program = (
-        "import torch; from tonnage.launch.nursery import can_fork; before = can_fork(); "
+        "import torch; from tonnage.launch.forkserver import can_fork; before = can_fork(); "
         "torch.cuda.is_initialized = lambda: True; print(before, can_fork())"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.split() == [
@@ -58,18 +58,18 @@ def test_a_process_that_uses_a_gpu_is_not_copied() -> None:
 
 
 @pytest.fixture
-def nursery(among_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+def forkserver(among_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     (tmp_path / "some_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)
-    with Nursery(lambda: None, THRESHOLDS) as nursery:
-        yield nursery
+    with ForkServer(lambda: None, THRESHOLDS) as forkserver:
+        yield forkserver
 
 
-def fork(nursery: Nursery, folder: Path, *words: str, keep_open: tuple[int, ...] = ()) -> tuple[Forked, Path]:
+def fork(forkserver: ForkServer, folder: Path, *words: str, keep_open: tuple[int, ...] = ()) -> tuple[Forked, Path]:
     said = folder / f"said-{'-'.join(words)}"
     with said.open("wb") as output:
         environment = {"RANK": "0", "PATH": os.environ["PATH"], "LONG": "x" * 300_000}
-        forked = nursery.fork(
+        forked = forkserver.fork(
             "some_worker", words, environment, output=output.fileno(), keep_open=keep_open, directory=folder
         )
     return forked, said
@@ -96,8 +96,8 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_what_was_told_is_there_and_nothing_else(nursery: Nursery, tmp_path: Path) -> None:
-    forked, said = fork(nursery, tmp_path, "returns", "0")
+def test_what_was_told_is_there_and_nothing_else(forkserver: ForkServer, tmp_path: Path) -> None:
+    forked, said = fork(forkserver, tmp_path, "returns", "0")
     assert forked.wait() == 0
     told = awaited(said)
     assert told["words"] == ["returns", "0"]
@@ -114,16 +114,16 @@ def test_what_was_told_is_there_and_nothing_else(nursery: Nursery, tmp_path: Pat
     ("words", "status"),
     [(("returns", "3"), 3), (("exits", "2"), 2), (("exits", "None"), 0), (("exits", "words"), 1), (("raises",), 1)],
 )
-def test_how_it_ends_is_told(nursery: Nursery, tmp_path: Path, words: tuple[str, ...], status: int) -> None:
-    forked, said = fork(nursery, tmp_path, *words)
+def test_how_it_ends_is_told(forkserver: ForkServer, tmp_path: Path, words: tuple[str, ...], status: int) -> None:
+    forked, said = fork(forkserver, tmp_path, *words)
     assert forked.wait() == forked.poll() == status
     assert ("ZeroDivisionError: by hand" in said.read_text()) == (words[0] == "raises")
 
 
-def test_signals_arrive_and_several_ends_are_kept_apart(nursery: Nursery, tmp_path: Path) -> None:
-    dies, first = fork(nursery, tmp_path, "sleeps", "1")
-    forgives, second = fork(nursery, tmp_path, "forgives")
-    sleeps, third = fork(nursery, tmp_path, "sleeps", "2")
+def test_signals_arrive_and_several_ends_are_kept_apart(forkserver: ForkServer, tmp_path: Path) -> None:
+    dies, first = fork(forkserver, tmp_path, "sleeps", "1")
+    forgives, second = fork(forkserver, tmp_path, "forgives")
+    sleeps, third = fork(forkserver, tmp_path, "sleeps", "2")
     for said in (first, second, third):
         awaited(said)
     assert [one.poll() for one in (dies, forgives, sleeps)] == [None] * 3
@@ -134,16 +134,16 @@ def test_signals_arrive_and_several_ends_are_kept_apart(nursery: Nursery, tmp_pa
     dies.send_signal(signal.SIGTERM)  # to nobody
 
 
-def test_a_signal_right_after_the_fork_is_not_lost(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_signal_right_after_the_fork_is_not_lost(forkserver: ForkServer, tmp_path: Path) -> None:
     for number in range(6):
-        forked, _ = fork(nursery, tmp_path, "sleeps", str(number))
+        forked, _ = fork(forkserver, tmp_path, "sleeps", str(number))
         forked.send_signal(signal.SIGTERM)
         assert forked.wait() == -signal.SIGTERM
 
 
-def test_its_group_is_there_right_after_the_fork(nursery: Nursery, tmp_path: Path) -> None:
+def test_its_group_is_there_right_after_the_fork(forkserver: ForkServer, tmp_path: Path) -> None:
     for number in range(6):
-        forked, _ = fork(nursery, tmp_path, "sleeps", str(number))
+        forked, _ = fork(forkserver, tmp_path, "sleeps", str(number))
         os.killpg(forked.pid, signal.SIGKILL)
         assert forked.wait() == -signal.SIGKILL
 
@@ -162,17 +162,17 @@ def test_no_room_for_another_process_is_an_error_and_no_end(
         return real()
 
     monkeypatch.setattr(os, "fork", refused_once)
-    with Nursery(lambda: None, THRESHOLDS) as nursery:
+    with ForkServer(lambda: None, THRESHOLDS) as forkserver:
         with pytest.raises(OSError, match="unavailable"):
-            fork(nursery, tmp_path, "returns", "0")
-        assert fork(nursery, tmp_path, "returns", "4")[0].wait() == 4
+            fork(forkserver, tmp_path, "returns", "0")
+        assert fork(forkserver, tmp_path, "returns", "4")[0].wait() == 4
 
 
 def test_threads_that_were_begun_meanwhile_are_no_copy(tmp_path: Path) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     with pytest.raises(OSError, match="threads"):
-        Nursery(thread.start, THRESHOLDS)
+        ForkServer(thread.start, THRESHOLDS)
     stop.set()
     thread.join()
 
@@ -180,14 +180,14 @@ def test_threads_that_were_begun_meanwhile_are_no_copy(tmp_path: Path) -> None:
 def test_children_of_whom_nobody_wants_to_hear(among_threads: None) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with Nursery(lambda: None, THRESHOLDS):
+        with ForkServer(lambda: None, THRESHOLDS):
             pass
     finally:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_ends_at_the_same_time_are_all_heard_of(nursery: Nursery, tmp_path: Path) -> None:
-    forked = [fork(nursery, tmp_path, "returns", str(number))[0] for number in range(5)]
+def test_ends_at_the_same_time_are_all_heard_of(forkserver: ForkServer, tmp_path: Path) -> None:
+    forked = [fork(forkserver, tmp_path, "returns", str(number))[0] for number in range(5)]
     time.sleep(0.5)
     deadline = time.monotonic() + 10
     while any(one.poll() is None for one in reversed(forked)):
@@ -195,12 +195,12 @@ def test_ends_at_the_same_time_are_all_heard_of(nursery: Nursery, tmp_path: Path
     assert [one.poll() for one in forked] == [0, 1, 2, 3, 4]
 
 
-def test_what_is_locked_stays_locked_as_long_as_it_lives(nursery: Nursery, tmp_path: Path) -> None:
+def test_what_is_locked_stays_locked_as_long_as_it_lives(forkserver: ForkServer, tmp_path: Path) -> None:
     import fcntl
 
     held = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
-    forked, said = fork(nursery, tmp_path, "sleeps", keep_open=(held,))
+    forked, said = fork(forkserver, tmp_path, "sleeps", keep_open=(held,))
     awaited(said)
     os.close(held)
     again = os.open(tmp_path / "lock", os.O_RDWR)
@@ -212,15 +212,15 @@ def test_what_is_locked_stays_locked_as_long_as_it_lives(nursery: Nursery, tmp_p
     os.close(again)
 
 
-def test_a_killed_nursery_takes_its_workers_with_it(nursery: Nursery, tmp_path: Path) -> None:
-    forked, said = fork(nursery, tmp_path, "sleeps")
+def test_a_killed_forkserver_takes_its_workers_with_it(forkserver: ForkServer, tmp_path: Path) -> None:
+    forked, said = fork(forkserver, tmp_path, "sleeps")
     worker = awaited(said)
     assert isinstance(worker["parent"], int)
     os.kill(worker["parent"], signal.SIGKILL)
     assert forked.wait() == -signal.SIGKILL
     assert is_gone(forked.pid)
     with pytest.raises(WorkerFailed, match="something killed it"):
-        fork(nursery, tmp_path, "returns", "0")
+        fork(forkserver, tmp_path, "returns", "0")
 
 
 def test_nothing_is_left_when_the_context_is(
@@ -228,8 +228,8 @@ def test_nothing_is_left_when_the_context_is(
 ) -> None:
     (tmp_path / "some_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)
-    with Nursery(lambda: None, THRESHOLDS) as nursery:
-        forked, said = fork(nursery, tmp_path, "forgives")
+    with ForkServer(lambda: None, THRESHOLDS) as forkserver:
+        forked, said = fork(forkserver, tmp_path, "forgives")
         awaited(said)
     assert is_gone(forked.pid)
 
@@ -239,10 +239,10 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tonnage.errors import WorkerFailed
-from tonnage.launch.nursery import Nursery
-nursery = Nursery(lambda: None, (700, 10, 10))
+from tonnage.launch.forkserver import ForkServer
+forkserver = ForkServer(lambda: None, (700, 10, 10))
 with open(Path(sys.argv[1], "said"), "wb") as output:
-    forked = nursery.fork("some_worker", ["forgives"], {"RANK": "0"}, output=output.fileno())
+    forked = forkserver.fork("some_worker", ["forgives"], {"RANK": "0"}, output=output.fileno())
 print(forked.pid, flush=True)
 time.sleep(60)
 """
@@ -255,8 +255,8 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
     ) as launcher:
         assert launcher.stdout is not None
         worker = int(launcher.stdout.readline())
-        nursery = awaited(tmp_path / "said")["parent"]
-        assert isinstance(nursery, int)
+        forkserver = awaited(tmp_path / "said")["parent"]
+        assert isinstance(forkserver, int)
         launcher.kill()
-    assert is_gone(nursery)
+    assert is_gone(forkserver)
     assert is_gone(worker)
