@@ -77,9 +77,9 @@ def run_workers(
     """Run workers on this machine until all have ended.
 
     ``command`` is what each worker executes, by default the training worker on ``run``; a ``forkserver`` forks those
-    that are modules (``python -m``). ``poll`` is called about ten times a second. ``threads`` is the number of CPU threads
-    of each worker. ``keep_open`` are descriptors that workers inherit, such as that of the run's lock. ``timeout`` is
-    for how many seconds all workers may stand still; None for those that note no positions.
+    that are modules (``python -m``). ``poll`` is called about ten times a second. ``threads`` is the number of CPU
+    threads of each worker. ``keep_open`` are descriptors that workers inherit, such as that of the run's lock.
+    ``timeout`` is for how many seconds all workers may stand still; None for those that note no positions.
 
     Returns 0 when done, 3 when stopped as asked with everything saved. Raises ``UserError`` or ``WorkerFailed`` with
     the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended before they could save. No worker
