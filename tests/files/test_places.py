@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -165,6 +166,26 @@ def test_a_run_at_work_is_not_to_be_removed(material: Path, tmp_path: Path) -> N
                 assert not re.search("remove|start it again", str(caught.value))
         finally:
             process.kill()
+
+
+def test_workers_that_outlive_their_launcher_are_no_run_at_work(material: Path, tmp_path: Path) -> None:
+    output, nobody = tmp_path / "run", "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    launcher = "import os, subprocess, sys; from tonnage.rundir.directory import RunDirectory\n"
+    launcher += "with RunDirectory(sys.argv[1]).locked() as lock:\n"
+    launcher += f"    worker = subprocess.Popen(['sleep', '60'], pass_fds=[lock], {nobody})\n"
+    launcher += "    print(worker.pid, flush=True)\n"
+    launcher += "    os._exit(0)"
+    killed = subprocess.run([sys.executable, "-c", launcher, str(output)], capture_output=True, text=True, check=True)
+    try:
+        run = RunDirectory(output)
+        assert run.is_locked()
+        check_output(read_config(str(material / "config.yaml"), [f"output={output}"]))
+        run.config.touch()
+        run.plan.touch()
+        with pytest.raises(UserError, match="no complete checkpoint"):
+            check_resumable(run, [], None)
+    finally:
+        os.kill(int(killed.stdout), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "/proc/x/y", "/sys/x"])

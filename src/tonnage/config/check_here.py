@@ -222,7 +222,7 @@ def check_output(config: Config) -> None:
     """
     run = RunDirectory(config.output)
     change = "write output=... with another name"
-    if run.is_locked() and not run.is_locked_here():
+    if run.is_locked_elsewhere():
         raise run.is_taken(f"; or {change}")
     if run.is_run() and os.path.lexists(run.plan):
         if complete_checkpoints(run.checkpoints):

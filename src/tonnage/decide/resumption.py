@@ -146,7 +146,7 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
         raise user_error(
             "another output", "the run's own directory", "copy the directory, and resume the copy", "output"
         )
-    if not complete_checkpoints(run.checkpoints) and run.is_locked() and not run.is_locked_here():
+    if not complete_checkpoints(run.checkpoints) and run.is_locked_elsewhere():
         raise run.is_taken()
     choose(run.checkpoints, step)
 

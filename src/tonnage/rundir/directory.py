@@ -266,6 +266,10 @@ class RunDirectory:
             where=str(self.path),
         )
 
+    def is_locked_elsewhere(self) -> bool:
+        """Whether another process works here. One that is gone, and whose workers end as they notice, does not."""
+        return self.is_locked() and not self.is_locked_here() and not self._holder_is_gone()
+
     def is_locked_here(self) -> bool:
         """Whether it is this process that works in this directory."""
         holder = self._holder()
