@@ -98,7 +98,7 @@ def test_a_glance_at_products_and_memory(tmp_path: Path, monkeypatch: pytest.Mon
     threads = torch.get_num_threads()
     found = glance(tmp_path, cache=tmp_path / "cache", progress=lambda *step: told.append(step))
     assert found is not None
-    assert 0 < found.seconds < 10
+    assert 0 < found.seconds < 60
     assert torch.get_num_threads() == threads
     assert [done for _, done, _ in told] == list(range(told[0][2]))
     machine = found.machine
@@ -107,7 +107,9 @@ def test_a_glance_at_products_and_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert 1e8 < machine.memory_bytes_per_second < 1e14
     for codec, rate in machine.optimizer_parameters_per_second.items():
         assert rate <= machine.memory_bytes_per_second / UPDATE_BYTES["cpu"][codec]
-    assert load_machine(tmp_path, tmp_path / "cache") == machine
+    known = load_machine(tmp_path, tmp_path / "cache")
+    assert known is not None
+    assert replace(known, disk_bytes=machine.disk_bytes) == machine  # what is free changes while others write
     record = recall(look(), tmp_path / "cache")
     assert record.compute is not None
     assert (record.compute.quick, record.compute.glance, record.disks) == (True, True, {})

@@ -116,7 +116,7 @@ def test_pipes(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(UserError, match="nobody writes"):
         read_bytes(path, 5, "a text")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
     def write(content: bytes, pause: float) -> None:
         with path.open("wb") as file:

@@ -171,7 +171,7 @@ def test_one_worker_raises_and_all_stop(run: RunDirectory) -> None:
     began = time.monotonic()
     with pytest.raises(WorkerFailed) as caught:
         launch(run, body, num_workers=3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # they would sleep for 60
     message = str(caught.value)
     assert message.startswith("worker 1 (of 3) failed: ZeroDivisionError: the first cause")
     assert message.count("raise error") == 1

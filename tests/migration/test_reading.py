@@ -78,7 +78,7 @@ def test_what_is_refused(tmp_path: Path, name: str) -> None:
 def test_what_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(READ[name])
     found, seconds = imported(tmp_path / name)
-    assert seconds < 10
+    assert seconds < 30
     assert found.entries
     assert max(len(entry.setting.shown) for entry in found.entries) <= 120
     assert len(found.text) < 20_000

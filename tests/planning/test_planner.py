@@ -615,9 +615,9 @@ def test_on_a_cpu_the_host_is_where_they_were() -> None:
 
 
 def test_all_candidates_are_weighed_in_a_moment() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     plan(launch={"workers": 4}, batch={"sequences": 64})
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 DEEP = replace(MODEL, num_parameters=200_000 + 32 * 200_000, num_blocks=32)

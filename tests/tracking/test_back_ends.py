@@ -202,7 +202,7 @@ def test_the_network_is_gone(
     run = fake_run(tmp_path, track=name, track_samples=True)
     began = time.monotonic()
     follow(run, name, 1, 3, seconds=20.0)
-    assert time.monotonic() - began < 25.0
+    assert time.monotonic() - began < 60.0
     lines = [line.split(" ", 2)[2] for line in said(run).splitlines()]
     if name == "trackio":  # which keeps what it cannot send in its own directory, until it can
         with closing(sqlite3.connect(next((tmp_path / "trackio").glob("*.db")))) as base:

@@ -108,7 +108,7 @@ def test_a_tracker_that_hangs_is_left_behind_and_a_resume_sends_the_rest(
 ) -> None:
     run = fake_run(tmp_path)
     monkeypatch.setenv("FAKE_MOOD", mood)
-    assert follow(run, 1, 4, seconds=2.0) < 3.5
+    assert follow(run, 1, 4, seconds=2.0) < 10
     assert "wandb: had not ended 2 s after the run; 5 record(s) were not sent" in said(run)
     monkeypatch.setenv("FAKE_MOOD", "works")
     go_on_from(run, 4)
