@@ -263,13 +263,13 @@ import json, sys
 from pathlib import Path
 import torch
 from transformers import LlamaConfig
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start, export
 from tonnage.training.memory import take_peak
 
 def run(folder, **shape):
     config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, **shape)
-    form = Form(config, folder / "tokenizer", [1], torch.float32)
+    form = ExportForm(config, folder / "tokenizer", [1], torch.float32)
     export(folder / "step-00000001", folder / "out", form, Start(folder), shard_bytes=20_000_000)
 
 def peak():
