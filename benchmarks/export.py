@@ -37,12 +37,12 @@ import json, sys, time
 from pathlib import Path
 import torch
 from transformers import AutoConfig
-from tonnage.checkpoint.description import Form
+from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start, export
 from tonnage.training.memory import take_peak
 folder, shard_bytes = Path(sys.argv[1]), int(sys.argv[2])
 began = time.perf_counter()
-form = Form(AutoConfig.from_pretrained(folder / "model"), folder / "model", [0], torch.bfloat16)
+form = ExportForm(AutoConfig.from_pretrained(folder / "model"), folder / "model", [0], torch.bfloat16)
 export(folder / "step-00000001", folder / "out", form, Start(folder / "model"), shard_bytes=shard_bytes)
 print(json.dumps([time.perf_counter() - began, take_peak().host]))
 """
