@@ -37,6 +37,7 @@ from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
+from tonnage.training.preferences import PairLoss
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
 from tonnage.training.scorers import scorer_of
@@ -58,8 +59,9 @@ def assemble(
     check_tiers(layout, world)
     _prepare_process(setting)
     stages = stages_of(setting, load=checkpoint is None)
+    pair_loss = PairLoss(config.objective) if config.objective.has_pairs else None
     for loss_model in stages.loss_models:
-        loss_model.own = loss
+        loss_model.own = loss or pair_loss
 
     phases.enter("optimizer")
     optimizer = optimizer_of(setting, stages)
@@ -91,6 +93,7 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
+        pair_loss=pair_loss,
         pages=stages.pages,
         experts=experts,
         disk=DiskUse(optimizer, stages.on_disk) if layout.tiers_on_disk else None,

@@ -19,6 +19,7 @@ from tonnage.training.answers import Asking, answer
 from tonnage.training.evaluate import evaluate, judge
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
+from tonnage.training.preferences import figures_of
 from tonnage.training.scorers import Scorer
 
 
@@ -68,7 +69,11 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
         phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     if (data := job.validation_data) is not None:
         if any(stage.own is not None for stage in job.pipeline.stages):
+            if job.pair_loss is not None:
+                job.pair_loss.clear()
             record["eval_loss"] = evaluate(job.pipeline, data, job.deal, job.world, progress=progress)
+            figures = figures_of(job.world.total(job.tally()).tolist()) if job.pair_loss is not None else {}
+            record |= {f"eval_{name}": value for name, value in figures.items()}
         else:
             rows, sources = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
             evaluated = replace(evaluated, rows=rows, sources=sources)
