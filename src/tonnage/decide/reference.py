@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -46,7 +47,12 @@ def with_reference(plan: Plan, entry: Path) -> Plan:
     """The plan with the place of the reference's log-probabilities, and whether they are there already."""
     from tonnage.training.reference import SCORES
 
-    has = "the cache has them from an earlier run" if (entry / SCORES).exists() else "computed once, before training"
+    choice, layout = plan.choice, plan.layout
+    steps = math.ceil(min(plan.num_packs, plan.data.num_packs) / plan.packs_per_step)
+    seconds = steps * choice.seconds.total / (3 + layout.recomputed_part)  # a forward pass of each
+    has = f"computed once, before training, in about {max(1, round(seconds)):,} s"
+    if (entry / SCORES).exists():
+        has = "the cache has them from an earlier run"
     why = f"log-probabilities of the answers under the model as it was ({has}); no second model is held"
     data = replace(plan.data, reference_path=str(entry))
     return replace(plan, data=data, reasons=plan.reasons | {"reference": why})

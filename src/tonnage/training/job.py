@@ -78,10 +78,9 @@ class Job:
 
     def tally(self) -> Tensor:
         """Sums over the pairs of this rank's last passes, on the device: ``PairLoss.tally``, or nothing."""
-        device = self.world.device
         if self.pair_loss is None:
-            return torch.zeros(0, dtype=torch.float64, device=device)
-        tally = self.pair_loss.tally(device)
+            return torch.zeros(0, dtype=torch.float64, device=self.world.device)
+        tally = self.pair_loss.tally(self.world.device)
         return tally if self.world.speaks else torch.zeros_like(tally)
 
     def steps(self, cursor: Cursor) -> Iterator[RankStep]:

@@ -19,7 +19,7 @@ from tonnage.training.answers import Asking, answer
 from tonnage.training.evaluate import evaluate, judge
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
-from tonnage.training.preferences import figures_of
+from tonnage.training.preferences import PairLoss, evaluated_pairs, ratio_sums
 from tonnage.training.scorers import Scorer
 
 
@@ -72,8 +72,10 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
             if job.pair_loss is not None:
                 job.pair_loss.clear()
             record["eval_loss"] = evaluate(job.pipeline, data, job.deal, job.world, progress=progress)
-            figures = figures_of(job.world.total(job.tally()).tolist()) if job.pair_loss is not None else {}
-            record |= {f"eval_{name}": value for name, value in figures.items()}
+            if job.pair_loss is not None:
+                pairs, figures = _of_pairs(job, job.pair_loss)
+                evaluated = replace(evaluated, pairs=pairs, pair_figures=figures)
+                record |= {name: figure.value for name, figure in figures.items()}
         else:
             rows, sources = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
             evaluated = replace(evaluated, rows=rows, sources=sources)
@@ -89,6 +91,11 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
         evaluated = replace(evaluated, scores=scores, answers=len(judging.scoring.asking.prompts))
         record |= {name: figure.value for name, figure in scores.items()}
     return record | ({"evaluation": plain} if (plain := evaluated.to_json()) else {})
+
+
+def _of_pairs(job: Job, pair_loss: PairLoss) -> tuple[int, dict[str, Figure]]:
+    """The pairs of the last evaluation on all ranks: how many, and their figures."""
+    return evaluated_pairs(job.world.sum(*job.world.once(*ratio_sums(pair_loss.pairs(job.world.device)))))
 
 
 def _scored(job: Job, scoring: Scoring, progress: Callable[[int, int], None]) -> dict[str, Figure]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tonnage.config import Objective
 from tonnage.host.locked import sent
+from tonnage.rundir.figures import Figure, RatioSums, wilson
 from tonnage.training.batch import MicroBatch
 
 
@@ -123,12 +124,12 @@ FIGURES = ("reward_chosen", "reward_rejected", "reward_accuracy", "logprob_chose
 
 
 class PairLoss:
-    """The loss of an objective, and a tally of the pairs that it has seen."""
+    """The loss of an objective, and what it has seen of pairs."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self._loss, self._rewards = LOSSES[objective.kind]
-        self._tallies: list[Tensor] = []
+        self._pairs: list[Tensor] = []
 
     def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
@@ -146,7 +147,7 @@ class PairLoss:
             counts, number = sent(torch.tensor(batch.targets_of), device), sum(batch.targets_of)
             of_targets = (of_answers.flatten() / denominator).repeat_interleave(counts, output_size=number)
             slopes[:number] = of_targets.float()
-        self._take_down(answers, weights)
+        self._take_down(answers, weights, losses)
         return (value.detach() / denominator).float(), slopes
 
     @staticmethod
@@ -159,20 +160,23 @@ class PairLoss:
         return Answers(sums, sent(tokens, sums.device), sent(reference, sums.device))
 
     @torch.no_grad()
-    def _take_down(self, answers: Answers, weights: Tensor) -> None:
-        rewards, logprobs = self._rewards(answers, self._objective), answers.logprobs
-        chosen, rejected = rewards.unbind(1)
-        columns = torch.stack([chosen, rejected, (chosen > rejected).double(), *logprobs.unbind(1)])
-        self._tallies.append(torch.cat([weights.sum().unsqueeze(0), columns @ weights]))
+    def _take_down(self, answers: Answers, weights: Tensor, losses: Tensor) -> None:
+        chosen, rejected = self._rewards(answers, self._objective).unbind(1)
+        figures = (chosen, rejected, (chosen > rejected).double(), *answers.logprobs.unbind(1))
+        self._pairs.append(torch.stack([weights, losses, *figures]).detach())
 
     def clear(self) -> None:
-        """Forget what was seen."""
-        self._tallies = []
+        """Forget the pairs that were seen."""
+        self._pairs = []
+
+    def pairs(self, device: torch.device) -> Tensor:
+        """Weight, loss and ``FIGURES`` of the pairs seen since ``clear``: fp64 (2 + figures, pairs)."""
+        return torch.cat([torch.zeros(2 + len(FIGURES), 0, dtype=torch.float64, device=device), *self._pairs], dim=1)
 
     def tally(self, device: torch.device) -> Tensor:
-        """Sums over the pairs seen since ``clear``: their weights, and ``FIGURES`` times these: fp64 (6,)."""
-        empty = torch.zeros(1 + len(FIGURES), dtype=torch.float64, device=device)
-        return sum(self._tallies, empty)
+        """Sums over those pairs: their weights, and ``FIGURES`` times these: fp64 (1 + figures,)."""
+        weights, _, *figures = self.pairs(device)
+        return torch.stack([weights.sum(), *(weights @ figure for figure in figures)])
 
 
 def figures_of(tally: Sequence[float]) -> dict[str, float]:
@@ -182,3 +186,30 @@ def figures_of(tally: Sequence[float]) -> dict[str, float]:
         return {}
     figures = {name: value / weight for name, value in zip(FIGURES, sums, strict=True)}
     return figures | {"reward_margin": figures["reward_chosen"] - figures["reward_rejected"]}
+
+
+def ratio_sums(pairs: Tensor) -> list[float]:
+    """Of what ``PairLoss.pairs`` gives, the sums from which loss, margin and accuracy follow: ``EVALUATED`` times 6."""
+    weights, losses, chosen, rejected, right, *_ = pairs
+    values = (losses, chosen - rejected, right)
+    columns = [
+        column
+        for value in values
+        for x in [weights * value]
+        for column in (torch.ones_like(x), x, weights, x * x, x * weights, weights * weights)
+    ]
+    return torch.stack(columns).sum(1).tolist()
+
+
+EVALUATED = ("eval_loss", "reward_margin", "reward_accuracy")
+"""Figures of pairs, in the order of ``ratio_sums``."""
+
+
+def evaluated_pairs(sums: Sequence[float]) -> tuple[int, dict[str, Figure]]:
+    """How many pairs there are, and their figures with intervals, from ``ratio_sums`` over all ranks."""
+    by_figure = [RatioSums(*sums[6 * number : 6 * number + 6]) for number in range(len(EVALUATED))]
+    figures = {name: sums_of.figure for name, sums_of in zip(EVALUATED, by_figure, strict=True)}
+    right = by_figure[-1]
+    alike = right.y == right.rows  # then it is a share of pairs
+    figures["reward_accuracy"] = wilson(right.x, right.rows) if alike else right.figure.within(0.0, 1.0)
+    return int(right.rows), figures
