@@ -12,7 +12,7 @@ from typing import Literal, get_args
 Scored = Literal["exact_match", "number", "choice", "contains", "json", "regex"]
 """Ways to score an answer by the one that its row has (``training.scorers``)."""
 SCORERS: tuple[str, ...] = ("none", *get_args(Scored))
-OfPairs = Literal["reward_accuracy", "reward_margin"]
+OfPairs = Literal["eval_reward_accuracy", "eval_reward_margin"]
 """Figures of pairs of answers, where the objective prefers one."""
 Best = Literal["none", "eval_loss", "token_accuracy", OfPairs, Scored, "score"]
 """Figures by which steps can be compared; ``score`` is that of a function of the user's."""

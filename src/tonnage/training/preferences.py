@@ -137,6 +137,7 @@ class PairLoss:
         device, slopes = logprobs.device, torch.zeros_like(logprobs)
         if not batch.documents:
             return logprobs.new_zeros(()), slopes
+        assert (batch.reference is not None) == self._objective.has_reference, "rows come with what is compared"
         answers, weights = self._answers(logprobs, batch), sent(batch.answer_weights()[::2].double(), device)
         with torch.enable_grad():
             answers.logprobs.requires_grad_()
@@ -201,7 +202,7 @@ def ratio_sums(pairs: Tensor) -> list[float]:
     return torch.stack(columns).sum(1).tolist()
 
 
-EVALUATED = ("eval_loss", "reward_margin", "reward_accuracy")
+EVALUATED = ("eval_loss", "eval_reward_margin", "eval_reward_accuracy")
 """Figures of pairs, in the order of ``ratio_sums``."""
 
 
@@ -211,5 +212,5 @@ def evaluated_pairs(sums: Sequence[float]) -> tuple[int, dict[str, Figure]]:
     figures = {name: sums_of.figure for name, sums_of in zip(EVALUATED, by_figure, strict=True)}
     right = by_figure[-1]
     alike = right.y == right.rows  # then it is a share of pairs
-    figures["reward_accuracy"] = wilson(right.x, right.rows) if alike else right.figure.within(0.0, 1.0)
+    figures[EVALUATED[-1]] = wilson(right.x, right.rows) if alike else right.figure.within(0.0, 1.0)
     return int(right.rows), figures

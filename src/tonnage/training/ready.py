@@ -22,7 +22,6 @@ from tonnage.training.assemble import assemble
 from tonnage.training.by_hand import ByHand
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
-from tonnage.training.reference import with_reference
 
 
 @contextmanager
@@ -44,8 +43,6 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
         with join_world(device_type=plan.layout.device) as world:
             phases.device = world.device
             job = assemble(config, plan, world, recorder.log, phases)
-            if config.objective.has_reference:
-                job = with_reference(job, run, plan, phases, recorder.log)
             recorder.log("steps are taken by a program")
             yield ByHand(job, recorder, phases, adds_up_exactly=plan.layout.micro_batches > 1)
             job.optimizer.finish()

@@ -28,7 +28,6 @@ from tonnage.training.loop import train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.own_loss import OwnLoss, loss_of
-from tonnage.training.reference import with_reference
 from tonnage.training.watchdog import BACK_END_SECONDS, Watchdog
 
 
@@ -66,8 +65,6 @@ def work(
             plan = _agree(config, plan, world, store, recorder.log)
         checkpoint = run.checkpoint_to_resume()
         job = assemble(config, plan, world, recorder.log, phases, checkpoint, _own_loss(run, config, recorder.log))
-        if config.objective.has_reference:
-            job = with_reference(job, run, plan, phases, recorder.log)
         gc.enable()  # a worker starts without
         between_steps = between_steps_of(run, config, plan)
         first_step = step_of(checkpoint) + 1 if checkpoint else 1
