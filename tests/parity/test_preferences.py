@@ -1,0 +1,263 @@
+"""Pairs of answers: TRL's numbers in every step, and the same numbers in every layout, tier and arrangement."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import final_weights, metrics
+from ready import ready, run_of
+
+from forked import train
+from tiny import byte_tokenizer, llama_config, write_model, write_rows
+from tonnage.decide.decision import Decision
+from tonnage.rundir.directory import RunDirectory
+
+STEPS, PAIRS = 10, 4
+WORDS = ["red", "green", "blue", "one", "two", "three", "sun", "moon", "cat", "dog", "house", "tree"]
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+"""Halves of which are whole blocks of nf4."""
+Make = Callable[..., Decision]
+
+
+def pair_rows(number: int) -> list[dict[str, str]]:
+    chance = random.Random(7)
+
+    def words(least: int, most: int) -> str:
+        return " ".join(chance.choices(WORDS, k=chance.randint(least, most)))
+
+    return [{"prompt": words(3, 9), "chosen": words(2, 6), "rejected": words(1, 7)} for _ in range(number)]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Makes runs of one tiny model on the same pairs."""
+    folder, number = tmp_path_factory.mktemp("pairs"), count()
+    write_rows(folder / "rows.jsonl", pair_rows(60))
+    write_model(folder / "model", llama_config(initializer_range=0.2, **WIDE))
+
+    def made(objective: Any, workers: int = 1, **keys: Any) -> Decision:
+        data = {"train": str(folder / "rows.jsonl"), "max_length": 192, "template": "plain", "pack": False}
+        memory = {"micro_batch": PAIRS // workers} | keys.pop("memory", {})
+        text = {
+            "model": str(folder / "model"),
+            "data": data | {"cache": str(folder / "cache")} | keys.pop("data", {}),
+            "objective": objective,
+            "batch": {"sequences": PAIRS},
+            "steps": STEPS,
+            "optimizer": {"lr": 1e-3, "schedule": "constant", "warmup": 0},
+            "precision": "fp32",
+            "compile": "off",
+            "memory": memory,
+            "launch": {"workers": workers, "threads": 1},
+            "checkpoint": {"every": 5, "keep": 99},
+            "output": str(folder / f"run-{next(number)}"),
+            "seed": 5,
+        }
+        return ready(folder, text | keys)
+
+    return made
+
+
+def steps_of(run: RunDirectory) -> list[dict[str, Any]]:
+    return [record for record in metrics(run) if "grad_norm" in record]
+
+
+NAMES = {
+    "reward_chosen": "rewards/chosen",
+    "reward_rejected": "rewards/rejected",
+    "logprob_chosen": "logps/chosen",
+    "logprob_rejected": "logps/rejected",
+}
+"""Our figures -> TRL's."""
+
+
+def in_trl(decision: Decision, accumulate: int = 1, **settings: Any) -> list[dict[str, float]]:
+    """What TRL's trainer makes of the same pairs, tokens and order, in so many micro-batches a step."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM
+
+    data, seed = decision.prepared.train, decision.config.seed
+    rows = []
+    for position in range(STEPS * PAIRS):
+        pack = data.pack(data.pack_at(position, seed))
+        assert pack.forks is not None
+        ids, (shared, second) = pack.input_ids.tolist(), pack.forks[0].tolist()
+        rows.append({"prompt_ids": ids[:shared], "chosen_ids": ids[shared:second], "rejected_ids": ids[second:]})
+    records: list[dict[str, float]] = []
+
+    class Trainer(trl.DPOTrainer):  # type: ignore[misc]
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return SequentialSampler(self.train_dataset)
+
+        def compute_loss(self, *arguments: Any, **named: Any) -> Any:
+            loss = super().compute_loss(*arguments, **named)
+            figures = self._metrics["train"]
+            records.append({"loss": float(loss.detach()), **{ours: figures[name][-1] for ours, name in NAMES.items()}})
+            return loss
+
+        def log(self, logs: dict[str, float], *more: Any) -> None:
+            if "grad_norm" in logs:
+                records[-1]["grad_norm"] = logs["grad_norm"]
+            super().log(logs, *more)
+
+    optimizer = decision.config.optimizer
+    arguments = trl.DPOConfig(
+        output_dir=str(Path(decision.config.output) / "trl"),
+        per_device_train_batch_size=PAIRS // accumulate,
+        gradient_accumulation_steps=accumulate,
+        max_steps=STEPS,
+        learning_rate=optimizer.lr,
+        lr_scheduler_type="constant",
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        max_grad_norm=optimizer.clip,
+        gradient_checkpointing=False,
+        disable_dropout=True,
+        bf16=False,
+        use_cpu=True,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        dataloader_pin_memory=False,
+        **settings,
+    )
+    rows_of_trl = Dataset.from_list(rows)
+    model: Any = AutoModelForCausalLM.from_pretrained(base_of(decision), dtype=torch.float32)
+    if decision.model.files.adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, decision.config.model, is_trainable=True)
+    Trainer(model, args=arguments, train_dataset=rows_of_trl, processing_class=byte_tokenizer()).train()
+    steps = [records[at : at + accumulate] for at in range(0, len(records), accumulate)]
+    names = ("loss", *NAMES)
+    return [
+        {name: sum(record[name] for record in step) / accumulate for name in names}
+        | {"grad_norm": step[-1]["grad_norm"]}
+        for step in steps
+    ]
+
+
+def base_of(decision: Decision) -> str:
+    adapter = decision.model.files.adapter
+    return decision.config.model if adapter is None else adapter.base
+
+
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sigmoid": ({"kind": "dpo", "beta": 0.3}, {"beta": 0.3}),
+    "ipo": ({"kind": "ipo"}, {"loss_type": ["ipo"]}),
+    "hinge": ({"kind": "hinge", "beta": 0.2}, {"loss_type": ["hinge"], "beta": 0.2}),
+    "sigmoid_norm": ({"kind": "dpo", "beta": 1.5, "per_token": True}, {"loss_type": ["sigmoid_norm"], "beta": 1.5}),
+    "supervised": (
+        {"kind": "dpo", "supervised": 0.5},
+        {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5], "accumulate": PAIRS},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "adapter"])
+def test_every_step_is_that_of_trl(make: Make, adapted: Path, name: str, adapter: bool) -> None:
+    """TRL's own term of supervised loss is a mean over the tokens of a micro-batch: there with one pair in each."""
+    ours, theirs = SAME[name]
+    optimizer = {"lr": 2e-4, "schedule": "constant", "warmup": 0}
+    decision = make(ours, optimizer=optimizer, **({"model": str(adapted)} if adapter else {}))
+    train((1, [run_of(decision)]))
+    steps, expected = steps_of(run_of(decision)), in_trl(decision, **theirs)
+    assert len(steps) == len(expected) == STEPS
+    for step, figures in zip(steps, expected, strict=True):
+        for name, value in figures.items():
+            if name.startswith("reward"):  # a difference of log-probabilities, times beta
+                if not ours.get("per_token"):  # which TRL's rewards are not
+                    size = abs(step[name.replace("reward", "logprob")]) * decision.config.objective.beta
+                    assert step[name] == pytest.approx(value, abs=1e-5 * size), (step["step"], name)
+            else:
+                assert step[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (step["step"], name)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the model, with additions that are not zero, as peft writes it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("adapter")
+    write_model(folder / "base", llama_config(initializer_range=0.2, **WIDE))
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32), config)
+    model.save_pretrained(folder / "adapter")
+    byte_tokenizer().save_pretrained(folder / "adapter")
+    return folder / "adapter"
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "micro-batches of one": {"memory": {"micro_batch": 1}},
+    "prompts twice": {"data": {"share_prefixes": False}},
+    "recompute": {"memory": {"recompute": "full"}},
+    "on disk": {"memory": {"optimizer_tier": "disk", "gradient_tier": "disk"}},
+    "2 workers, zero 0": {"workers": 2, "memory": {"zero": 0}},
+    "2 workers, zero 3": {"workers": 2, "memory": {"zero": 3, "micro_batch": 1}},
+    "tensor 2": {"workers": 2, "parallel": {"tensor": 2}, "memory": {"micro_batch": 2}},
+    "pipeline 2": {"workers": 2, "parallel": {"pipeline": 2}, "memory": {"micro_batch": 1}},
+    "4 workers, zero 0": {"workers": 4, "memory": {"zero": 0}},
+    "4 workers, zero 3": {"workers": 4, "memory": {"zero": 3}},
+}
+"""Ways to train that change no number."""
+TRAINED: dict[str, dict[str, Any]] = {
+    "full": {},
+    "adapter": {"adapter": {"rank": 4, "alpha": 8}, "optimizer": {"lr": 2e-3, "schedule": "constant", "warmup": 0}},
+    "nf4": {"adapter": {"rank": 4, "quantize": "nf4"}, "optimizer": {"lr": 2e-3, "schedule": "constant", "warmup": 0}},
+}
+QUICK = ("micro-batches of one", "prompts twice", "2 workers, zero 3")
+
+
+@pytest.mark.parametrize("trained", [*TRAINED])
+@pytest.mark.slow
+def test_every_layout_gives_the_same_steps(make: Make, trained: str) -> None:
+    assert_alike(make, TRAINED[trained], LAYOUTS)
+
+
+def test_some_layouts_give_the_same_steps(make: Make) -> None:
+    assert_alike(make, {}, {name: LAYOUTS[name] for name in QUICK})
+
+
+def assert_alike(make: Make, keys: dict[str, Any], layouts: dict[str, dict[str, Any]]) -> None:
+    """Losses, norms and figures of every step are those of one worker to 1e-5, final weights too."""
+    made = {name: make("dpo", **copy.deepcopy(keys | more)) for name, more in {"plain": {}, **layouts}.items()}
+    runs = {name: run_of(decision) for name, decision in made.items()}
+    for workers in sorted({decision.plan.workers for decision in made.values()}):
+        train((workers, [runs[name] for name, decision in made.items() if decision.plan.workers == workers]))
+    steps, weights = steps_of(runs["plain"]), final_weights(runs["plain"], STEPS)
+    assert len(steps) == STEPS
+    assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert steps[-1]["loss"] != pytest.approx(math.log(2), abs=1e-2)
+    for name, run in runs.items():
+        for step, other in zip(steps, steps_of(run), strict=True):
+            for figure in FIGURES_SAME:
+                assert other[figure] == pytest.approx(step[figure], rel=1e-5, abs=2e-5), (name, step["step"], figure)
+        for parameter, value in final_weights(run, STEPS).items():
+            assert float((value - weights[parameter]).norm() / weights[parameter].norm()) < 1e-4, (name, parameter)
+
+
+FIGURES_SAME = (
+    "loss",
+    "grad_norm",
+    "reward_chosen",
+    "reward_rejected",
+    "logprob_chosen",
+    "tokens",
+    "supervised_tokens",
+)
