@@ -73,6 +73,8 @@ class Format:
     """Whether a chat template makes text of its rows."""
     is_listed: bool = False
     """Whether its messages may stand in any of ``LISTS``."""
+    is_pair: bool = False
+    """Whether a row has two answers of which one is preferred (``Conversation.rejected``)."""
 
 
 LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
