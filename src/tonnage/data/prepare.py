@@ -73,16 +73,18 @@ def prepare(
     progress: Progress = silent,
     processes: int | None = None,
     cluster: RayLaunch | None = None,
+    pairs: bool = False,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
     ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
     tokenising, ``None`` for as many as make sense; it changes no byte. Nor does ``cluster``, on whose nodes larger data
-    are tokenised. Raises ``UserError`` with every problem of the files and formats at once, and
-    ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
+    are tokenised. ``pairs``: whether rows are pairs of answers, of which one is preferred. Raises ``UserError`` with
+    every problem of the files and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not
+    be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options)
+    sources = read_sources(options, pairs)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))

@@ -40,7 +40,7 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
         "progress": progress,
         "cluster": cluster,
     }
-    prepared = prepare(data, model.tokenizer, **alike)
+    prepared = prepare(data, model.tokenizer, pairs=config.objective.has_pairs, **alike)
     if (general := config.evaluate.general) is None:
         return prepared
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
