@@ -1,8 +1,9 @@
 """From rows of a form to conversations.
 
 ``Reader`` checks every value it uses, raises ``RowError`` with the reason, and counts the fields that nobody reads; it
-never repairs a row in silence. Rows that were made for another purpose (preferences, pictures) are refused, since their
-texts alone mean something else. Which tokens are trained is settled elsewhere: here a message only gets its weight.
+never repairs a row in silence. Rows that were made for another purpose than their form's (preferences that would be read
+as answers to learn, pictures) are refused, since their texts alone mean something else. Which tokens are trained is
+settled elsewhere: here a message only gets its weight.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tonnage.forms.conversation import Conversation, RowError
 from tonnage.forms.formats import FORMATS, Form, fields_of, rename, turns_of
-from tonnage.forms.preferences import is_tie
+from tonnage.forms.preferences import is_tie, other_preference
 from tonnage.forms.turns import LISTS, MEDIA, ROLE_NAMES, TurnReader, media_error, placeholder_in
 from tonnage.forms.values import Row, as_float, as_turns, count_unread, is_empty, kind_of, names_of, number_weight
 from tonnage.forms.verdicts import Values
@@ -88,7 +89,7 @@ class Reader:
             raise media_error(f"a field {name!r}")
         is_verdict = name == "kto_tag" or (name == "label" and isinstance(value, bool))
         if is_verdict and self._format.is_pair:
-            raise RowError(
+            raise other_preference(row) or RowError(
                 "two_verdicts",
                 f"a field {name!r} that says whether an answer is a good one, beside a chosen and a rejected one",
                 f"take {name} out of the rows if it agrees with them; swap the answers where it says the opposite",
