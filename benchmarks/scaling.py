@@ -32,7 +32,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.config import Config, Data, Source
-from tonnage.data import PackedDataset, prepare
+from tonnage.data import PackedDataset, Workforce, prepare
 from tonnage.data.packs.packing import best_fit
 from tonnage.parallel.world import join_world
 from tonnage.planning.machine import parse_hardware
@@ -82,7 +82,7 @@ def data_costs(folder: Path, factor: int) -> dict[str, float]:
     paths: list[Path] = []
 
     def work(number: int) -> None:
-        prepared = prepare(options, made, cache=folder / f"cache-{factor}-{number}", processes=1)
+        prepared = prepare(options, made, cache=folder / f"cache-{factor}-{number}", workforce=Workforce(processes=1))
         paths.append(prepared.train.path)
 
     preparation = least(work)

@@ -16,7 +16,7 @@ import pytest
 
 from data.conftest import alpaca_rows, write_rows
 from tonnage.config import Data, Source
-from tonnage.data import PackedDataset, prepare
+from tonnage.data import PackedDataset, Workforce, prepare
 from tonnage.data import cache as store
 from tonnage.data.sources import files as source_files
 
@@ -42,7 +42,7 @@ def test_any_number_of_processes_gives_the_same_bytes(
     found = []
     for processes in (0, 1, 3):
         cache = tmp_path / f"cache{processes}"
-        prepared = prepare(options, tokenizer, cache=cache, processes=processes)
+        prepared = prepare(options, tokenizer, cache=cache, workforce=Workforce(processes=processes))
         assert len(prepared.train.source.parts) > 5
         assert prepared.account.total.rows_read == 101
         rows = [json.loads(line) for line in Path(prepared.account.bad_rows_file).read_text().splitlines()]

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from transformers import AutoTokenizer
 from tonnage.config import Data, Source
-from tonnage.data import prepare
+from tonnage.data import Workforce, prepare
 
 def peak():
     status = Path("/proc/self/status").read_text()
@@ -30,7 +30,7 @@ tokenizer, cache, *files = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(tokenizer)
 for file in files:
     options = Data(train=(Source(path=file),), max_length=256)
-    account = prepare(options, tokenizer, cache=Path(cache), processes=0).account
+    account = prepare(options, tokenizer, cache=Path(cache), workforce=Workforce(processes=0)).account
     print(account.total.rows_packed, peak())
 """
 

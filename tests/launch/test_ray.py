@@ -25,7 +25,7 @@ from entry import refusal
 from forked import train
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
 from tonnage.config import Data, RayLaunch, Source
-from tonnage.data import prepare
+from tonnage.data import Workforce, prepare
 from tonnage.data.sources import files as sources
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
@@ -123,7 +123,7 @@ def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, mon
         "there": RayLaunch.model_validate({"with": "ray", "address": cluster.address}),
     }.items():
         cache = tmp_path / name
-        prepared = prepare(options, byte_tokenizer(), cache=cache, processes=2, cluster=where)
+        prepared = prepare(options, byte_tokenizer(), cache=cache, workforce=Workforce(processes=2, cluster=where))
         assert prepared.account.total.rows_read == 101
         found.append(
             {

@@ -63,6 +63,19 @@ class Prepared:
     """Further rows that are evaluated and never trained on."""
 
 
+@dataclass(frozen=True)
+class Workforce:
+    """Who tokenises; it changes no byte."""
+
+    processes: int | None = None
+    """How many on this machine, ``None`` for as many as make sense."""
+    cluster: RayLaunch | None = None
+    """On whose nodes larger data are tokenised."""
+
+
+HERE = Workforce()
+
+
 def prepare(
     options: Data,
     tokenizer: PreTrainedTokenizerBase,
@@ -71,17 +84,14 @@ def prepare(
     most_positions: int | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
-    processes: int | None = None,
-    cluster: RayLaunch | None = None,
+    workforce: Workforce = HERE,
     pairs: bool = False,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
-    ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
-    tokenising, ``None`` for as many as make sense; it changes no byte. Nor does ``cluster``, on whose nodes larger data
-    are tokenised. ``pairs``: whether rows are pairs of answers, of which one is preferred. Raises ``UserError`` with
-    every problem of the files and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not
-    be trained on.
+    ``most_positions``: tokens that the model has positions for, where that is known. ``pairs``: whether rows are pairs
+    of answers, of which one is preferred. Raises ``UserError`` with every problem of the files and formats at once, and
+    ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
     sources = read_sources(options, pairs)
@@ -90,9 +100,9 @@ def prepare(
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
     recipe = _recipe(own, options, sources.formats)
     own.init_kwargs = _with_kept(own, recipe)
-    if processes is None:
-        processes = num_processes(sources.total_bytes, len(sources.parts))
-    documents = _documents(sources, recipe, directory, progress, processes, cluster)
+    if workforce.processes is None:
+        workforce = replace(workforce, processes=num_processes(sources.total_bytes, len(sources.parts)))
+    documents = _documents(sources, recipe, directory, progress, workforce)
     date = next((date for script in recipe.scripts if (date := script.template.date)), "")
     shown = _shown(options, seed, date)
     weights = [(source.weight, source.first) for source in sources.given]
@@ -167,9 +177,7 @@ def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, 
     return settings | ({KEPT: kept_tokens} if kept_tokens else {})
 
 
-def _documents(
-    sources: Sources, recipe: Recipe, cache: Path, progress: Progress, processes: int, cluster: RayLaunch | None
-) -> Documents:
+def _documents(sources: Sources, recipe: Recipe, cache: Path, progress: Progress, workforce: Workforce) -> Documents:
     name = store.key(
         {
             "recipe": recipe.key(),
@@ -190,6 +198,7 @@ def _documents(
 
     def build(building: Path) -> None:
         parts, base = [], 0
+        processes, cluster = workforce.processes or 0, workforce.cluster
         all_totals = build_parts(sources.parts, sources.forms, recipe, building, processes, advance, cluster)
         for part, totals in zip(sources.parts, all_totals, strict=True):
             base = base if part.start else 0

@@ -25,7 +25,7 @@ MOST_STEPS = 200
 
 def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepared:
     """Rows to packs, or the packs of an earlier preparation of the same rows."""
-    from tonnage.data import prepare
+    from tonnage.data import Workforce, prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
@@ -38,7 +38,7 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
         "most_positions": positions_of(model.config),
         "cache": Path(data.cache) if data.cache else None,
         "progress": progress,
-        "cluster": cluster,
+        "workforce": Workforce(cluster=cluster),
     }
     prepared = prepare(data, model.tokenizer, pairs=config.objective.has_pairs, **alike)
     if (general := config.evaluate.general) is None:

@@ -1,9 +1,9 @@
 """From rows of a form to conversations.
 
 ``Reader`` checks every value it uses, raises ``RowError`` with the reason, and counts the fields that nobody reads; it
-never repairs a row in silence. Rows that were made for another purpose than their form's (preferences that would be read
-as answers to learn, pictures) are refused, since their texts alone mean something else. Which tokens are trained is
-settled elsewhere: here a message only gets its weight.
+never repairs a row in silence. Rows that were made for another purpose than their form's (preferences as answers to
+learn, pictures) are refused, since their texts alone mean something else. Here a message only gets its weight: which
+tokens are trained is settled elsewhere.
 """
 
 from __future__ import annotations
