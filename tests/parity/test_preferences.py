@@ -95,7 +95,7 @@ def in_trl(decision: Decision, accumulate: int = 1, **settings: Any) -> list[dic
         rows.append({"prompt_ids": ids[:shared], "chosen_ids": ids[shared:second], "rejected_ids": ids[second:]})
     records: list[dict[str, float]] = []
 
-    class Trainer(trl.DPOTrainer):  # type: ignore[misc]
+    class Trainer(trl.DPOTrainer):  # type: ignore[name-defined, misc]
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
             return dataset
 
@@ -198,7 +198,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32), config)
-    model.save_pretrained(folder / "adapter")
+    model.save_pretrained(str(folder / "adapter"))
     byte_tokenizer().save_pretrained(folder / "adapter")
     return folder / "adapter"
 

@@ -82,7 +82,7 @@ def prepare(
     and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options)
+    sources = read_sources(options, pairs)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))

@@ -113,6 +113,28 @@ def quietly(value: object) -> object:
         return value
 
 
+def is_turns(value: object, *keys: str) -> bool:
+    """Whether a value is a list in which an object has one of ``keys``."""
+    value = quietly(value)
+    return isinstance(value, list) and any(
+        isinstance(turn, dict) and any(map(turn.__contains__, keys)) for turn in value
+    )
+
+
+def as_turns(value: object) -> object:
+    """A list of messages, also from a single one or from JSON text; any other value stays as it is."""
+    read = quietly(value)
+    if isinstance(read, dict) and ("role" in read or "from" in read):
+        return [read]
+    return read if is_turns(read, "role", "from") else value
+
+
+def is_strings(value: object) -> bool:
+    """Whether a value is a list of several strings."""
+    value = quietly(value)
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(words, str) for words in value)
+
+
 def without_nulls(value: Any) -> Any:
     """A value without the fields that are null: Arrow gives every object of a column the fields of all others."""
     if isinstance(value, dict):
