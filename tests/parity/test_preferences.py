@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import random
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from plain import final_weights, metrics
-from ready import ready, run_of
+from ready import Start, ready, run_of
 
 from forked import train
 from tiny import byte_tokenizer, llama_config, write_model, write_rows
@@ -43,7 +45,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     write_rows(folder / "rows.jsonl", pair_rows(60))
     write_model(folder / "model", llama_config(initializer_range=0.2, **WIDE))
 
-    def made(objective: Any, workers: int = 1, **keys: Any) -> Decision:
+    def made(objective: Any, workers: int = 1, start: Start | None = None, **keys: Any) -> Decision:
         data = {"train": str(folder / "rows.jsonl"), "max_length": 192, "template": "plain", "pack": False}
         memory = {"micro_batch": PAIRS // workers} | keys.pop("memory", {})
         text = {
@@ -61,7 +63,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             "output": str(folder / f"run-{next(number)}"),
             "seed": 5,
         }
-        return ready(folder, text | keys)
+        return ready(folder, text | keys, start)
 
     return made
 
@@ -261,3 +263,128 @@ FIGURES_SAME = (
     "tokens",
     "supervised_tokens",
 )
+
+
+def test_a_run_goes_on_with_the_same_bits(make: Make) -> None:
+    """From a checkpoint, with the reference of the model as it was at the start."""
+    whole = make("dpo")
+    train((1, [run_of(whole)]))
+    later = make("dpo", start=(run_of(whole), 5))
+    shutil.copy(run_of(whole).reference, run_of(later).reference)
+    train((1, [run_of(later)]))
+    expected = {record["step"]: record["loss"] for record in steps_of(run_of(whole))}
+    for record in steps_of(run_of(later)):
+        assert record["step"] > 5
+        assert record["loss"] == expected[record["step"]]
+    weights = final_weights(run_of(whole), STEPS)
+    for name, value in final_weights(run_of(later), STEPS).items():
+        assert torch.equal(value, weights[name]), name
+
+
+def test_a_run_that_goes_on_without_its_reference_is_refused(make: Make) -> None:
+    whole = make("dpo", seed=11)
+    train((1, [run_of(whole)]))
+    later = make("dpo", start=(run_of(whole), 5), seed=11)
+    entry = Path(str(later.plan.data.reference_path))
+    assert entry.is_dir()
+    shutil.rmtree(entry)
+    with pytest.raises(AssertionError, match="whose reference log-probabilities are gone"):
+        train((1, [run_of(later)]))
+
+
+def scores_of(run: RunDirectory) -> np.ndarray:
+    scores: np.ndarray = np.load(run.reference, allow_pickle=False)
+    return scores
+
+
+def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the cache by the next run, to the bit; another layout computes it to 1e-5, another model anew."""
+    first = make("dpo", seed=12)
+    assert "computed once" in first.plan.reasons["reference"]
+    train((1, [run_of(first)]))
+    again = make({"kind": "ipo", "beta": 0.3}, seed=12)
+    assert "has them from an earlier run" in again.plan.reasons["reference"]
+    assert again.plan.data.reference_path == first.plan.data.reference_path
+    train((1, [run_of(again)]))
+    assert "read from" in run_of(again).log.read_text()
+    assert np.array_equal(scores_of(run_of(again)), scores_of(run_of(first)), equal_nan=True)
+    assert np.isfinite(scores_of(run_of(first))[:, 0]).sum() == STEPS * PAIRS  # those that the run sees
+
+    shutil.rmtree(str(first.plan.data.reference_path))
+    apart = make("dpo", workers=2, seed=12, data={"share_prefixes": False}, memory={"zero": 3, "micro_batch": 1})
+    assert apart.plan.data.reference_path == first.plan.data.reference_path
+    train((2, [run_of(apart)]))
+    np.testing.assert_allclose(scores_of(run_of(apart)), scores_of(run_of(first)), rtol=1e-5)
+
+
+def test_another_model_template_or_precision_has_another_reference(make: Make, adapted: Path) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "same": {},
+        "again": {"optimizer": {"lr": 1e-6}},
+        "model": {"model": str(adapted)},
+        "its base": {"model": str(adapted.with_name("base"))},
+        "template": {"data": {"template": "chatml"}},
+        "length": {"data": {"max_length": 160}},
+        "precision": {"precision": "bf16"},
+        "in 4 bits": {"adapter": {"rank": 4, "quantize": "nf4"}},
+        "validation": {"data": {"validation": 0.2}},
+    }
+    paths = {name: make("dpo", **keys).plan.data.reference_path for name, keys in settings.items()}
+    assert paths["again"] == paths["its base"] == paths["same"]  # where a model lies says nothing of what it is
+    assert len(set(paths.values())) == len(paths) - 2
+    assert make("orpo").plan.data.reference_path is None
+
+
+def test_what_an_interrupted_pass_has_written_is_not_computed_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks lie beside the cache's entry until all are there."""
+    from tonnage.training import reference
+
+    monkeypatch.setattr(reference, "CHUNK_PACKS", 4)
+    decision = make("dpo", seed=13)
+    run, computed = run_of(decision), list[int]()
+    whole = reference._scores_of
+
+    def interrupted(job: Any, dataset: Any, packs: np.ndarray) -> np.ndarray:
+        if len(computed) == 6:
+            raise KeyboardInterrupt
+        computed.append(len(packs))
+        return whole(job, dataset, packs)
+
+    monkeypatch.setattr(reference, "_scores_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        assembled(decision)
+    assert not run.reference.exists()
+    entry = Path(str(decision.plan.data.reference_path))
+    parts = entry.with_name(f"{entry.name}.parts")
+    assert len(list(parts.glob("*.npy"))) == 6
+    computed.append(0)  # no more interruptions
+    assembled(decision)
+    assert computed == [4] * 6 + [0] + [4] * 4
+    assert (entry / reference.SCORES).exists()
+    assert not parts.exists()
+    monkeypatch.undo()
+    shutil.rmtree(entry)
+    scores = scores_of(run)
+    run.reference.unlink()
+    assembled(decision)
+    assert np.array_equal(scores_of(run), scores, equal_nan=True)
+
+
+def assembled(decision: Decision) -> Any:
+    """A job in this process, with its reference."""
+    from tonnage.parallel.world import join_world
+    from tonnage.rundir.positions import PositionFile
+    from tonnage.training.assemble import assemble
+    from tonnage.training.memory import Phases
+
+    run = run_of(decision)
+    run.workers.mkdir(exist_ok=True)
+    threads = torch.get_num_threads()
+    try:
+        with join_world() as world:
+            phases = Phases(PositionFile(run.worker_position(0)))
+            return assemble(decision.config, decision.plan, world, lambda line: None, phases)
+    finally:
+        torch.set_num_threads(threads)

@@ -137,7 +137,7 @@ class PairLoss:
         device, slopes = logprobs.device, torch.zeros_like(logprobs)
         if not batch.documents:
             return logprobs.new_zeros(()), slopes
-        assert (batch.reference is not None) == self._objective.has_reference, "rows come with what is compared"
+        assert batch.reference is not None or not self._objective.has_reference, "pairs come with the reference"
         answers, weights = self._answers(logprobs, batch), sent(batch.answer_weights()[::2].double(), device)
         with torch.enable_grad():
             answers.logprobs.requires_grad_()
