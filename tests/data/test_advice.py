@@ -16,7 +16,8 @@ from data.conftest import alpaca_rows, write_rows
 from tonnage.config import read_config
 from tonnage.data import Account, DataError, Prepared, prepare
 from tonnage.errors import UserError
-from tonnage.forms.advice import advice, written
+from tonnage.forms.advice import advice
+from tonnage.forms.values import written
 
 SAID = {"role": "assistant", "content": "Friday."}
 ASK = {"role": "user", "content": "Which day?"}

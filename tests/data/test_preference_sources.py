@@ -136,12 +136,12 @@ def test_a_format_of_other_rows_is_to_be_left_out_where_they_are_pairs(tmp_path:
     ],
 )
 def test_rows_of_no_form_are_named(row: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    problem = refusal(tmp_path, [row], "objective=dpo")
+    problem = refusal(tmp_path, [row, row], "objective=dpo")
     assert reason in problem.found
     assert "preference (chosen, rejected)" in problem.needed
     assert problem.change
     if "label" not in row:
-        assert reason in refusal(tmp_path, [row]).found
+        assert reason in refusal(tmp_path, [row, row]).found
     if "question" in row:
         assert "columns: {prompt: ..., chosen: ..., rejected: ...}" in problem.change
 
@@ -153,7 +153,7 @@ def test_presets_of_pairs_are_advised_for_pairs_alone(tmp_path: Path) -> None:
 
 
 def test_a_few_pairs_among_other_rows_are_bad_rows(tmp_path: Path) -> None:
-    rows = [{"messages": [ASK, GOOD]}, {"messages": [ASK], "chosen": GOOD, "rejected": BAD}]
+    rows: list[dict[str, Any]] = [{"messages": [ASK, GOOD]}, {"messages": [ASK], "chosen": GOOD, "rejected": BAD}]
     assert sources(tmp_path, rows).formats == ["messages"]
     assert sources(tmp_path, [{"messages": [ASK, GOOD], "chosen": None, "rejected": None}]).formats == ["messages"]
 

@@ -21,7 +21,7 @@ from tonnage.data.sources.in_memory import SHOWN, plain_rows
 from tonnage.data.tokens.encoder import Document
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import RowError
-from tonnage.forms.formats import Form, detect, known_forms
+from tonnage.forms.formats import FORMATS, Form, detect, known_forms
 
 MOST_TOLD = 10
 """Problems of rows that an error names."""
@@ -117,7 +117,8 @@ class Packer:
         for form in self._forms:
             if form.columns and {*form.columns.values()}.difference(form.optional) <= rows[0].keys():
                 return form
-        formats = detect(rows)
+        pairs = any(FORMATS[form.format].is_pair for form in self._forms)
+        formats = detect(rows, pairs=pairs)
         if len(formats) == 1:
             return next(
                 (form for form in self._forms if form.format == formats[0] and not form.columns), Form(formats[0])
@@ -126,4 +127,4 @@ class Packer:
         fault = (
             f"rows that fit several forms: {', '.join(formats)} (fields: {fields})" if formats else f"fields {fields}"
         )
-        raise user_error(fault, f"rows of one form that is known: {known_forms()}", where=SHOWN)
+        raise user_error(fault, f"rows of one form that is known: {known_forms(pairs=pairs)}", where=SHOWN)

@@ -270,6 +270,7 @@ class Selection:
             turns_moved=sum(part.totals.moved for part in parts),
             rows_trimmed=sum(part.totals.trimmed for part in parts),
             rows_without_thoughts=sum(part.totals.thoughts for part in parts),
+            rows_tied=sum(part.totals.ties for part in parts),
             rows_with_control_tokens=sum(part.totals.with_controls for part in parts),
             control_tokens=most_first(part.totals.controls for part in parts),
             control_token_rows=_places(parts),

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-
 from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import FORMATS, PRESETS, Form, form_of
 from tonnage.forms.reader import Reader
-from tonnage.forms.values import Row
-
-_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
-"""Words that are something else in YAML, of one version or another."""
-
-
-def written(value: object) -> str:
-    """A plain value as a config takes it, in a file and on a command line."""
-    match value:
-        case Mapping():
-            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value.items()) + "}"
-        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in _NO_TEXT:
-            return value
-        case _:
-            return json.dumps(value, ensure_ascii=False)
-
+from tonnage.forms.values import Row, written
 
 ALIASES = {
     "instruction": ("question", "query", "problem", "prompt", "input", "human", "user", "task", "q"),

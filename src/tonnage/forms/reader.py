@@ -8,7 +8,6 @@ tokens are trained is settled elsewhere.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +15,17 @@ from tonnage.forms.conversation import Conversation, RowError
 from tonnage.forms.formats import FORMATS, Form, fields_of, rename, turns_of
 from tonnage.forms.preferences import is_tie, other_preference
 from tonnage.forms.turns import LISTS, MEDIA, ROLE_NAMES, TurnReader, media_error, placeholder_in
-from tonnage.forms.values import Row, as_float, as_turns, count_unread, is_empty, kind_of, names_of, number_weight
+from tonnage.forms.values import (
+    Row,
+    as_float,
+    as_turns,
+    count_unread,
+    is_empty,
+    kind_of,
+    names_of,
+    number_weight,
+    written,
+)
 from tonnage.forms.verdicts import Values
 
 LARGEST_CARRIED = 3.4e38
@@ -162,24 +171,19 @@ def _form_of_chosen(row: Row, columns: Mapping[str, str]) -> str:
     names = ("prompt", "question", "instruction", "query", "input", *LISTS)
     prompt_field = next((name for name in names if not is_empty(row.get(name))), None)
     if isinstance(chosen, list) and len(chosen) > 1 and not _is_answer(chosen[0]):
-        return f"messages, columns: {{messages: {column}}}"
+        return f"messages, columns: {written({'messages': column})}"
     if prompt_field is None or is_empty(chosen):
         return ""
     beside = {name: theirs for name, theirs in columns.items() if name in ("system", "tools")}
     if prompt_field == "instruction" and isinstance(chosen, str):
         question = {name: theirs for name, theirs in columns.items() if name in ("instruction", "input")}
-        return f"alpaca, columns: {_mapping(question | beside | {'output': column})}"
+        return f"alpaca, columns: {written(question | beside | {'output': column})}"
     prompt = columns.get(prompt_field, prompt_field)
     question = {"prompt": prompt} if prompt != "prompt" else {}
-    return f"completion, columns: {_mapping(question | beside | {'completion': column})}"
+    return f"completion, columns: {written(question | beside | {'completion': column})}"
 
 
 def _is_answer(message: object) -> bool:
     """Whether a message is the assistant's, by the usual names of roles."""
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
     return isinstance(role, str) and ROLE_NAMES.get(role.lower()) == "assistant"
-
-
-def _mapping(columns: Mapping[str, str]) -> str:
-    names = {ours: theirs if theirs.isidentifier() else json.dumps(theirs) for ours, theirs in columns.items()}
-    return "{" + ", ".join(f"{ours}: {theirs}" for ours, theirs in names.items()) + "}"

@@ -166,3 +166,18 @@ def answer_of(text: str, name: str) -> str:
     if not text or text.isspace():
         raise RowError("empty_answer", f"{name!r} is empty: there is nothing to learn")
     return text
+
+
+_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
+"""Words that are something else in YAML, of one version or another."""
+
+
+def written(value: object) -> str:
+    """A plain value as a config takes it, in a file and on a command line."""
+    match value:
+        case Mapping():
+            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value.items()) + "}"
+        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in _NO_TEXT:
+            return value
+        case _:
+            return json.dumps(value, ensure_ascii=False)

@@ -131,6 +131,11 @@ class PairLoss:
         self._loss, self._rewards = LOSSES[objective.kind]
         self._pairs: list[Tensor] = []
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether answers are compared with what the model as it was made of them."""
+        return self._objective.has_reference
+
     def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
         ``logprobs``, fp32 (supervised,); zeros where no gradient is wanted."""
@@ -163,7 +168,8 @@ class PairLoss:
     @torch.no_grad()
     def _take_down(self, answers: Answers, weights: Tensor, losses: Tensor) -> None:
         chosen, rejected = self._rewards(answers, self._objective).unbind(1)
-        figures = (chosen, rejected, (chosen > rejected).double(), *answers.logprobs.unbind(1))
+        right = (chosen > rejected).double() + (chosen == rejected).double() / 2  # nothing is learned yet: even chances
+        figures = (chosen, rejected, right, *answers.logprobs.unbind(1))
         self._pairs.append(torch.stack([weights, losses, *figures]).detach())
 
     def clear(self) -> None:
@@ -182,7 +188,7 @@ class PairLoss:
 
 def figures_of(tally: Sequence[float]) -> dict[str, float]:
     """``FIGURES``, and the margin between rewards, of a tally over all ranks; nothing if there was no pair."""
-    weight, *sums = tally
+    weight, *sums = tally or (0.0,)
     if not weight:
         return {}
     figures = {name: value / weight for name, value in zip(FIGURES, sums, strict=True)}

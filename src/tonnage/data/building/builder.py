@@ -104,7 +104,7 @@ class PartBuilder:
         totals.bad, totals.documents = len(bad), writer.documents
         totals.lines = lines_of(part) if part.kind in ("lines", "line") else 0
         totals.unread, totals.columns = dict(reader.unread), dict(reader.columns)
-        totals.values = reader.values.seen
+        totals.values, totals.ties = reader.values.seen, reader.ties
         totals.thoughts = sum(borders.settled for borders in self._borders)
         for borders in self._borders:
             borders.settled = 0

@@ -15,7 +15,7 @@ from tonnage.data.reading.rows import Part, first_rows
 from tonnage.data.sources.files import resolve
 from tonnage.data.sources.hub import Resolved, problem_of, unusable
 from tonnage.errors import Problem, UserError
-from tonnage.forms.advice import advice, written
+from tonnage.forms.advice import advice
 from tonnage.forms.conversation import Conversation, as_row_error
 from tonnage.forms.formats import (
     FORMATS,
@@ -30,7 +30,7 @@ from tonnage.forms.formats import (
 )
 from tonnage.forms.preferences import has_turns, other_preference
 from tonnage.forms.reader import PATH, SOURCE, Reader, for_chosen
-from tonnage.forms.values import as_turns
+from tonnage.forms.values import as_turns, written
 
 SAMPLED_ROWS = 64
 SAMPLED_FILES = 8

@@ -64,6 +64,8 @@ class PartTotals:
     """Conversations that hold control tokens in their own words, and became documents."""
     controls: dict[str, int] = field(default_factory=dict)
     """Those tokens -> conversations that hold them."""
+    ties: int = 0
+    """Pairs of which both answers have the same score."""
     control_rows: list[int] = field(default_factory=list)
     """The first rows of these."""
 
