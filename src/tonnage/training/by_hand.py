@@ -27,7 +27,7 @@ from tonnage.errors import user_error
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.batch import Packs, RankStep, draw_of, evaluation_steps
 from tonnage.training.ending import StepNumbers, update
-from tonnage.training.evaluate import evaluate, judged_loss
+from tonnage.training.evaluate import evaluate, evaluate_pairs, judged_loss
 from tonnage.training.job import Job
 from tonnage.training.loop import cost, run_passes
 from tonnage.training.memory import Phases
@@ -171,8 +171,12 @@ class ByHand:
         self._check_reference(packs)
         self._phases.enter("evaluate")
         self.job.optimizer.finish()
-        of_packs = evaluate if own is not None or self.job.pair_loss is not None else judged_loss
-        loss = of_packs(self.job.pipeline, packs, self.job.deal, self.job.world)
+        job = self.job
+        where = (job.pipeline, packs, job.deal, job.world)
+        if job.pair_loss is not None:
+            loss = evaluate_pairs(*where, job.pair_loss)[1]["eval_loss"].value
+        else:
+            loss = (evaluate if own is not None else judged_loss)(*where)
         self._phases.end()
         return loss
 

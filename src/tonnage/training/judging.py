@@ -16,10 +16,9 @@ from tonnage.checkpoint.save import Cursor
 from tonnage.config.bounds import is_better
 from tonnage.rundir.figures import Evaluated, Figure, mean_of
 from tonnage.training.answers import Asking, answer
-from tonnage.training.evaluate import evaluate, judge
+from tonnage.training.evaluate import evaluate, evaluate_pairs, judge
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
-from tonnage.training.preferences import PairLoss, evaluated_pairs, ratio_sums
 from tonnage.training.scorers import Scorer
 
 
@@ -68,14 +67,12 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
     if job.validation_data is not None or job.general_data is not None:
         phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     if (data := job.validation_data) is not None:
-        if any(stage.own is not None for stage in job.pipeline.stages):
-            if job.pair_loss is not None:
-                job.pair_loss.clear()
+        if job.pair_loss is not None:
+            pairs, figures = evaluate_pairs(job.pipeline, data, job.deal, job.world, job.pair_loss, progress=progress)
+            evaluated = replace(evaluated, pairs=pairs, pair_figures=figures)
+            record |= {name: figure.value for name, figure in figures.items()}
+        elif any(stage.own is not None for stage in job.pipeline.stages):
             record["eval_loss"] = evaluate(job.pipeline, data, job.deal, job.world, progress=progress)
-            if job.pair_loss is not None:
-                pairs, figures = _of_pairs(job, job.pair_loss)
-                evaluated = replace(evaluated, pairs=pairs, pair_figures=figures)
-                record |= {name: figure.value for name, figure in figures.items()}
         else:
             rows, sources = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
             evaluated = replace(evaluated, rows=rows, sources=sources)
@@ -91,11 +88,6 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
         evaluated = replace(evaluated, scores=scores, answers=len(judging.scoring.asking.prompts))
         record |= {name: figure.value for name, figure in scores.items()}
     return record | ({"evaluation": plain} if (plain := evaluated.to_json()) else {})
-
-
-def _of_pairs(job: Job, pair_loss: PairLoss) -> tuple[int, dict[str, Figure]]:
-    """The pairs of the last evaluation on all ranks: how many, and their figures."""
-    return evaluated_pairs(job.world.sum(*job.world.once(*ratio_sums(pair_loss.pairs(job.world.device)))))
 
 
 def _scored(job: Job, scoring: Scoring, progress: Callable[[int, int], None]) -> dict[str, Figure]:
