@@ -23,7 +23,7 @@ def rows(draft: Draft, *, evaluates: bool) -> None:
     hub, files = draft.first("dataset", text), draft.first("train_file", texts)
     subset = draft.first("subset", text)
     named = {"name": subset.value} if subset is not None and hub is not None else {}
-    mixture = _mixture(draft)
+    mixture = _mixer(draft, evaluates=evaluates) or _mixture(draft)
     sources: list[dict[str, Any]] = []
     picks: Sequence[Pick[Any] | None] = ()
     if mixture:
@@ -85,6 +85,32 @@ def _mixture(draft: Draft) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
         draft.drop(picks, "No data set is named.")
         return None
     return whole_ones, picks
+
+
+def _mixer(draft: Draft, *, evaluates: bool) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | None:
+    """alignment-handbook's earlier list: a part of the rows of each data set, and splits by what their names say."""
+    parts = draft.every("mixer", number)
+    splits, names = draft.first("mixer_splits", texts), draft.first("mixer_names", texts)
+    if names is not None and len(names.value) != len(parts):
+        draft.refuse(names, f"One for each of the {len(parts)} data sets.")
+        names = None
+    if refused := [part for part in parts if not 0 < part.value <= 1]:
+        draft.refuse(refused, "A part of the rows, up to 1.")
+    if refused or not parts or (splits is not None and all("test" in split for split in splits.value)):
+        draft.drop(None if parts else (splits, names), "No data sets are named in dataset_mixer.")
+        draft.refuse((*parts, splits, names), "Of these data sets not all have rows to train on.")
+        return None
+    by_use: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+    for at, part in enumerate(parts):
+        name = {} if names is None else {"name": names.value[at]}
+        for split in splits.value if splits is not None else ("train", "test"):
+            use = next((use for use in by_use if use in split), "train")
+            source = {"path": part.settings[0].name.removeprefix("dataset_mixer."), **name}
+            source |= {"split": split} if split != "train" else {}
+            by_use[use].append(source | ({"first": part.value} if use == "train" and part.value < 1 else {}))
+    if evaluates and by_use["test"]:
+        draft.put("data.validation", by_use["test"], *parts, splits, names)
+    return by_use["train"], [pick for pick in (*parts, splits, names) if pick is not None]
 
 
 def _validation(
