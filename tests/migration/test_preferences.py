@@ -12,6 +12,13 @@ import yaml
 from tonnage.config import read_config
 from tonnage.config.schema import Config
 from tonnage.migration import Import, import_files
+from tonnage.migration.convert import convert
+from tonnage.migration.draft import NOT_TAKEN
+from tonnage.migration.keys import ARGUMENTS as TRAINER
+from tonnage.migration.keys import AXOLOTL as AXOLOTL_KEYS
+from tonnage.migration.keys import LLAMA_FACTORY, Table
+from tonnage.migration.reading import Files
+from tonnage.migration.settings import RANK_ARGUMENTS, ForeignSetting
 
 WORDS = "--model_name_or_path a/b --dataset_name c/d --output_dir out --num_processes 1"
 AXOLOTL: dict[str, Any] = {
@@ -522,6 +529,25 @@ def test_keys_of_preferences_mean_nothing_where_a_file_asks_for_none(tmp_path: P
         found = axolotl(tmp_path, datasets=chat, **keys)
         assert not found.lost
         assert "objective" not in found.tree
+
+
+@pytest.mark.parametrize(
+    ("table", "method", "word"),
+    [(TRAINER, "trl", "dpo"), (TRAINER, "trl", "orpo"), (AXOLOTL_KEYS, "rl", "simpo"), (LLAMA_FACTORY, "stage", "dpo")],
+    ids=["dpo", "orpo", "axolotl", "llama-factory"],
+)
+@pytest.mark.parametrize("value", ["1", "no", None, 2])
+def test_every_key_beside_pairs_is_in_the_account(table: Table, method: str, word: str, value: Any) -> None:
+    names = [key.name for key in table.keys if key.name not in (method, "script")]
+    settings = [ForeignSetting(table, method, word, "file", RANK_ARGUMENTS)]
+    settings += [
+        ForeignSetting(table, name, value, "file", RANK_ARGUMENTS, number=at + 1) for at, name in enumerate(names)
+    ]
+    found = convert(Files(tuple(settings), ("file",), ()))
+    assert len(found.entries) == len(settings)
+    for entry in found.entries:
+        assert entry.note.endswith((".", "?")), entry
+        assert entry.note != NOT_TAKEN, entry
 
 
 @pytest.mark.parametrize(

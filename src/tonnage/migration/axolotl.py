@@ -195,13 +195,18 @@ def _shape(data_set: _DataSet, sources: ImportedSources) -> RowShape:
         return (_own_pairs if draft.has_pairs else _own)(data_set, own, sources)
     kind = data_set.take("type")
     if kind is None:
+        shape = RowShape("auto", "chat")
         draft.note("texts of pairs" if draft.has_pairs else "a data set without a type")
-        return RowShape("auto", "chat")
-    shape = (PAIRS if draft.has_pairs else TYPES).get(str(kind.value))
-    if shape is None:
-        names = PAIRS if draft.has_pairs else SHOWN_TYPES
+        if draft.has_pairs and not _fits(shape, sources):
+            draft.refuse(data_set.picks, ONE_TEMPLATE)
+            data_set.picks.clear()
+        return shape
+    types = PAIRS if draft.has_pairs else TYPES
+    if str(kind.value) not in types:
+        names = list(PAIRS) if draft.has_pairs else SHOWN_TYPES
         draft.refuse(kind, f"Known are {', '.join(names)}: write rows of another type as one of them.")
         return RowShape("auto", "chat")
+    shape = types[str(kind.value)]
     if not _fits(shape, sources):
         draft.refuse(kind, ONE_TEMPLATE)
         return shape

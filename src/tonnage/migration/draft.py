@@ -368,7 +368,7 @@ class Draft:
         written = setting.value.strip() if isinstance(setting.value, str) else ""
         if setting.key is not None and setting.key.quantity in TOKENS:
             return False
-        if "{instruction}" in written or "{system}" in written or is_jinja(written):
+        if any(place in written for place in ("{instruction}", "{system}", "{prompt}")) or is_jinja(written):
             return False  # a prompt, in whose places rows are put, or a template
         if not ((written.startswith("<") and written.endswith(">")) or "$" in written):
             return False

@@ -58,8 +58,10 @@ def objective(draft: Draft) -> None:
 
 def _method(draft: Draft) -> Pick[str] | None:
     """The way to learn from pairs that is asked for."""
-    picks = [_script(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage"))]
-    return next((pick for pick in picks if pick is not None), None)
+    picks = [*_scripts(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage"))]
+    asked_for = [pick for pick in picks if pick is not None]
+    draft.drop(asked_for[1:], "Another key says it before.")
+    return asked_for[0] if asked_for else None
 
 
 def _named(draft: Draft, quantity: str) -> Pick[str] | None:
@@ -74,16 +76,17 @@ def _named(draft: Draft, quantity: str) -> Pick[str] | None:
     return None
 
 
-def _script(draft: Draft) -> Pick[str] | None:
-    """The word in a script's name, if that is one for pairs; scripts of something else are refused, and so is one of
-    which nobody knows what it trains."""
+def _scripts(draft: Draft) -> list[Pick[str]]:
+    """The word for pairs in a script's name; scripts of something else are refused, and so is one of which nobody knows
+    what it trains."""
+    picks = []
     for setting in draft.settings("script"):
         pick = Pick(str(setting.value), (setting,))
         word, trained = methods.method_of(pick.value)
         if draft.program in TOLD_BY_FILES:
             draft.drop(pick, "What is trained, its configuration says.")
         elif trained == "pairs":
-            return Pick(word, (setting,))
+            picks.append(Pick(word, (setting,)))
         elif trained == "supervised":
             draft.drop(pick, SUPPOSED)
         elif word:
@@ -94,7 +97,7 @@ def _script(draft: Draft) -> Pick[str] | None:
                 "Nobody here knows what it trains, and its name does not say (sft, train, finetune; dpo, orpo, cpo). "
                 "If these are arguments of supervised training, --partial writes the config.",
             )
-    return None
+    return picks
 
 
 def _without_pairs(draft: Draft) -> None:

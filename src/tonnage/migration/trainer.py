@@ -23,7 +23,10 @@ def rows(draft: Draft, *, evaluates: bool) -> None:
     hub, files = draft.first("dataset", text), draft.first("train_file", texts)
     subset = draft.first("subset", text)
     named = {"name": subset.value} if subset is not None and hub is not None else {}
-    mixture = _mixer(draft, evaluates=evaluates) or _mixture(draft)
+    mixer, mixture = _mixer(draft, evaluates=evaluates), _mixture(draft)
+    if mixer and mixture:
+        draft.drop(mixture[1], "dataset_mixer counts.")
+    mixture = mixer or mixture
     sources: list[dict[str, Any]] = []
     picks: Sequence[Pick[Any] | None] = ()
     if mixture:
@@ -102,7 +105,7 @@ def _mixer(draft: Draft, *, evaluates: bool) -> tuple[list[dict[str, Any]], list
         return None
     by_use: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for at, part in enumerate(parts):
-        name = {} if names is None else {"name": names.value[at]}
+        name: dict[str, Any] = {} if names is None else {"name": names.value[at]}
         for split in splits.value if splits is not None else ("train", "test"):
             use = next((use for use in by_use if use in split), "train")
             source = {"path": part.settings[0].name.removeprefix("dataset_mixer."), **name}
