@@ -59,6 +59,18 @@ HANDBOOK: dict[str, Any] = {
 """As zephyr-7b-beta's, of 2024, but for a second data set."""
 
 
+OF_TRL = """\
+    learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout dataset_num_proc max_length
+    truncation_mode padding_free pad_to_multiple_of precompute_ref_log_probs precompute_ref_batch_size loss_type
+    loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef label_smoothing beta use_weighting discopop_tau
+    activation_offloading sync_ref_model ref_model_mixup_alpha ref_model_sync_steps pad_token max_completion_length
+    cpo_alpha simpo_gamma alpha generate_during_eval is_encoder_decoder padding_value
+    max_prompt_length max_target_length label_pad_token_id model_adapter_name ref_adapter_name reference_free
+    force_use_ref_model rpo_alpha use_logits_to_keep use_num_logits_to_keep use_liger_loss
+"""
+"""Fields of DPOConfig, CPOConfig and ORPOConfig of TRL 1.16, and in the last lines those of earlier versions."""
+
+
 def trl(words: str, command: str = "dpo") -> Import:
     return import_files([f"trl {command} {WORDS} {words}"])
 
@@ -85,6 +97,10 @@ def whole(found: Import, folder: Path) -> Config:
     assert not found.needs
     (folder / "config.yaml").write_text(found.text)
     return read_config(folder / "config.yaml", check_files=False)
+
+
+def test_every_field_of_trl_s_configurations_for_pairs_is_known() -> None:
+    assert [name for name in OF_TRL.split() if TRAINER.find(name) is None and not TRAINER.has_section(name)] == []
 
 
 @pytest.mark.parametrize(
