@@ -41,13 +41,14 @@ def lengths(draft: Draft) -> None:
 
 def _of_pairs(draft: Draft, longest: Pick[int | None] | None) -> None:
     """Of pairs: the other programs' length is of a prompt with one of its answers, ours with both. None is cut."""
-    if longest is not None and longest.value is None:
-        draft.leave_open("data.max_length", "a longest length: there is none without", longest, example="4096")
+    length = longest.value if longest is not None else None
+    if length is not None:
+        draft.put("data.max_length", 2 * length, longest, note="Twice: a pair is a prompt with both answers.")
     elif longest is not None:
-        draft.put("data.max_length", 2 * longest.value, longest, note="Twice: a pair is a prompt with both answers.")
+        draft.leave_open("data.max_length", "a longest length: there is none without", longest, example="4096")
     elif draft.default("data.max_length"):
-        name, length = draft.defaults["data.max_length"]
-        draft.imply("data.max_length", 2 * length, f"{name} {length} by default, and a pair has two answers")
+        name, usual = draft.defaults["data.max_length"]
+        draft.imply("data.max_length", 2 * usual, f"{name} {usual} by default, and a pair has two answers")
     draft.drop_every("Pairs are not packed there; data.pack: true does it here.", "data.pack", "neat", "batching")
     draft.drop_every("Pairs are not packed there.", "packing_strategy")
     draft.imply("data.pack", False, "pairs are not packed there")

@@ -126,7 +126,8 @@ def _loss(draft: Draft, method: Pick[str]) -> None:
     names = losses.value if losses is not None else [LOSSES.get(method.value, method.value)]
     if weights is not None and len(weights.value) != len(names):
         draft.refuse(weights, f"One number for each loss ({', '.join(names)}).")
-    shares = weights.value if weights is not None and len(weights.value) == len(names) else [1.0] * len(names)
+        weights = None
+    shares = weights.value if weights is not None else [1.0] * len(names)
     pairwise = [(name, share) for name, share in zip(names, shares, strict=True) if name != "sft"]
     if len(pairwise) != 1 or pairwise[0][1] <= 0:
         draft.refuse((losses, weights), "One loss of pairs, and beside it sft (objective.supervised).")
