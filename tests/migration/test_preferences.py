@@ -337,7 +337,7 @@ def test_losses_of_axolotl(keys: dict[str, Any], expected: dict[str, Any], tmp_p
         ({"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
         ({"rl": "dpo", "dpo_use_weighting": True}, "dpo_use_weighting"),
         ({"rl": "dpo", "reward_model": True}, "reward_model"),
-        *(({"rl": word}, "rl") for word in ("kto", "grpo", "gdpo", "ebft", "bco", "of_nobody")),
+        *(({"rl": word}, "rl") for word in ("kto", "kto_pair", "grpo", "gdpo", "ebft", "bco", "of_nobody")),
         ({"rl": "dpo", "datasets": [{"path": "c/d", "type": "zephyr.nectar"}]}, "datasets.0.type"),
         ({"rl": "dpo", "datasets": [{"path": "c/d", "type": "alpaca"}]}, "datasets.0.type"),
         ({"rl": "dpo", "datasets": [{"path": "c/d", "type": "chatml.ultra", "x": 1}]}, "datasets.0.x"),
@@ -365,6 +365,21 @@ def test_what_axolotl_does_with_pairs_and_is_not_there_is_refused_by_name(
     keys: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     assert name in lost(axolotl(tmp_path, **keys))
+
+
+def test_a_loss_that_is_not_there_leaves_the_kind_open_and_nothing_besides() -> None:
+    found = trl("--loss_type apo_zero --beta 0.05")
+    assert [need.key for need in found.needs] == ["objective.kind"]
+    assert found.tree["objective"] == {"beta": 0.05}
+
+
+def test_pairs_of_llama_factory_1_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "sets.yaml").write_text("a: {path: c/d, split: train_prefs, converter: pair}\n")
+    keys = {"model": "Qwen/Qwen3-4B", "train_dataset": "sets.yaml", "pref_loss": "sigmoid"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    refused = lost(import_files([tmp_path / "run.yaml"]))
+    assert "version 1" in refused["train_dataset"]
+    assert "version 1" in refused["pref_loss"]
 
 
 def test_simpo_of_axolotl_needs_its_gamma(tmp_path: Path) -> None:

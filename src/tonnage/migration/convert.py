@@ -45,7 +45,7 @@ REQUIRED = {
     "model": MissingAnswer("model", "a hub id or a local directory", "HUB_ID_OR_DIRECTORY"),
     "data.train": MissingAnswer("data.train", "rows to train on: a file, directory or hub id", "ROWS"),
 }
-STAND_INS = {"model": "x", "data.train": "x", "batch.sequences": 2**20}
+STAND_INS = {"model": "x", "data.train": "x", "batch.sequences": 2**20, "objective.kind": "dpo"}
 """For what is still needed, while the rest is checked."""
 
 

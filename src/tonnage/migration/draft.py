@@ -302,7 +302,8 @@ class Draft:
 
     def note(self, name: str, **words: object) -> None:
         """Tell a difference, by its name in ``tables/notes.yaml``, with words for its places."""
-        self.notes.append(_NOTES[name].format(**words))
+        if (sentence := _NOTES[name].format(**words)) not in self.notes:
+            self.notes.append(sentence)
 
     def finish(self) -> None:
         """Settle by its table what no rule has taken."""

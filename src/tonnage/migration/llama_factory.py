@@ -187,6 +187,8 @@ def _described_1(entry: Any) -> dict[str, Any]:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ValueError("it has no path")
     converter = entry.get("converter")
+    if converter == "pair":
+        raise ValueError("pairs of answers are not carried over from version 1: write objective and data.train")
     if converter not in (None, "alpaca", "sharegpt") or entry.get("streaming"):
         raise ValueError(f"rows of {str(converter)[:LONGEST_NAME] if converter else 'a stream'} are not trained on")
     source: dict[str, Any] = {"path": entry["path"], "format": "messages"}
