@@ -425,6 +425,34 @@ def test_rows_of_axolotl(data_set: dict[str, Any], source: dict[str, Any], templ
     whole(found, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer"),
+    [
+        (
+            "chatml",
+            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n",
+            "a<|im_end|>",
+        ),
+        (
+            "llama3",
+            "<|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+            "q<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+            "a<|eot_id|>",
+        ),
+    ],
+)
+def test_built_in_templates_have_the_text_of_axolotl_s_types(name: str, prompt: str, answer: str) -> None:
+    from jinja2 import Template
+
+    from tonnage.data.text import choice
+
+    text = (Path(choice.__file__).parent / "templates" / f"{name}.jinja").read_text()
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    assert Template(text).render(messages=asked, add_generation_prompt=True) == prompt
+    whole_text = Template(text).render(messages=[*asked, {"role": "assistant", "content": "a"}])
+    assert whole_text.rstrip("\n") == prompt + answer
+
+
 def test_types_with_a_template_of_their_own_leave_chat_template_to_later(tmp_path: Path) -> None:
     found = axolotl(tmp_path, rl="dpo", chat_template="tokenizer_default")
     assert found.tree["data"]["template"] == "chatml"
