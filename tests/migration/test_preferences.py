@@ -283,6 +283,8 @@ def test_a_recipe_of_alignment_handbook_needs_its_script(tmp_path: Path) -> None
     [
         ({"dataset_mixer": {"c/d": 0}}, "dataset_mixer.c/d"),
         ({"dataset_splits": ["test_prefs"]}, "dataset_splits"),
+        ({"dataset_splits": ["train_prefs", "train_sft"]}, "dataset_splits"),
+        ({"dataset_splits": ["train_prefs", "others"]}, "dataset_splits"),
         ({"dataset_configs": ["main"]}, "dataset_configs"),
     ],
 )

@@ -99,15 +99,16 @@ def _mixer(draft: Draft, *, evaluates: bool) -> tuple[list[dict[str, Any]], list
         names = None
     if refused := [part for part in parts if not 0 < part.value <= 1]:
         draft.refuse(refused, "A part of the rows, up to 1.")
-    if refused or not parts or (splits is not None and all("test" in split for split in splits.value)):
+    read = splits.value if splits is not None else ["train", "test"]
+    uses = [next((use for use in ("train", "test") if use in split), "") for split in read]
+    if refused or not parts or uses.count("train") != 1 or "" in uses:
         draft.drop(None if parts else (splits, names), "No data sets are named in dataset_mixer.")
-        draft.refuse((*parts, splits, names), "Of these data sets not all have rows to train on.")
+        draft.refuse((*parts, splits, names), "Of each data set one split is trained on, with train in its name.")
         return None
     by_use: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for at, part in enumerate(parts):
         name: dict[str, Any] = {} if names is None else {"name": names.value[at]}
-        for split in splits.value if splits is not None else ("train", "test"):
-            use = next((use for use in by_use if use in split), "train")
+        for split, use in zip(read, uses, strict=True):
             source = {"path": part.settings[0].name.removeprefix("dataset_mixer."), **name}
             source |= {"split": split} if split != "train" else {}
             by_use[use].append(source | ({"first": part.value} if use == "train" and part.value < 1 else {}))
