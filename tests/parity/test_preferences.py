@@ -292,6 +292,20 @@ def test_a_run_that_goes_on_without_its_reference_is_refused(make: Make) -> None
         train((1, [run_of(later)]))
 
 
+def test_what_nothing_was_learned_from_is_as_likely_as_it_was(make: Make) -> None:
+    """In bf16 too: the pass computes answers in the micro-batches in which they are trained first, to the bit."""
+    runs = []
+    for keys in ({}, {"memory": {"micro_batch": 2, "recompute": "full"}}, {"data": {"share_prefixes": False}}):
+        decision = make("dpo", precision="bf16", optimizer={"lr": 1e-30, "warmup": 0}, seed=14, **copy.deepcopy(keys))
+        shutil.rmtree(str(decision.plan.data.reference_path), ignore_errors=True)
+        runs.append(run_of(decision))
+        train((1, runs[-1:]))
+    for run in runs:
+        for step in steps_of(run):
+            assert step["reward_chosen"] == step["reward_rejected"] == 0
+            assert step["reward_accuracy"] == 0.5
+
+
 def scores_of(run: RunDirectory) -> np.ndarray:
     scores: np.ndarray = np.load(run.reference, allow_pickle=False)
     return scores

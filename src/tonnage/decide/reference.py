@@ -35,7 +35,7 @@ def reference_of(config: Config, model: ModelFound, plan: Plan, progress: Progre
         "seed": config.seed if config.init == "random" else None,
         "left": [config.allow_missing, config.allow_unexpected],
         "packs": packs.name,
-        "visited": [min(plan.num_packs, plan.data.num_packs), config.seed],
+        "visited": [plan.num_packs, config.seed] if plan.num_packs < plan.data.num_packs else [],
         "precision": config.precision,
         "quantize": None if isinstance(config.adapter, str) else config.adapter.quantize,
         "versions": [version(name) for name in ("torch", "transformers")],

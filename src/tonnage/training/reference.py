@@ -9,6 +9,7 @@ into the cache, for every run of the same model, rows, template and precision, a
 from __future__ import annotations
 
 import io
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -100,14 +101,13 @@ def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[
 
 
 def _chunks(job: Job, plan: Plan) -> Iterator[tuple[PackedDataset, np.ndarray]]:
-    """The packs that the run will see, those of every data set in its order."""
-    visited = np.unique(job.train_data.first_packs(min(plan.num_packs, job.train_data.num_packs), job.seed))
-    if plan.num_packs > job.train_data.num_packs:
-        visited = np.arange(job.train_data.num_packs)
+    """The packs that the run will see, in the micro-batches in which it will see them for the first time: what is
+    computed beside others there is computed beside the same here, and rounded alike."""
+    visited = job.train_data.first_packs(min(plan.num_packs, job.train_data.num_packs), job.seed)
     scored = [(job.train_data, visited)]
     if (validation := job.validation_data) is not None:
         scored.append((validation, np.arange(validation.num_packs)))
-    size = max(CHUNK_PACKS, job.deal.packs_per_step)
+    size = math.ceil(CHUNK_PACKS / job.deal.packs_per_step) * job.deal.packs_per_step
     for dataset, packs in scored:
         for start in range(0, len(packs), size):
             yield dataset, packs[start : start + size]
