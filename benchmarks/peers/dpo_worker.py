@@ -26,7 +26,7 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-class Trainer(trl.DPOTrainer):  # type: ignore[name-defined, misc]
+class Trainer(trl.DPOTrainer):  # type: ignore[misc]
     """On pairs that are tokens already, in their order."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
