@@ -16,7 +16,8 @@ from data.conftest import alpaca_rows, write_rows
 from tonnage.config import read_config
 from tonnage.data import Account, DataError, Prepared, prepare
 from tonnage.errors import UserError
-from tonnage.forms.advice import advice, written
+from tonnage.forms.advice import advice
+from tonnage.forms.values import written
 
 SAID = {"role": "assistant", "content": "Friday."}
 ASK = {"role": "user", "content": "Which day?"}
@@ -155,8 +156,9 @@ PREFERENCES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PREFERENCES)
 def test_the_advice_for_preferences_works(name: str, tmp_path: Path, tokenizer: Any) -> None:
     data = {"train": str(write_rows(tmp_path / "rows.jsonl", PREFERENCES[name]))}
-    problem, _ = refusal(tmp_path, tokenizer, data).problems
-    assert "a preference, which needs another objective" in problem.found
+    (problem,) = refusal(tmp_path, tokenizer, data).problems
+    assert "preferences, of which one answer is chosen" in problem.found
+    assert problem.change.startswith("learn from both answers: objective: dpo; or train on the chosen answers alone: ")
     found = follow(problem.change, tmp_path, tokenizer, data)
     assert [re.sub(r"<\|\w+\|>", "", words) for words in said(found)] == ["Friday."]
     assert "rejected" in found.account.total.unread or name == "a history, and messages"

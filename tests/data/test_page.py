@@ -13,8 +13,9 @@ from tonnage.config import read_config
 from tonnage.data.reading.opening import PACKED
 from tonnage.data.sources.files import KINDS
 from tonnage.forms import document
-from tonnage.forms.formats import FORMATS, LISTS, MASKS, PRESETS, Form, detect
+from tonnage.forms.formats import FORMATS, MASKS, PRESETS, Form, detect
 from tonnage.forms.reader import Reader
+from tonnage.forms.turns import LISTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
 

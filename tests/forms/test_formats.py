@@ -36,6 +36,18 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "tree": [{"prompt": {"text": "Which day?", "role": "prompter", "replies": []}, "message_tree_id": "1"}],
     "segments": [{"segments": [{"text": "Which day?", "label": False}]}],
     "tokens": [{"input_ids": [1, 2], "labels": [-100, 2]}],
+    "preference": [
+        {"prompt": "Which day?", "chosen": "Friday.", "rejected": "Monday."},
+        {"messages": TURNS[:1], "chosen": TURNS[1], "rejected": {"role": "assistant", "content": "Monday."}},
+        {"prompt": "Which day?", "messages": TURNS, "chosen": TURNS, "rejected": [*TURNS[:1], TURNS[0]]},
+        {"instruction": "Which day?", "output": "Friday.", "chosen": "Friday.", "rejected": None},
+        {"instruction": "Which day?", "chosen_response": "Friday.", "rejected_response": "Monday."},
+        {"instruction": "Which day?", "output": ["Friday.", "Monday."]},
+    ],
+    "saferlhf": [{"prompt": "Which day?", "response_0": "Friday.", "response_1": "Monday.", "better_response_id": 0}],
+    "shp": [{"history": "Which day?", "human_ref_A": "Friday.", "human_ref_B": "Monday.", "labels": 1}],
+    "arena": [{"conversation_a": TURNS, "conversation_b": TURNS, "winner": "model_a"}],
+    "helpsteer": [{"context": TURNS[:1], "response1": "a", "response2": "b", "overall_preference": 2}],
 }
 
 
@@ -48,8 +60,9 @@ def test_every_form_is_here() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_told_by_their_fields(name: str) -> None:
     for row in ROWS[name]:
-        assert candidates(row) == (name,), row
-        assert detect([{"nothing": "known"}, row]) == (name,)
+        pairs = FORMATS[name].is_pair
+        assert candidates(row, pairs=pairs) == (name,), row
+        assert detect([{"nothing": "known"}, row], pairs=pairs) == (name,)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +76,19 @@ def test_rows_are_told_by_their_fields(name: str) -> None:
 )
 def test_rows_that_fit_nothing(row: dict[str, Any]) -> None:
     assert candidates(row) == ()
+    assert candidates(row, pairs=True) == ()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"prompt": "a", "chosen": "b"}, {"prompt": "a", "chosen": None, "rejected": None}, {"output": ["a", "b"]}),
+        *({"instruction": "a", "output": '["a", "b"]'}, {"instruction": "a", "output": [1, 2]}),
+        {"prompt": "a", "completion": "b", "label": True},
+    ],
+)
+def test_rows_that_are_no_pairs(row: dict[str, Any]) -> None:
+    assert candidates(row, pairs=True) == ()
 
 
 def test_nothing_is_guessed_between_two_forms() -> None:
@@ -101,6 +127,26 @@ PRESET_ROWS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         {"conversation": [{"system": "s", "input": "q", "output": "a"}]},
         [("system", "s"), ("user", "q"), ("assistant", "a")],
     ),
+    "step_dpo": (
+        {
+            "prompt": "q",
+            "initial_reason_steps": "One. ",
+            "chosen": "Two.",
+            "rejected": "Three.",
+            "full_chosen": "a",
+            "full_rejected": "b",
+            "answer": "2",
+        },
+        [("user", "q"), ("assistant", "a")],
+    ),
+    "saferlhf_safety": (
+        {"prompt": "q", "response_0": "b", "response_1": "a", "better_response_id": 0, "safer_response_id": 1},
+        [("user", "q"), ("assistant", "a")],
+    ),
+    "helpsteer2": (
+        {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": -2, "split": "train"},
+        [("user", "q"), ("assistant", "a")],
+    ),
 }
 
 
@@ -111,6 +157,9 @@ def test_presets(name: str) -> None:
     (conversation,) = Reader(form).read(row)
     assert [(message["role"], message["content"]) for message in conversation.messages] == expected
     assert [turn.weight for turn in conversation.turns] == [float(role == "assistant") for role, _ in expected]
+    assert (conversation.rejected is not None) == FORMATS[form.format].is_pair
+    if conversation.rejected is not None:
+        assert [message["content"] for message in conversation.rejected.messages] == ["q", "b"]
 
 
 def test_columns_stand_over_those_of_a_preset() -> None:

@@ -26,6 +26,7 @@ from forked import train
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
 from tonnage.config import Data, RayLaunch, Source
 from tonnage.data import prepare
+from tonnage.data.building import processes
 from tonnage.data.sources import files as sources
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
@@ -113,6 +114,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 @needs_ray
 def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PART_BYTES", 2000)
+    monkeypatch.setattr(processes, "SMALL_BYTES", 0)
     rows = write_rows(tmp_path / "rows.jsonl", alpaca_rows(100))
     with rows.open("a") as out:
         out.write('{"instruction": "bad"}\n')
@@ -123,7 +125,7 @@ def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, mon
         "there": RayLaunch.model_validate({"with": "ray", "address": cluster.address}),
     }.items():
         cache = tmp_path / name
-        prepared = prepare(options, byte_tokenizer(), cache=cache, processes=2, cluster=where)
+        prepared = prepare(options, byte_tokenizer(), cache=cache, processes=where or 2)
         assert prepared.account.total.rows_read == 101
         found.append(
             {

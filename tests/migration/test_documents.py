@@ -21,12 +21,10 @@ F: dict[str, Any] = {"model_name_or_path": "a/b", "finetuning_type": "full", "le
 T: dict[str, Any] = {"model_name_or_path": "a/b", "dataset_name": "c/d", "learning_rate": 1e-5, "output_dir": "out"}
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
 NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
-    "preferences": (A | {"rl": "ipo"}, T | {"beta": 0.1}),
     "rewards": (A | {"process_reward_model": True}, T | {"reward_funcs": "f"}),
-    "dpo": (A | {"rl": "dpo"}, F | {"stage": "dpo"}, T | {"trl": "dpo"}),
     "kto": (A | {"rl": "kto"}, F | {"stage": "kto"}, T | {"trl": "kto"}),
-    "orpo": (A | {"rl": "orpo"}, T | {"trl": "orpo"}),
     "grpo": (A | {"rl": "grpo"}, T | {"trl": "grpo"}),
+    "ppo": (F | {"stage": "ppo"}, T | {"trl": "ppo"}),
     "reward models": (A | {"reward_model": True}, F | {"stage": "rm"}, T | {"trl": "reward"}),
     "images": (A | {"processor_type": "AutoProcessor"},),
     "sounds": (F | {"dataset": "rows", "template": "llama3"},),

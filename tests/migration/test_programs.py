@@ -249,7 +249,11 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({"rl": "dpo"}, "rl"),
+        ({"rl": "kto"}, "rl"),
+        ({"rl": "grpo"}, "rl"),
+        ({"rl": "ebft"}, "rl"),
+        ({"rl": "of_nobody"}, "rl"),
+        ({"rl": "dpo"}, "datasets.0.type"),
         ({"reward_model": True}, "reward_model"),
         ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
         ({"relora": True}, "relora"),
@@ -389,8 +393,10 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({"stage": "dpo"}, "stage"),
+        ({"stage": "dpo"}, "dataset"),
         ({"stage": "kto"}, "stage"),
+        ({"stage": "rm"}, "stage"),
+        ({"stage": "ppo"}, "stage"),
         ({"finetuning_type": "oft"}, "finetuning_type"),
         ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro"),
         ({"use_galore": True}, "use_galore"),

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tonnage.migration import Import, import_files
-from tonnage.migration.scripts import objective
+from tonnage.migration.methods import method_of
 
 ARGUMENTS = "--model_name_or_path a/b --dataset_name a/rows --learning_rate 1e-5 --output_dir out"
 STARTED = (
@@ -36,13 +36,13 @@ FILES = {
     "./train.py": True,
     "src/finetune_lora.py": True,
     "run_clm.py": True,
-    "trl/scripts/dpo.py": False,
+    "trl/scripts/dpo.py": True,
     "trl/scripts/kto.py": False,
     "trl/scripts/reward.py": False,
     "trl/scripts/grpo.py": False,
     "trl/scripts/rloo.py": False,
     "trl/scripts/distillation.py": False,
-    "examples/scripts/orpo.py": False,
+    "examples/scripts/orpo.py": True,
     "examples/scripts/cpo.py": False,
     "examples/scripts/bco.py": False,
     "examples/scripts/xpo.py": False,
@@ -61,9 +61,9 @@ FILES = {
     "examples/scripts/openenv/wordle.py": False,
     "run_glue.py": False,
     "run_mlm.py": False,
-    "dpo/train.py": False,
-    "my_dpo_training.py": False,
-    "trainDPO.py": False,
+    "dpo/train.py": True,
+    "my_dpo_training.py": True,
+    "trainDPO.py": True,
     "rewardtrainer.py": False,
     "main.py": False,
     "my_script.py": False,
@@ -71,7 +71,7 @@ FILES = {
 MODULES = {
     "trl.scripts.sft": True,
     "pkg.train": True,
-    "trl.scripts.dpo": False,
+    "trl.scripts.dpo": True,
     "trl.scripts.reward": False,
     "trl.scripts.kto": False,
     "pkg.rl.train": False,
@@ -94,18 +94,18 @@ def refused(found: Import) -> list[str]:
 
 @pytest.mark.parametrize("started", STARTED)
 def test_scripts_are_told_by_name_however_they_are_started(started: str) -> None:
-    for script, is_supervised in FILES.items():
+    for script, is_known in FILES.items():
         found = import_files([f"{started.format(script)} {ARGUMENTS}"])
         assert [entry.setting.value for entry in found.entries if entry.setting.name == "script"] == [script]
-        assert refused(found) == ([] if is_supervised else [script]), script
+        assert refused(found) == ([] if is_known else [script]), script
         assert found.tree["model"] == "a/b"
 
 
 @pytest.mark.parametrize("started", WITH_MODULES)
 def test_so_are_modules(started: str) -> None:
-    for module, is_supervised in MODULES.items():
+    for module, is_known in MODULES.items():
         found = import_files([f"{started.format(module)} {ARGUMENTS}"])
-        assert refused(found) == ([] if is_supervised else [module]), module
+        assert refused(found) == ([] if is_known else [module]), module
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,19 @@ def test_so_are_modules(started: str) -> None:
     [
         *product(
             ("", "uvx ", "uv run ", "CUDA_VISIBLE_DEVICES=0 ", "poetry run ", "uvx --from trl "),
-            ("dpo", "kto", "grpo", "rloo", "reward", "distillation", "orpo"),
+            ("kto", "grpo", "rloo", "reward", "distillation", "ppo", "gkd"),
         )
     ],
 )
-def test_commands_of_trl_besides_sft_are_refused(prefix: str, command: str) -> None:
+def test_commands_of_trl_for_neither_rows_nor_pairs_are_refused(prefix: str, command: str) -> None:
     found = import_files([f"{prefix}trl {command} {ARGUMENTS} --num_processes 2"])
     assert refused(found) == [command]
-    assert not import_files([f"{prefix}trl sft {ARGUMENTS} --num_processes 2"]).lost
+    for other in ("sft", "dpo", "orpo"):
+        assert not import_files([f"{prefix}trl {other} {ARGUMENTS} --num_processes 2"]).lost
 
 
 @pytest.mark.parametrize(
-    "command", ["python trl/scripts/dpo.py --config x.yaml", "torchrun dpo.py x.yaml --config y.yaml"]
+    "command", ["python trl/scripts/kto.py --config x.yaml", "torchrun kto.py x.yaml --config y.yaml"]
 )
 def test_a_script_whose_arguments_are_all_in_a_file_is_refused_too(command: str) -> None:
     assert [entry.setting.name for entry in import_files([command]).lost] == ["script"]
@@ -132,7 +133,7 @@ def test_a_script_whose_arguments_are_all_in_a_file_is_refused_too(command: str)
 
 def test_a_refusal_says_what_it_trains_or_that_nobody_knows() -> None:
     (entry,) = import_files([f"python trl/scripts/kto.py {ARGUMENTS}"]).lost
-    assert entry.note == "By its name (kto) it trains on preferences or rewards: supervised fine-tuning only."
+    assert entry.note.startswith("By its name (kto) it trains on answers that are each good or bad (KTO), which is not")
     (entry,) = import_files([f"python examples/scripts/gkd.py {ARGUMENTS}"]).lost
     assert "distillation" in entry.note
     (entry,) = import_files([f"python run.py {ARGUMENTS}"]).lost
@@ -153,7 +154,7 @@ def test_a_refusal_says_what_it_trains_or_that_nobody_knows() -> None:
     ],
 )
 def test_what_a_name_says(script: str, word: str) -> None:
-    assert objective(script) == (word, bool(word))
+    assert method_of(script) == (word, "supervised" if word else "")
 
 
 def test_scripts_of_programs_with_files_of_their_own_are_told_by_those() -> None:

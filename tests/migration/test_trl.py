@@ -74,11 +74,15 @@ def test_rows_that_are_held_out_by_number_are_asked_for_as_a_fraction(tmp_path: 
         ({"beta": 0.01}, "beta"),
         ({"beta": 0.01, "loss_type": ["apo_zero"]}, "loss_type"),
         ({"max_prompt_length": 512}, "max_prompt_length"),
-        ({"dataset_mixer": {"c/d": 1.0}}, "dataset_mixer.c/d"),
+        ({"loss_type": "sigmoid"}, "loss_type"),
+        ({"simpo_gamma": 0.5}, "simpo_gamma"),
+        ({"dataset_mixer": {"c/d": 2.0}}, "dataset_mixer.c/d"),
         ({"ref_model_init_kwargs": {"revision": "x"}}, "ref_model_init_kwargs.revision"),
     ],
 )
-def test_its_recipes_for_preferences_are_refused(keys: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_its_recipes_for_preferences_are_refused_without_a_command(
+    keys: dict[str, Any], name: str, tmp_path: Path
+) -> None:
     assert name in lost(imported(tmp_path, HANDBOOK | keys))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, some in {"train": training_examples(0)[:300], "held-out": held_out_examples(2, 0)}.items():
         rows = [{"instruction": one.instruction, "output": one.answer} for one in some]
         write_rows(tmp_path / "tasks" / f"{name}.jsonl", rows)
+    (program,) = re.findall(r"```python\n(.*?)```", (RECIPES / "dpo-135m-laptop.md").read_text(), re.DOTALL)
+    exec(program, {})
+    shutil.copy(tmp_path / "tasks" / "held-out-pairs.jsonl", tmp_path / "pairs.jsonl")
     for split, number in {"train": 1000, "test": 20}.items():
         lines = [json.dumps({"content": f"{row['instruction']} {row['output']}"}) for row in alpaca_rows(number)]
         (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join(lines))

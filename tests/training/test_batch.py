@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.data import Pack, pack_at
+from tonnage.data.packs.padding import in_chunks
 from tonnage.data.packs.prefixes import Prefix
 from tonnage.kernels.dropout import token_keys
 from tonnage.model.attention import Shared
@@ -194,6 +195,9 @@ class Several:
 
     def lengths(self, index: int) -> np.ndarray:
         return self.pack(index).lengths
+
+    def row_lengths(self, index: int, chunk: int = 1) -> np.ndarray:
+        return in_chunks(self.lengths(index), chunk)
 
     def pack_at(self, position: int, seed: int) -> int:
         return pack_at(position, self.num_packs, seed)

@@ -91,6 +91,9 @@ def tried(loss: Loss, decision: Decision) -> LossNote:
     from tonnage.training.own_loss import OwnLoss, check_sum, note_of, rows_of
 
     config, rows = decision.config, decision.prepared.train
+    if config.objective.has_pairs:
+        observed = f"a loss of one's own, and objective.kind {config.objective.kind}"
+        raise user_error(observed, "one of them", "leave objective out, or loss", "loss")
     own, note = OwnLoss.of(loss, config.data.carry), note_of(loss)
     order = (rows.pack_at(position, config.seed) for position in range(rows.num_packs))
     check_sum(own, rows_of(rows, order))

@@ -8,6 +8,7 @@ are green, context is dim, special tokens are reversed; where there is no colour
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -73,7 +74,8 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
         index = dataset.pack_at(position, seed)
         pack = dataset.pack(index)
         at = 0
-        for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):
+        forks = repeat(None) if pack.forks is None else pack.forks.tolist()
+        for document, length, fork in zip(pack.documents.tolist(), pack.lengths.tolist(), forks, strict=False):
             if shown == count:
                 return
             file, row = dataset.where(document)
@@ -81,6 +83,7 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
                 "file": file,
                 "row": row,
                 "pack": index,
+                **({} if fork is None else {"prompt_tokens": fork[0], "rejected_from": fork[1]}),
                 "ids": pack.input_ids[at : at + length].tolist(),
                 "weights": pack.weights[at : at + length].tolist(),
             }
@@ -98,21 +101,26 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
     legend = Text.assemble(("supervised", "green"), "  ", ("context", "dim"), "  ", ("special", "reverse"))
     console.print(legend if not plain else Text("⟦supervised⟧ context"))
     for document in first_documents(prepared.train, count, seed):
-        supervised = sum(weight > 0 for weight in document["weights"])
-        title = (
-            f"{_short(document['file'])}:{document['row']}  {len(document['ids']):,} tokens, "
-            f"{supervised:,} supervised, pack {document['pack']}"
-        )
+        ids, weights, second = document["ids"], document["weights"], document.get("rejected_from")
+        supervised = f"{sum(weight > 0 for weight in weights):,} supervised"
+        if second is not None:
+            prompt = document["prompt_tokens"]
+            supervised = f"{prompt:,} before both answers, {second - prompt:,} chosen, {len(ids) - second:,} rejected"
+        title = f"{_short(document['file'])}:{document['row']}  {len(ids):,} tokens, "
+        title += f"{supervised}, pack {document['pack']}"
         console.print(Rule(Text(visible(title)), align="left", style="dim"))
-        console.print(_coloured(document, prepared.tokenizer, plain), soft_wrap=True)
+        console.print(_coloured(ids[:second], weights[:second], prepared.tokenizer, plain), soft_wrap=True)
+        if second is not None:
+            console.print(Text("rejected:", style="" if plain else "red"))
+            console.print(_coloured(ids[second:], weights[second:], prepared.tokenizer, plain), soft_wrap=True)
     console.print(Rule(style="dim"))
 
 
-def _coloured(document: dict[str, Any], tokenizer: Any, plain: bool) -> Text:
+def _coloured(ids: list[int], weights: list[float], tokenizer: Any, plain: bool) -> Text:
     """The text of a document, decoded in runs of equal kind so that characters of several tokens stay whole."""
     text = Text()
     special = () if plain else frozenset(tokenizer.all_special_ids)
-    for piece in pieces(document["ids"], document["weights"], tokenizer, special):
+    for piece in pieces(ids, weights, tokenizer, special):
         words, counts = visible(piece.text), piece.weight > 0
         style = ("green" if piece.weight == 1 else "yellow" if counts else "dim") + (
             " reverse" if piece.special else ""

@@ -12,9 +12,11 @@ from typing import Literal, get_args
 Scored = Literal["exact_match", "number", "choice", "contains", "json", "regex"]
 """Ways to score an answer by the one that its row has (``training.scorers``)."""
 SCORERS: tuple[str, ...] = ("none", *get_args(Scored))
-Best = Literal["none", "eval_loss", "token_accuracy", Scored, "score"]
+OfPairs = Literal["eval_reward_accuracy", "eval_reward_margin"]
+"""Figures of pairs of answers, where the objective prefers one."""
+Best = Literal["none", "eval_loss", "token_accuracy", OfPairs, Scored, "score"]
 """Figures by which steps can be compared; ``score`` is that of a function of the user's."""
-Gated = Literal["eval_loss", "perplexity", "forgets", "token_accuracy", Scored, "score"]
+Gated = Literal["eval_loss", "perplexity", "forgets", "token_accuracy", OfPairs, Scored, "score"]
 """Figures that can be asked to be within bounds."""
 LOWER = ("eval_loss", "perplexity", "forgets")
 """Those of which less is better."""

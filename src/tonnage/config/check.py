@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
+from tonnage.config.check_objective import check_objective
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.rules import RULES, Setting, broken
 from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
@@ -25,6 +26,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _batch(config)
     yield from broken(RULES, Setting.of(config))
     yield from _adapter(config)
+    yield from check_objective(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from check_slurm(config.launch)
         yield from check_job_script(config.launch, config.output)

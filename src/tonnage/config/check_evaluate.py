@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
-from tonnage.config.bounds import FIGURES, figure_of
+from tonnage.config.bounds import FIGURES, OfPairs, figure_of
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.schema import Config
 
@@ -65,9 +66,10 @@ def check_evaluate(config: Config) -> Iterator[Contradiction]:
 
 
 def computed(config: Config) -> tuple[str, ...]:
-    """Figures that evaluations of a run with validation rows compute."""
+    """Figures that evaluations of a run with validation rows, or pairs, compute."""
     scored = figure_of(config.evaluate.scorer)
-    return (*ALWAYS, *(dict.fromkeys(["exact_match", scored]) if scored else ()))
+    always = ("eval_loss", *get_args(OfPairs)) if config.objective.has_pairs else ALWAYS
+    return (*always, *(dict.fromkeys(["exact_match", scored]) if scored else ()))
 
 
 def _without_rows(key: str) -> Contradiction:
@@ -76,7 +78,7 @@ def _without_rows(key: str) -> Contradiction:
 
 def _untold(key: str, name: str) -> Contradiction:
     scorer = "MODULE:FUNCTION" if name == "score" else name
-    change = "" if name in ALWAYS else f"evaluate.scorer={scorer}"
+    change = "" if name in (*ALWAYS, *get_args(OfPairs)) else f"evaluate.scorer={scorer}"
     return Contradiction(
         (key, "evaluate.scorer"), f"{key}, and nothing tells {name}", "a figure that is computed", change
     )

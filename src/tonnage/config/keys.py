@@ -24,6 +24,7 @@ Path = tuple[str | int, ...]
 
 COMPUTED_DEFAULTS = {
     "epochs": f"{schema.DEFAULT_EPOCHS:g}",
+    "objective.beta": f"{schema.DEFAULT_BETA:g}; simpo {schema.BETAS['simpo']:g}",
     "output": "runs/MODEL-DATA",
     "data.train.columns": "{}",
     "data.train.roles": "{}",

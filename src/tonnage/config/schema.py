@@ -9,6 +9,7 @@ device.
     Config
     ├── model, revision, tokenizer, init, allow_missing, allow_unexpected, trust_remote_code
     ├── data        what to train on, and how rows become packs
+    ├── objective   what is minimised
     ├── batch       what one step sees
     ├── epochs or steps
     ├── optimizer   AdamW, its schedule and clipping
@@ -353,6 +354,52 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
+SMOOTHED, MARGINED = ("dpo",), ("simpo",)
+"""Kinds of ``objective`` that know smoothed labels, and a margin that they aim at."""
+REFERRED = ("dpo", "ipo", "hinge")
+"""Kinds of ``objective`` that compare with the model as it was."""
+PREFERENCES = (*REFERRED, "orpo", "simpo")
+"""Kinds of ``objective`` that learn from pairs of answers."""
+BETAS = {"simpo": 2.0}
+"""``objective.beta`` where it is not said, if it is another than ``DEFAULT_BETA``."""
+DEFAULT_BETA = 0.1
+
+
+def _kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class Objective(Section):
+    """What is minimised: the loss of answers, or a loss of pairs of which one answer is preferred."""
+
+    kind: Literal["supervised", "dpo", "ipo", "hinge", "orpo", "simpo"] = "supervised"
+    """`supervised`: cross-entropy; the others learn from rows with a `chosen` and a `rejected` answer."""
+    beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
+    """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Of `dpo`: the probability that the two answers of a pair were swapped."""
+    margin: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """Of `simpo`: how far apart the answers' rewards are to be (its gamma)."""
+    per_token: bool = False
+    """Of `dpo` and `hinge`: divide the log-probability of an answer by its tokens (`ipo`, `orpo` and `simpo` do)."""
+    supervised: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Weight of the chosen answers' own loss, nats a token of each, beside that of the pairs; `orpo` has it with 1."""
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether rows are pairs of answers."""
+        return self.kind in PREFERENCES
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probabilities are compared with those of the model as it was."""
+        return self.kind in REFERRED
+
+
+def _beta(values: Mapping[str, Any]) -> float:
+    return BETAS.get(values.get("kind", ""), DEFAULT_BETA)
+
+
 Quantize = Literal["none", "nf4", "nf4-double", "int8"]
 """How frozen weights rest: as they are, in blocks of 4-bit numbers, with their scales in 8 bits too, or in 8 bits."""
 
@@ -659,6 +706,8 @@ class Config(Section):
     """Let the model's own Python code run on this machine."""
     data: Data
     """What to train on, and how rows become packs."""
+    objective: Annotated[Objective, BeforeValidator(_kind)] = Field(default_factory=Objective)
+    """What is minimised; `dpo` is short for `{kind: dpo}`."""
     batch: Annotated[
         Annotated[Batch, Tag("section")] | Annotated[Literal["auto"], Tag("word")],
         Discriminator(_word_or_section),

@@ -131,6 +131,8 @@ class SourceAccount:
     """Rows whose thoughts before the last question the template leaves out."""
     rows_with_control_tokens: int = 0
     """Rows with documents whose own words hold the characters of control tokens."""
+    rows_tied: int = 0
+    """Pairs of which both answers have the same score, and one is preferred all the same."""
     control_tokens: Mapping[str, int] = field(default_factory=dict)
     """Those tokens -> such rows that hold them, the most frequent first."""
     control_token_rows: tuple[str, ...] = ()

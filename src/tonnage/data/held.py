@@ -15,12 +15,13 @@ from tonnage.data.building.builder import PartBuilder
 from tonnage.data.building.recipe import Recipe
 from tonnage.data.packs.dataset import Pack, piece_weights
 from tonnage.data.packs.packing import best_fit
+from tonnage.data.packs.padding import in_chunks, of_pairs
 from tonnage.data.packs.prefixes import Prefix
 from tonnage.data.sources.in_memory import SHOWN, plain_rows
 from tonnage.data.tokens.encoder import Document
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import RowError
-from tonnage.forms.formats import Form, detect, known_forms
+from tonnage.forms.formats import FORMATS, Form, detect, known_forms
 
 MOST_TOLD = 10
 """Problems of rows that an error names."""
@@ -47,6 +48,11 @@ class HeldPacks:
     def lengths(self, index: int) -> np.ndarray:
         """Tokens of every document of a pack, int32 (num_documents,)."""
         return self.packs[index].lengths
+
+    def row_lengths(self, index: int, chunk: int = 1) -> np.ndarray:
+        """Tokens that every document of a pack takes in rows of its own, as of a ``PackedDataset``."""
+        pack = self.packs[index]
+        return in_chunks(pack.lengths, chunk) if pack.forks is None else of_pairs(pack.lengths, pack.forks, chunk)
 
     def where(self, document: int) -> tuple[str, int]:
         """What the rows are called, and the number of a document's row."""
@@ -103,6 +109,7 @@ class Packer:
             prefixes=np.full(len(documents), -1, dtype=np.int16),
             starts=np.zeros(len(documents), dtype=np.int32),
             carried=dict(zip(self._recipe.options.carry, carried, strict=True)),
+            forks=np.array([document.fork for _, document in documents]) if documents[0][1].fork.shared else None,
         )
 
     def _form(self, rows: Sequence[dict[str, Any]]) -> Form:
@@ -110,7 +117,8 @@ class Packer:
         for form in self._forms:
             if form.columns and {*form.columns.values()}.difference(form.optional) <= rows[0].keys():
                 return form
-        formats = detect(rows)
+        pairs = any(FORMATS[form.format].is_pair for form in self._forms)
+        formats = detect(rows, pairs=pairs)
         if len(formats) == 1:
             return next(
                 (form for form in self._forms if form.format == formats[0] and not form.columns), Form(formats[0])
@@ -119,4 +127,4 @@ class Packer:
         fault = (
             f"rows that fit several forms: {', '.join(formats)} (fields: {fields})" if formats else f"fields {fields}"
         )
-        raise user_error(fault, f"rows of one form that is known: {known_forms()}", where=SHOWN)
+        raise user_error(fault, f"rows of one form that is known: {known_forms(pairs=pairs)}", where=SHOWN)

@@ -7,7 +7,7 @@ will be trained, of every source some, for a run to keep.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,9 @@ class Picture:
     supervised: int
     """Those of them whose loss counts."""
     pieces: list[TokenRun]
+    """Of a pair, the prompt and the answer that is preferred."""
+    rejected: list[TokenRun] = field(default_factory=list)
+    """Of a pair, the other answer."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,19 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
             if all(len(rows[at]) == most for at in role_sources):
                 break
             pack, at = dataset.pack(dataset.pack_at(position, seed)), 0
-            for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):
+            seconds = pack.lengths if pack.forks is None else pack.forks[:, 1]
+            for document, length, second in zip(
+                pack.documents.tolist(), pack.lengths.tolist(), seconds.tolist(), strict=True
+            ):
                 tokens, at = slice(at, at + length), at + length
                 source = dataset.source.part_of(document).source
                 if source in role_sources and len(rows[source]) < most:
                     ids, weights = pack.input_ids[tokens].tolist(), pack.weights[tokens].tolist()
-                    shown = pieces(ids[:MOST_TOKENS], weights[:MOST_TOKENS], prepared.tokenizer, special)
+                    shown, rejected = (
+                        pieces(ids[part][:MOST_TOKENS], weights[part][:MOST_TOKENS], prepared.tokenizer, special)
+                        for part in (slice(second), slice(second, None))
+                    )
                     supervised = sum(weight > 0 for weight in weights)
-                    rows[source].append(Picture(*dataset.where(document), len(ids), supervised, shown))
+                    rows[source].append(Picture(*dataset.where(document), len(ids), supervised, shown, rejected))
     shown_sources = [SourcePictures(source.name, source.role, rows[at]) for at, source in enumerate(sources)]
     return asdict(Pictures(shown_sources))

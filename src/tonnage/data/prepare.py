@@ -71,24 +71,25 @@ def prepare(
     most_positions: int | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
-    processes: int | None = None,
-    cluster: RayLaunch | None = None,
+    processes: int | RayLaunch | None = None,
+    pairs: bool = False,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
     ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
-    tokenising, ``None`` for as many as make sense; it changes no byte. Nor does ``cluster``, on whose nodes larger data
-    are tokenised. Raises ``UserError`` with every problem of the files and formats at once, and
-    ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
+    tokenising, ``None`` for as many as make sense, or the cluster on whose nodes larger data are tokenised; it changes
+    no byte. ``pairs``: whether each row must be a pair of answers. Raises ``UserError`` with every problem of the files
+    and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options)
+    sources = read_sources(options, pairs)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
     recipe = _recipe(own, options, sources.formats)
     own.init_kwargs = _with_kept(own, recipe)
-    if processes is None:
+    cluster = processes if isinstance(processes, RayLaunch) else None
+    if not isinstance(processes, int):
         processes = num_processes(sources.total_bytes, len(sources.parts))
     documents = _documents(sources, recipe, directory, progress, processes, cluster)
     date = next((date for script in recipe.scripts if (date := script.template.date)), "")

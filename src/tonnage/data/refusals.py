@@ -13,9 +13,9 @@ from tonnage.data.sources.given import Sources
 from tonnage.data.sources.hub import problem_of
 from tonnage.data.tokens.documents import Documents, half_read_files
 from tonnage.errors import Problem, UserError
-from tonnage.forms.advice import written
 from tonnage.forms.formats import FORMATS
 from tonnage.forms.reader import PATH, SOURCE
+from tonnage.forms.values import written
 from tonnage.forms.verdicts import verdicts_in
 
 SHOWN_ROWS = 20

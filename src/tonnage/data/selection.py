@@ -38,6 +38,7 @@ class Selection:
         self.lengths = documents.column("lengths")
         self.supervised = documents.column("supervised")
         self.content = documents.column("content")
+        self.shared = documents.column("shared")
         self.source = documents.sources()
         self.is_train = self.source < sources.num_train
 
@@ -201,6 +202,7 @@ class Selection:
         np.cumsum(np.bincount(packs, minlength=num_packs), out=offsets[1:])
         pieces = pieces[order]
         prefixes = np.where(self.piece_start[pieces] == 0, self.prefix[self.piece_document[pieces]], np.int16(-1))
+        shared, lengths = self.shared[self.piece_document[pieces]], self.piece_length[pieces]
         account = PackAccount(
             packs=num_packs,
             tokens=int(lengths.sum(dtype=np.int64)),
@@ -216,7 +218,7 @@ class Selection:
                 "documents": self.piece_document[pieces],
                 "starts": self.piece_start[pieces],
                 "lengths": self.piece_length[pieces],
-                "prefixes": within(self.common_prefixes, prefixes, self.piece_length[pieces]),
+                "prefixes": within(self.common_prefixes, prefixes, np.where(shared > 0, shared, lengths)),
             },
             {
                 "num_packs": num_packs,
@@ -225,6 +227,7 @@ class Selection:
                 "supervised_tokens": account.supervised,
                 "max_length": self.options.max_length,
                 "in_order": self.options.order == "given",
+                "pairs": bool(self.shared.any()),
                 "common_prefixes": [[prefix.length, prefix.parent] for prefix in self.common_prefixes],
             },
         )
@@ -267,6 +270,7 @@ class Selection:
             turns_moved=sum(part.totals.moved for part in parts),
             rows_trimmed=sum(part.totals.trimmed for part in parts),
             rows_without_thoughts=sum(part.totals.thoughts for part in parts),
+            rows_tied=sum(part.totals.ties for part in parts),
             rows_with_control_tokens=sum(part.totals.with_controls for part in parts),
             control_tokens=most_first(part.totals.controls for part in parts),
             control_token_rows=_places(parts),

@@ -84,6 +84,11 @@ def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
         yield f"{whole.rows_trimmed:,} rows held a first or last token that the template adds; it is there once"
     if whole.rows_without_thoughts:
         yield f"{whole.rows_without_thoughts:,} rows: the template leaves out what was thought before the last question"
+    if whole.rows_tied:
+        yield (
+            f"{whole.rows_tied:,} pairs: both answers have the same score, and one is preferred all the same",
+            "yellow",
+        )
     if whole.turns_moved:
         yield (
             f"{whole.turns_moved:,} answers begin inside of a token that also holds the end of what is before them; "

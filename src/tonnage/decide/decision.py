@@ -16,6 +16,7 @@ from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import ModelFound, find, with_adapter
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
+from tonnage.decide.reference import reference_of, with_reference
 from tonnage.decide.rows import prepare_data
 from tonnage.planning.ways import choose
 
@@ -112,6 +113,9 @@ def decide_on(
         reasons = plan.reasons
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+    if settled.objective.has_reference:
+        place_of = reference_of(settled, model, plan, progress)
+        plan, others = with_reference(plan, place_of), tuple(with_reference(one, place_of) for one in others)
     settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs
     return Decision(settled, model, prepared, plan, others, prompts, questions)
 

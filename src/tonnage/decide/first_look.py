@@ -97,7 +97,7 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
     if config.adapter == "auto":  # as it is where nothing is said
         wishes = replace(wishes, words=tuple(word for word in wishes.words if overridden_key(word) != "adapter"))
     model = find(config)
-    sources = read_sources(config.data)
+    sources = read_sources(config.data, config.objective.has_pairs)
     positions = positions_of(model.config)
     return Looked(
         wanted=wishes,

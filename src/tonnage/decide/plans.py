@@ -366,6 +366,11 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
             part.blocks.pop(mode, None)
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
+    if config.objective.has_pairs:
+        parts = {
+            degree: replace(part, outside=part.outside and part.outside.scoring_first())
+            for degree, part in parts.items()
+        }
     scales = Scales(parts[1], data, machine, parts, subject.rows)
     return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
 

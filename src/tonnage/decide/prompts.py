@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
@@ -95,9 +96,11 @@ def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt
     assert dataset is not None, "config.check sees to it"
     for index in range(dataset.num_packs):
         pack, at = dataset.pack(index), 0
-        for start, length in zip(pack.starts.tolist(), pack.lengths.tolist(), strict=True):
+        seconds = repeat(0) if pack.forks is None else pack.forks[:, 1].tolist()
+        for start, whole, second in zip(pack.starts.tolist(), pack.lengths.tolist(), seconds, strict=False):
+            length = second or whole  # of a pair the preferred answer
             ids, weights = pack.input_ids[at : at + length].tolist(), pack.weights[at : at + length].tolist()
-            at += length
+            at += whole
             end = next((place for place in range(length, 0, -1) if weights[place - 1] > 0), 0)
             begin = next((place for place in range(end, 0, -1) if weights[place - 1] <= 0), 0)
             if start or begin <= 1 or begin == end:  # the first token of a row never counts

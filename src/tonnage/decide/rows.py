@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,9 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
         "most_positions": positions_of(model.config),
         "cache": Path(data.cache) if data.cache else None,
         "progress": progress,
-        "cluster": cluster,
+        "processes": cluster,
     }
-    prepared = prepare(data, model.tokenizer, **alike)
+    prepared = prepare(data, model.tokenizer, pairs=config.objective.has_pairs, **alike)
     if (general := config.evaluate.general) is None:
         return prepared
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
@@ -84,22 +85,24 @@ def _padded_rows(
     from tonnage.planning.plan import RowSizes
 
     packs_per_step, chunk = steps.packs, steps.chunk
-    most = micro_batch * in_chunks(max(data.max_length for data in (train, *evaluated)), chunk)
+    most = micro_batch * in_chunks(max(data.most_row_tokens for data in (train, *evaluated)), chunk)
     computed, real, supervised, numbers = [], [], [], []
     for data in evaluated:  # in the same way, all of it at most once
         for index in range(min(data.num_packs, MOST_STEPS * packs_per_step)):
-            cut = forwards(data.lengths(index), most, chunk)
+            cut = forwards(data.row_lengths(index, chunk), most)
             supervised += [int(data.supervised(index)[one].sum()) for one in cut]
     for start in range(0, min(len(order), MOST_STEPS * packs_per_step), packs_per_step):
         of_workers = []
         for worker in range(workers):
             mine = order[start : start + packs_per_step][worker::workers]
             if len(mine):
-                lengths = np.concatenate([train.lengths(int(pack)) for pack in mine])
-                targets = np.concatenate([train.supervised(int(pack)) for pack in mine])
-                cut = forwards(lengths, most, chunk)
+                lengths, in_rows, targets = (
+                    np.concatenate([amounts(int(pack)) for pack in mine])
+                    for amounts in (train.lengths, partial(train.row_lengths, chunk=chunk), train.supervised)
+                )
+                cut = forwards(in_rows, most)
                 of_workers.append(len(cut))
-                computed += [int(in_chunks(lengths[one[0]], chunk)) * len(one) for one in cut]
+                computed += [int(in_rows[one[0]]) * len(one) for one in cut]
                 real += [int(lengths[one].sum()) for one in cut]
                 supervised += [int(targets[one].sum()) for one in cut]
         numbers.append(max(of_workers))

@@ -43,12 +43,15 @@ PHASES = {
     "build": "building the model",
     "load": "loading the model",
     "optimizer": "making the optimizer's state",
+    "reference": "computing the reference",
     "evaluate": "evaluating",
     "answer": "answering",
     "save": "saving",
     "done": "done",
     "stopped": "stopped",
 }
+UNITS = {"reference": "packs", "evaluate": "packs", "answer": "prompts"}
+"""What is counted in a phase that is no step."""
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 LONGEST_SPARKLINE = 40
 RECENT_STEPS = 50
@@ -267,6 +270,8 @@ class RunDisplay:
             bars = PLAIN_BARS if self._console.options.ascii_only else BARS
             loss += f" {draw_sparkline(state.losses, width, bars)}"
         yield loss
+        if (preferred := _finite(last.get("reward_accuracy"))) is not None:
+            yield f"preferred {preferred:.0%}"
         if state.evaluations:
             step, value = state.evaluations[-1]
             yield f"eval {_number(value)} @{step}"
@@ -314,8 +319,8 @@ class RunDisplay:
             doing = f"step {position.step}"
         if position.num_micro_batches > 1 and in_step:
             doing += f", micro-batch {max(position.micro_batch, 1)}/{position.num_micro_batches}"
-        elif position.num_micro_batches > 1 and position.phase in ("evaluate", "answer"):
-            unit = "packs" if position.phase == "evaluate" else "prompts"
+        elif position.num_micro_batches > 1 and position.phase in UNITS:
+            unit = UNITS[position.phase]
             doing += f", {position.micro_batch} of {position.num_micro_batches} {unit}"
         since = f" {_clock(time.time() - position.seconds)}" if position.seconds and not in_step else ""
         return f"{stopping}{doing}{since}{again}"

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-
 from tonnage.forms.conversation import RowError
-from tonnage.forms.formats import PRESETS, Form, form_of
-from tonnage.forms.reader import PATH, SOURCE, Reader, for_chosen
-from tonnage.forms.values import Row, is_empty
-
-_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
-"""Words that are something else in YAML, of one version or another."""
-
-
-def written(value: object) -> str:
-    """A plain value as a config takes it, in a file and on a command line."""
-    match value:
-        case Mapping():
-            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value.items()) + "}"
-        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in _NO_TEXT:
-            return value
-        case _:
-            return json.dumps(value, ensure_ascii=False)
-
+from tonnage.forms.formats import FORMATS, PRESETS, Form, form_of
+from tonnage.forms.reader import Reader
+from tonnage.forms.values import Row, written
 
 ALIASES = {
     "instruction": ("question", "query", "problem", "prompt", "input", "human", "user", "task", "q"),
@@ -35,16 +16,18 @@ ALIASES = {
 """Field of the Alpaca form -> names that people give to it, the likeliest first."""
 
 
-def advice(source: str, path: str, row: Row) -> str:
+def advice(source: str, path: str, row: Row, *, pairs: bool = False) -> str:
     """What to write for a source whose rows fit no form: a preset or columns with which this row can be read.
 
     ``source`` is the source's key and ``path`` its path, as the config has them. Empty where nothing is found.
+    ``pairs``: whether rows are to be pairs of answers.
     """
-    if not is_empty(row.get("chosen")) and "rejected" in row:
-        return for_chosen(row).replace(SOURCE, source).replace(PATH, written(path))
-    for name, (_, columns) in PRESETS.items():
-        if columns and all(theirs in row for theirs in columns.values()) and _reads(form_of(name, {}, {}), row):
+    for name, (format, columns) in PRESETS.items():
+        suits = bool(columns) and FORMATS[format].is_pair == pairs
+        if suits and all(theirs in row for theirs in columns.values()) and _reads(form_of(name, {}, {}), row):
             return f"{source}: {written({'path': path, 'format': name})}"
+    if pairs:
+        return ""
     columns = {}
     for ours, names in ALIASES.items():
         free = [name for name in (ours, *names) if name in row and name not in columns.values()]

@@ -107,6 +107,8 @@ class Conversation:
     """Weight of each of ``ids``."""
     carried: tuple[float, ...] = ()
     """Numbers of the row that go with it, in the order in which the data's options name them."""
+    rejected: Conversation | None = None
+    """Of a pair the conversation with the other answer, to which this one is preferred; its tools are these."""
 
     @staticmethod
     def of(messages: Iterable[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
@@ -127,6 +129,7 @@ class Conversation:
         """The same with all its weights times ``weight``."""
         return replace(
             self,
+            rejected=None if self.rejected is None else self.rejected.scaled(weight),
             turns=[
                 replace(turn, weight=turn.weight * weight, pieces=_scaled(turn.pieces, weight)) for turn in self.turns
             ],

@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from tonnage.forms.beside import after_system, exchange, history_of, instruction_of, with_beside
+from tonnage.forms.comparisons import read_arena, read_helpsteer, read_saferlhf, read_shp
 from tonnage.forms.conversation import Conversation, Message, Pieces, RowError, Turn
-from tonnage.forms.turns import TurnReader, media_error, read_tools
+from tonnage.forms.preferences import FIELDS, has_pair, read_preference
+from tonnage.forms.turns import LISTS, TurnReader, media_error, read_tools
 from tonnage.forms.values import (
     FLAGS,
     Row,
     answer_of,
-    as_list,
-    count_unread,
+    as_turns,
     is_empty,
+    is_strings,
+    is_turns,
     kind_of,
     names_of,
     number_weight,
@@ -32,7 +36,6 @@ from tonnage.forms.values import (
     quietly,
     string_of,
     weights_of,
-    without_nulls,
 )
 
 MOST_IN_TREE = 2_000
@@ -73,10 +76,10 @@ class Format:
     """Whether a chat template makes text of its rows."""
     is_listed: bool = False
     """Whether its messages may stand in any of ``LISTS``."""
+    is_pair: bool = False
+    """Whether a row has two answers of which one is preferred (``Conversation.rejected``)."""
 
 
-LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
-"""Fields under which lists of messages are kept."""
 BESIDE = ("system", "tools", "functions")
 PAIRS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
 """Fields of a question and its answer in a list of both."""
@@ -87,18 +90,9 @@ MASKS = ("labels", "loss_mask", "assistant_masks", "completion_mask", "assistant
 
 
 def _alpaca(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
-    instruction = string_of(row, "instruction")
-    more = optional_string(row, "input")
-    answer = answer_of(string_of(row, "output"), "output")
-    if not instruction.strip() and not more.strip():
-        raise RowError("empty_prompt", "'instruction' is empty")
-    message: Message = {"role": "user", "content": instruction}
-    if more.strip():
-        whole = f"{instruction}{form.between}{more}" if instruction.strip() else more
-        message = {"role": "user", "content": whole, "instruction": instruction, "input": more}
-    turns = [turn for question, reply in _history(row.get("history")) for turn in _pair(question, reply)]
-    turns += [Turn(message), Turn({"role": "assistant", "content": answer}, 1.0)]
-    return [_with_beside(Conversation(turns), row, reader)]
+    question = instruction_of(row, form.between)
+    answer: Message = {"role": "assistant", "content": answer_of(string_of(row, "output"), "output")}
+    return [with_beside(Conversation([*history_of(row), Turn(question), Turn(answer, 1.0)]), row, reader)]
 
 
 def _instances(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
@@ -116,24 +110,6 @@ def _instances(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     return conversations
 
 
-def _history(value: object) -> list[list[str]]:
-    value = as_list(value)
-    if is_empty(value):
-        return []
-    if not isinstance(value, list):
-        raise RowError("wrong_type", f"'history' is {kind_of(value)}, not a list of [prompt, answer] pairs")
-    for pair in value:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
-            raise RowError("wrong_type", "'history' is not a list of [prompt, answer] pairs of strings")
-        answer_of(pair[1], "history")
-    return value
-
-
-def _pair(question: str, reply: str, weight: float = 1.0) -> tuple[Turn, Turn]:
-    answer: Message = {"role": "assistant", "content": reply}
-    return Turn({"role": "user", "content": question}), Turn(answer, weight, is_unsaid=weight == 0)
-
-
 # Lists of messages
 
 
@@ -141,7 +117,7 @@ def _messages(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     name = turns_of(row, form.format)
     if name not in row:
         raise RowError("missing_field", f"no field {name!r} (it has {names_of(row)})")
-    return [_with_beside(Conversation(reader.read(row[name], name)), row, reader)]
+    return [with_beside(Conversation(reader.read(row[name], name)), row, reader)]
 
 
 def _pairs(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
@@ -160,8 +136,8 @@ def _pairs(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         if system.strip():
             turns.append(Turn({"role": "system", "content": system}))
         answer = answer_of(string_of(item, names[1]), f"{where}.{names[1]}")
-        turns += _pair(question, answer, next(iter(weights_of(item, flags, where)), 1.0))
-    return [_with_beside(Conversation(turns), row, reader)]
+        turns += exchange(question, answer, next(iter(weights_of(item, flags, where)), 1.0))
+    return [with_beside(Conversation(turns), row, reader)]
 
 
 def _strings(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
@@ -173,7 +149,7 @@ def _strings(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         if number % 2:
             answer_of(words, f"data[{number}]")
         messages.append({"role": "assistant" if number % 2 else "user", "content": words})
-    return [_with_beside(Conversation.of(messages), row, reader)]
+    return [with_beside(Conversation.of(messages), row, reader)]
 
 
 def _completion(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
@@ -182,12 +158,12 @@ def _completion(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         answer_of(completion, "completion")
         if not prompt:
             raise RowError("empty_prompt", "'prompt' is empty")
-        turns = list(_pair(prompt, completion))
+        turns = list(exchange(prompt, completion))
     else:
         before = _side(prompt, "prompt", "user", reader)
         after = _side(completion, "completion", "assistant", reader)
         turns = [*(Turn(turn.message) for turn in before), *after]
-    return [_with_beside(Conversation(turns), row, reader)]
+    return [with_beside(Conversation(turns), row, reader)]
 
 
 def _side(value: object, name: str, role: str, reader: TurnReader) -> list[Turn]:
@@ -212,7 +188,7 @@ def _gemini(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
         return [conversation]
     if isinstance(system, dict):
         system = str(_gemini_turn({"role": "system", **system}, "systemInstruction", reader)[0]["content"])
-    return [_after_system(conversation, system if isinstance(system, str) else "")]
+    return [after_system(conversation, system if isinstance(system, str) else "")]
 
 
 _GEMINI_PART = (
@@ -376,41 +352,20 @@ def _tokens(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     return [Conversation(ids=ids, ids_weights=weights)]
 
 
-# What stands beside messages
+# Pairs of answers
 
 
-def _with_beside(conversation: Conversation, row: Row, reader: TurnReader) -> Conversation:
-    """The conversation with the tools and the system message that stand in fields of their own."""
-    tools, other = row.get("tools"), row.get("functions")
-    if is_empty(tools):
-        tools = other
-    elif not is_empty(other) and other != tools:
-        count_unread(reader.unread, "functions")
-    if tools is not None:
-        conversation.tools = read_tools(without_nulls(as_list(tools)) if reader.fills_nulls else tools)
-    system = optional_string(row, "system")
-    return _after_system(conversation, system) if system.strip() else conversation
+def _preference(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
+    return [read_preference(row, reader, form.between, form.columns.keys())]
 
 
-def _after_system(conversation: Conversation, system: str) -> Conversation:
-    """The conversation with a system message in front. Raises ``RowError`` if it has another one."""
-    turns = conversation.turns
-    if turns and turns[0].role == "system":
-        if turns[0].message["content"].strip() == system.strip():
-            return conversation
-        raise RowError("wrong_type", "two system prompts: one in the messages, another one beside them")
-    return replace(conversation, turns=[Turn({"role": "system", "content": system}), *turns])
+def _of_pair(
+    read: Callable[[Row, TurnReader], Conversation],
+) -> Callable[[Row, Form, TurnReader], list[Conversation]]:
+    return lambda row, form, reader: [read(row, reader)]
 
 
 # How forms are recognised
-
-
-def is_turns(value: object, *keys: str) -> bool:
-    """Whether a value is a list in which an object has one of ``keys``."""
-    value = quietly(value)
-    return isinstance(value, list) and any(
-        isinstance(turn, dict) and any(map(turn.__contains__, keys)) for turn in value
-    )
 
 
 def turns_of(row: Row, format: str) -> str:
@@ -423,14 +378,6 @@ def turns_of(row: Row, format: str) -> str:
     )
 
 
-def as_turns(value: object) -> object:
-    """A list of messages, also from a single one or from JSON text; any other value stays as it is."""
-    read = quietly(value)
-    if isinstance(read, dict) and ("role" in read or "from" in read):
-        return [read]
-    return read if is_turns(read, "role", "from") else value
-
-
 def pair_names(value: object) -> tuple[str, str] | None:
     """The names of the fields of question and answer in a list of such pairs; ``None`` if it is none."""
     value = quietly(value)
@@ -439,12 +386,6 @@ def pair_names(value: object) -> tuple[str, str] | None:
     return next(
         (names for names in PAIRS if names[1] in value[0] and (names[0] in value[0] or "system" in value[0])), None
     )
-
-
-def is_strings(value: object) -> bool:
-    """Whether a value is a list of several strings."""
-    value = quietly(value)
-    return isinstance(value, list) and len(value) > 1 and all(isinstance(words, str) for words in value)
 
 
 def _has(*names: str) -> Callable[[Row], bool]:
@@ -538,6 +479,44 @@ FORMATS: dict[str, Format] = {
         about=" with one mask or several that agree (-100 in `labels` is not trained)",
         is_chat=False,
     ),
+    "preference": Format(
+        must=("chosen", "rejected"),
+        may=FIELDS,
+        fits=has_pair,
+        read=_preference,
+        about=": answers, texts or messages, or whole conversations, also as text (hh); or `chosen_response` and "
+        "`rejected_response`; or `instruction` and an `output` of both, the chosen one first",
+        is_pair=True,
+    ),
+    "saferlhf": Format(
+        must=("prompt", "response_0", "response_1", "better_response_id"),
+        fits=_has("prompt", "response_0", "response_1", "better_response_id"),
+        read=_of_pair(read_saferlhf),
+        about=": the number of the better one (PKU-SafeRLHF)",
+        is_pair=True,
+    ),
+    "shp": Format(
+        must=("history", "human_ref_A", "human_ref_B", "labels"),
+        may=("score_A", "score_B"),
+        fits=_has("history", "human_ref_A", "human_ref_B", "labels"),
+        read=_of_pair(read_shp),
+        about=": 1 where A is preferred (Stanford Human Preferences)",
+        is_pair=True,
+    ),
+    "arena": Format(
+        must=("conversation_a", "conversation_b", "winner"),
+        fits=_has("conversation_a", "conversation_b", "winner"),
+        read=_of_pair(read_arena),
+        about=": `model_a` or `model_b`; rows with a tie are bad (Chatbot Arena)",
+        is_pair=True,
+    ),
+    "helpsteer": Format(
+        must=("context", "response1", "response2", "overall_preference"),
+        fits=_has("context", "response1", "response2", "overall_preference"),
+        read=_of_pair(read_helpsteer),
+        about=": below 0 where the first is preferred; rows with 0 are bad (HelpSteer3)",
+        is_pair=True,
+    ),
 }
 """The forms by name. Every row may also have ``loss_weight``."""
 
@@ -554,6 +533,17 @@ PRESETS: dict[str, tuple[str, dict[str, str]]] = {
     "oasst": ("tree", {}),
     "seed_tasks": ("instances", {}),
     "xtuner": ("pairs", {}),
+    "step_dpo": ("preference", {"chosen": "full_chosen", "rejected": "full_rejected"}),
+    "saferlhf_safety": ("saferlhf", {"better_response_id": "safer_response_id"}),
+    "helpsteer2": (
+        "helpsteer",
+        {
+            "context": "prompt",
+            "response1": "response_1",
+            "response2": "response_2",
+            "overall_preference": "preference_strength",
+        },
+    ),
 }
 """Data sets by name: the form of their rows, and the columns that hold its fields."""
 
@@ -569,9 +559,13 @@ def form_of(format: str, columns: Mapping[str, str], roles: Mapping[str, str]) -
     return Form(name, {**preset, **columns}, dict(roles), tuple(set(preset) - set(columns)))
 
 
-def known_forms(*, only_chat: bool = False) -> str:
-    """The forms with the fields that their rows must have, for a refusal."""
-    formats = ((name, format) for name, format in FORMATS.items() if format.is_chat or not only_chat)
+def known_forms(*, only_chat: bool = False, pairs: bool = False) -> str:
+    """The forms with the fields that their rows must have, for a refusal; ``pairs``: those of pairs of answers."""
+    formats = (
+        (name, format)
+        for name, format in FORMATS.items()
+        if (format.is_chat or not only_chat) and format.is_pair == pairs
+    )
     return "; ".join(f"{name} ({', '.join(format.must)})" for name, format in formats)
 
 
@@ -584,17 +578,18 @@ def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     return renamed
 
 
-def candidates(row: Row) -> tuple[str, ...]:
-    """Formats whose fields the row has."""
-    return tuple(name for name, format in FORMATS.items() if format.fits(row))
+def candidates(row: Row, *, pairs: bool = False) -> tuple[str, ...]:
+    """Formats whose fields the row has: those of rows to learn as they are, or those of ``pairs`` of answers."""
+    return tuple(name for name, format in FORMATS.items() if format.is_pair == pairs and format.fits(row))
 
 
-def detect(rows: Sequence[Row]) -> tuple[str, ...]:
+def detect(rows: Sequence[Row], *, pairs: bool = False) -> tuple[str, ...]:
     """Formats that fit the rows: one when all is well, several when it is ambiguous, none when nothing fits.
 
-    A row that fits nothing is left to ``Reader``, which names it; rows that disagree make it ambiguous.
+    ``pairs`` is as of ``candidates``. A row that fits nothing is left to ``Reader``, which names it; rows that disagree
+    make it ambiguous.
     """
-    fitting = [formats for row in rows if (formats := candidates(row))]
+    fitting = [formats for row in rows if (formats := candidates(row, pairs=pairs))]
     if not fitting:
         return ()
     shared = set(fitting[0]).intersection(*fitting)

@@ -1,19 +1,31 @@
 """From rows of a form to conversations.
 
 ``Reader`` checks every value it uses, raises ``RowError`` with the reason, and counts the fields that nobody reads; it
-never repairs a row in silence. Rows that were made for another purpose (preferences, pictures) are refused, since their
-texts alone mean something else. Which tokens are trained is settled elsewhere: here a message only gets its weight.
+never repairs a row in silence. Rows that were made for another purpose than their form's (preferences as answers to
+learn, pictures) are refused, since their texts alone mean something else. Here a message only gets its weight: which
+tokens are trained is settled elsewhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tonnage.forms.conversation import Conversation, RowError
-from tonnage.forms.formats import FORMATS, LISTS, Form, fields_of, rename, turns_of
-from tonnage.forms.turns import MEDIA, TurnReader, media_error, placeholder_in
-from tonnage.forms.values import Row, as_float, count_unread, is_empty, kind_of, names_of, number_weight, quietly
+from tonnage.forms.formats import FORMATS, Form, fields_of, rename, turns_of
+from tonnage.forms.preferences import is_tie, other_preference
+from tonnage.forms.turns import LISTS, MEDIA, ROLE_NAMES, TurnReader, media_error, placeholder_in
+from tonnage.forms.values import (
+    Row,
+    as_float,
+    as_turns,
+    count_unread,
+    is_empty,
+    kind_of,
+    names_of,
+    number_weight,
+    written,
+)
 from tonnage.forms.verdicts import Values
 
 LARGEST_CARRIED = 3.4e38
@@ -32,9 +44,12 @@ class Reader:
         self.columns: Counter[str] = Counter()
         """Columns that the form names -> rows that have them."""
         self.values = Values()
-        """Of the fields that are not read."""
+        """Of the fields that are not read; none of pairs, which say themselves which answer is a good one."""
+        self.ties = 0
+        """Pairs whose answers have the same score."""
         self._form, self._format = form, FORMATS[form.format]
-        self._turns = TurnReader(form.roles, self.unread, self.values, fills_nulls=fills_nulls)
+        values = Values() if self._format.is_pair else self.values
+        self._turns = TurnReader(form.roles, self.unread, values, fills_nulls=fills_nulls)
         self._carry = tuple(carry)
         self._known = frozenset((*fields_of(form.format), *carry))
         self._asked_for = frozenset(form.columns.values())
@@ -52,20 +67,27 @@ class Reader:
         for name in beside:
             self._unknown(name, row)
         conversations = self._format.read(row, self._form, self._turns)
-        if beside:
+        if beside and not self._format.is_pair:
             self._note_values(row, beside, conversations[-1])
         weight = number_weight(row.get("loss_weight"), "loss_weight")
         for at, conversation in enumerate(conversations):
-            if self._form.drops_system and conversation.turns and conversation.turns[0].role == "system":
-                conversation.turns = conversation.turns[1:]
             conversation.carried = carried
             if weight is not None:
                 conversations[at] = conversation = conversation.scaled(weight)
-            if mark := placeholder_in(conversation.turns):
-                raise media_error(f"a message that begins or ends with {mark}")
-            if conversation.is_chat:
-                _check_turns(conversation)
+            for side in (conversation, conversation.rejected):
+                if side is not None:
+                    self._finish(side)
+        self.ties += self._format.is_pair and is_tie(row)
         return conversations
+
+    def _finish(self, conversation: Conversation) -> None:
+        """Leave out its system message where the form says so. Raises ``RowError`` if it cannot be trained on."""
+        if self._form.drops_system and conversation.turns and conversation.turns[0].role == "system":
+            conversation.turns = conversation.turns[1:]
+        if mark := placeholder_in(conversation.turns):
+            raise media_error(f"a message that begins or ends with {mark}")
+        if conversation.is_chat:
+            _check_turns(conversation)
 
     def _unknown(self, name: str, row: Row) -> None:
         """Count a field that is not read, or refuse the row for it."""
@@ -74,7 +96,14 @@ class Reader:
             return
         if name in MEDIA:
             raise media_error(f"a field {name!r}")
-        if name == "kto_tag" or (name == "label" and isinstance(value, bool)):
+        is_verdict = name == "kto_tag" or (name == "label" and isinstance(value, bool))
+        if is_verdict and self._format.is_pair:
+            raise other_preference(row) or RowError(
+                "two_verdicts",
+                f"a field {name!r} that says whether an answer is a good one, beside a chosen and a rejected one",
+                f"take {name} out of the rows if it agrees with them; swap the answers where it says the opposite",
+            )
+        if is_verdict:
             raise RowError(
                 "preference",
                 f"a field {name!r} that says whether the answer is a good one",
@@ -86,7 +115,7 @@ class Reader:
                 "preference",
                 "an answer that was chosen, or one that was rejected, beside it: a preference, which needs another "
                 "objective",
-                for_chosen(row),
+                for_chosen(row, self._form.columns),
             )
         if name == "train_detail":
             raise RowError(
@@ -126,17 +155,35 @@ def _carried(row: Row, name: str) -> float:
     return number
 
 
-def for_chosen(row: Row) -> str:
-    """How to train on the chosen answers of preferences; ``SOURCE`` and ``PATH`` stand for what only the caller
-    knows."""
-    chosen = quietly(row["chosen"])
+def for_chosen(row: Row, columns: Mapping[str, str]) -> str:
+    """How to train on preferences, on the pairs or on the chosen answers alone; ``SOURCE`` and ``PATH`` stand for what
+    only the caller knows. ``columns`` are those by which the row is renamed."""
+    pairs = "learn from both answers: objective: dpo"
+    form = _form_of_chosen(row, columns)
+    if not form:
+        return f"{pairs}; or write the chosen answers to a file of their own, as prompt and completion"
+    return f"{pairs}; or train on the chosen answers alone: {SOURCE}: {{path: {PATH}, format: {form}}}"
+
+
+def _form_of_chosen(row: Row, columns: Mapping[str, str]) -> str:
+    """The format and the columns with which the chosen answers alone are read; empty where there are none."""
+    chosen, column = as_turns(row.get("chosen")), columns.get("chosen", "chosen")
     names = ("prompt", "question", "instruction", "query", "input", *LISTS)
     prompt_field = next((name for name in names if not is_empty(row.get(name))), None)
-    if isinstance(chosen, list) and len(chosen) > 1:
-        form = "messages, columns: {messages: chosen}"
-    elif prompt_field is None:
-        return "to train on the chosen answers alone, write them to a file of their own, as prompt and completion"
-    else:
-        prompt = "" if prompt_field == "prompt" else f"prompt: {prompt_field}, "
-        form = f"completion, columns: {{{prompt}completion: chosen}}"
-    return f"train on the chosen answers alone: {SOURCE}: {{path: {PATH}, format: {form}}}"
+    if isinstance(chosen, list) and len(chosen) > 1 and not _is_answer(chosen[0]):
+        return f"messages, columns: {written({'messages': column})}"
+    if prompt_field is None or is_empty(chosen):
+        return ""
+    beside = {name: theirs for name, theirs in columns.items() if name in ("system", "tools")}
+    if prompt_field == "instruction" and isinstance(chosen, str):
+        question = {name: theirs for name, theirs in columns.items() if name in ("instruction", "input")}
+        return f"alpaca, columns: {written(question | beside | {'output': column})}"
+    prompt = columns.get(prompt_field, prompt_field)
+    question = {"prompt": prompt} if prompt != "prompt" else {}
+    return f"completion, columns: {written(question | beside | {'completion': column})}"
+
+
+def _is_answer(message: object) -> bool:
+    """Whether a message is the assistant's, by the usual names of roles."""
+    role = message.get("role", message.get("from")) if isinstance(message, dict) else None
+    return isinstance(role, str) and ROLE_NAMES.get(role.lower()) == "assistant"

@@ -38,6 +38,8 @@ from tonnage.forms.values import (
 )
 from tonnage.forms.verdicts import Values
 
+LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+"""Fields under which lists of messages are kept."""
 ROLE_NAMES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter"), "user"),

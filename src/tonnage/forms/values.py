@@ -113,6 +113,28 @@ def quietly(value: object) -> object:
         return value
 
 
+def is_turns(value: object, *keys: str) -> bool:
+    """Whether a value is a list in which an object has one of ``keys``."""
+    value = quietly(value)
+    return isinstance(value, list) and any(
+        isinstance(turn, dict) and any(map(turn.__contains__, keys)) for turn in value
+    )
+
+
+def as_turns(value: object) -> object:
+    """A list of messages, also from a single one or from JSON text; any other value stays as it is."""
+    read = quietly(value)
+    if isinstance(read, dict) and ("role" in read or "from" in read):
+        return [read]
+    return read if is_turns(read, "role", "from") else value
+
+
+def is_strings(value: object) -> bool:
+    """Whether a value is a list of several strings."""
+    value = quietly(value)
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(words, str) for words in value)
+
+
 def without_nulls(value: Any) -> Any:
     """A value without the fields that are null: Arrow gives every object of a column the fields of all others."""
     if isinstance(value, dict):
@@ -144,3 +166,18 @@ def answer_of(text: str, name: str) -> str:
     if not text or text.isspace():
         raise RowError("empty_answer", f"{name!r} is empty: there is nothing to learn")
     return text
+
+
+_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
+"""Words that are something else in YAML, of one version or another."""
+
+
+def written(value: object) -> str:
+    """A plain value as a config takes it, in a file and on a command line."""
+    match value:
+        case Mapping():
+            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value.items()) + "}"
+        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in _NO_TEXT:
+            return value
+        case _:
+            return json.dumps(value, ensure_ascii=False)

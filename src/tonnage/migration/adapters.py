@@ -7,6 +7,7 @@ from typing import Any
 
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.families import ALL_TEXT, BESIDE, of_family
+from tonnage.migration.keys import asks_for_nothing
 from tonnage.migration.patterns import patterns_of
 from tonnage.migration.values import flag, listed, number, text, whole, words
 
@@ -93,6 +94,9 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
         draft.imply_default("adapter.alpha")
     elif alpha is None:
         draft.leave_open("adapter.alpha", "the alpha of the adapter, which no key says", example="32")
+    if draft.has_pairs and not any(asks_for_nothing(setting.value) for setting in draft.settings("dropout_off")):
+        draft.drop_every("Dropout is switched off there where pairs are learned from.", "adapter.dropout")
+        draft.imply("adapter.dropout", 0.0, f"{draft.program.name} switches dropout off where it learns from pairs")
     draft.copy("adapter.dropout", number)
     draft.imply_default("adapter.dropout")
     _targets(draft)

@@ -16,6 +16,7 @@ from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.meanings import meaning_of
 from tonnage.migration.prompts import NAMED, PromptFormat, written_out
 from tonnage.migration.sources import USUAL_ROLES, ImportedSources
+from tonnage.migration.turns import TurnFormats
 from tonnage.migration.values import flag, listed, text, texts, whole
 from tonnage.migration.yaml_files import read_data
 
@@ -36,7 +37,9 @@ class RowShape:
     """``alpaca``: as the template of that name shows them; ``prompt``: by a text around them; ``chat``: as a chat
     template does; ``text``: as they are."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    prompt: PromptFormat | None = None
+    prompt: PromptFormat | TurnFormats | None = None
+    are_texts: bool = False
+    """Whether rows may be plain texts, of which no conversation is made there."""
 
 
 _TABLE = read_data("axolotl_rows")
@@ -45,6 +48,8 @@ TYPES = {
     **{name: RowShape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
 }
 """Axolotl's ``type`` of a data set."""
+PAIRS = {name: RowShape(**row) for names, row in _TABLE["pairs"].items() for name in names.split()}
+"""Its ``type`` where pairs of answers are learned from."""
 SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
 ONE_TEMPLATE = "One template shows all rows: train on one kind first, then on the other."
 OWN = (
@@ -53,6 +58,16 @@ OWN = (
 )
 """Parts of a ``type`` that the configuration writes out."""
 COLUMNS = {"field_messages": "messages", "field_tools": "tools", "field": "text"}
+COLUMNS_OF_PAIRS = {"field_messages": "messages", "field_chosen": "chosen", "field_rejected": "rejected"}
+OWN_OF_PAIRS = {
+    "field_prompt": "prompt",
+    "field_system": "system",
+    "field_chosen": "chosen",
+    "field_rejected": "rejected",
+}
+FORMATS = ("prompt_format", "chosen_format", "rejected_format")
+"""Parts of a ``type`` for pairs that the configuration writes out, besides the columns above."""
+USER_DEFINED = ("user_defined", "user_defined.default")
 MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content"}
 READ_FIELDS = {"role": ("role", "from"), "content": ("content", "value"), "reasoning_content": THOUGHTS}
 """Fields of a message, and the names by which our reader finds them."""
@@ -172,20 +187,32 @@ def _path(data_set: _DataSet) -> bool:
 def _shape(data_set: _DataSet, sources: ImportedSources) -> RowShape:
     draft, leaves = data_set.draft, data_set.leaves
     own = {name.partition(".")[2]: leaves.pop(name) for name in list(leaves) if name.startswith("type.")}
+    if draft.has_pairs and str(leaves["type"].value if "type" in leaves else "") in USER_DEFINED:
+        data_set.picks.append(leaves.pop("type"))  # with its parts beside it, as earlier versions had them
+        own = {name: leaves.pop(name) for name in (*OWN_OF_PAIRS, *FORMATS) if name in leaves}
+        return _own_pairs(data_set, own, sources)
     if own:
-        return _own(data_set, own, sources)
+        return (_own_pairs if draft.has_pairs else _own)(data_set, own, sources)
     kind = data_set.take("type")
     if kind is None:
-        draft.note("a data set without a type")
+        shape = RowShape("auto", "chat")
+        draft.note("texts of pairs" if draft.has_pairs else "a data set without a type")
+        if draft.has_pairs and not _fits(shape, sources):
+            draft.refuse(data_set.picks, ONE_TEMPLATE)
+            data_set.picks.clear()
+        return shape
+    types = PAIRS if draft.has_pairs else TYPES
+    if str(kind.value) not in types:
+        names = list(PAIRS) if draft.has_pairs else SHOWN_TYPES
+        draft.refuse(kind, f"Known are {', '.join(names)}: write rows of another type as one of them.")
         return RowShape("auto", "chat")
-    shape = TYPES.get(str(kind.value))
-    if shape is None:
-        draft.refuse(kind, f"Known are {', '.join(SHOWN_TYPES)}: write rows of another type as one of them.")
-        return RowShape("auto", "chat")
+    shape = types[str(kind.value)]
     if not _fits(shape, sources):
         draft.refuse(kind, ONE_TEMPLATE)
         return shape
     data_set.picks.append(kind)
+    if shape.are_texts:
+        draft.note("texts of pairs")
     if (template := data_set.take("chat_template")) is not None:
         sources.templates.append(Pick(str(template.value), template.settings))
     return shape
@@ -219,6 +246,50 @@ def _own(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> RowShape:
     return shape
 
 
+def _own_pairs(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> RowShape:
+    """A ``type`` for pairs that the configuration writes out: columns, and formats around them."""
+    draft = data_set.draft
+    parts = {name: pick for name, pick in own.items() if name in (*OWN_OF_PAIRS, *FORMATS)}
+    for name in own.keys() - parts.keys():
+        draft.unknown(own[name], "Not a key of rows of pairs in Axolotl.")
+    columns = {ours: text(parts[theirs].value) for theirs, ours in OWN_OF_PAIRS.items() if theirs in parts}
+    try:
+        turns = _turns_of(*(str(parts[name].value) if name in parts else "" for name in FORMATS))
+    except ValueError as error:
+        draft.refuse(own.values(), f"Of these formats {error}.")
+        return RowShape("auto", "chat")
+    renamed = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
+    shape = RowShape("auto", "prompt", renamed, turns)
+    if not _fits(shape, sources):
+        draft.refuse(own.values(), ONE_TEMPLATE)
+        return shape
+    if not turns.always:
+        data_set.source["system"] = "drop"  # there is no place for it
+    data_set.picks += parts.values()
+    return shape
+
+
+def _turns_of(prompt: str, chosen: str, rejected: str) -> TurnFormats:
+    """The formats of a prompt and of its answers, by which a row is shown. Raises ``ValueError``."""
+    around = re.fullmatch(r"(?:([^{}]*)\{system\})?([^{}]*)\{prompt\}([^{}]*)", prompt or "{prompt}")
+    ends = [
+        re.fullmatch(rf"\{{{name}\}}([^{{}}]*)", answer or f"{{{name}}}")
+        for name, answer in (("chosen", chosen), ("rejected", rejected))
+    ]
+    if around is None:
+        raise ValueError("that of the prompt is not {prompt} with perhaps {system} before it")
+    if ends[0] is None or ends[1] is None or ends[0][1] != ends[1][1]:
+        raise ValueError("those of the answers do not begin with them and end alike")
+    has_system = around[1] is not None
+    return TurnFormats(
+        user="{content}" if has_system else around[2] + "{content}",
+        opener=around[3],
+        assistant="{content}" + (ends[0][1] or "{eos}"),
+        system=f"{around[1]}{{content}}{around[2]}" if has_system else "{content}",
+        always=has_system,
+    )
+
+
 def _split(data_set: _DataSet) -> None:
     """``train[:1%]`` is a split and its first rows; ``shards`` are a part of the rows, by chance."""
     source = data_set.source
@@ -243,7 +314,7 @@ def _split(data_set: _DataSet) -> None:
 
 
 def _columns(data_set: _DataSet) -> None:
-    for theirs, ours in COLUMNS.items():
+    for theirs, ours in (COLUMNS_OF_PAIRS if data_set.draft.has_pairs else COLUMNS).items():
         if (pick := data_set.take(theirs)) is None:
             continue
         if pick.value == ours:

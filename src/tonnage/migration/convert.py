@@ -4,8 +4,8 @@
                                          │                                 │
                                          └── what became of each ──────────┴──► Import
 
-The order of the rules is the order in which they need each other: workers before the batch, rows before evaluations,
-the rate before what is a fraction of it.
+The order of the rules is the order in which they need each other: the objective before all, workers before the batch,
+rows before evaluations, the rate before what is a fraction of it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tonnage.migration import (
     llama_factory,
     memory,
     model,
+    objective,
     rendering,
     saving,
-    scripts,
     trainer,
     training,
     workers,
@@ -45,7 +45,7 @@ REQUIRED = {
     "model": MissingAnswer("model", "a hub id or a local directory", "HUB_ID_OR_DIRECTORY"),
     "data.train": MissingAnswer("data.train", "rows to train on: a file, directory or hub id", "ROWS"),
 }
-STAND_INS = {"model": "x", "data.train": "x", "batch.sequences": 2**20}
+STAND_INS = {"model": "x", "data.train": "x", "batch.sequences": 2**20, "objective.kind": "dpo"}
 """For what is still needed, while the rest is checked."""
 
 
@@ -116,7 +116,7 @@ def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -
 def convert(files: Files) -> Import:
     """Turn what was read into a config."""
     draft = Draft(files)
-    scripts.supervised(draft)
+    objective.objective(draft)
     workers.other_files(draft)
     num_ranks = workers.workers(draft)
     training.batch(draft, num_ranks)

@@ -10,7 +10,7 @@ so that each setting is in the account exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
@@ -118,6 +118,8 @@ class Draft:
     """Keys of ours for which a value was given that they do not take."""
     notes: list[str] = field(default_factory=list)
     """Differences that no single key brings about."""
+    has_pairs: bool = False
+    """Whether pairs of answers are learned from."""
 
     def __post_init__(self) -> None:
         self._by_quantity: dict[str, list[ForeignSetting]] = {}
@@ -141,15 +143,20 @@ class Draft:
         """The model, as far as it is said by now."""
         return str(self.tree.get("model", ""))
 
+    @property
+    def defaults(self) -> Mapping[str, tuple[str, Any]]:
+        """What the program does where nothing is said, by what it decides."""
+        return {**self.program.defaults, **(self.program.of_pairs if self.has_pairs else {})}
+
     def default(self, key: str) -> Any:
         """What the program does where nothing is said; None if it does nothing by itself."""
-        return self.program.defaults[key][1] if key in self.program.defaults else None
+        return self.defaults[key][1] if key in self.defaults else None
 
     def imply_default(self, key: str, *quantities: str, value: Any = None) -> None:
         """Set a key of ours, unless it is set, from the program's default for it."""
-        if key in self.program.defaults:
+        if key in self.defaults:
             default = self.default(key) if value is None else value
-            self.imply(key, default, in_words(self.program.defaults[key]), *quantities)
+            self.imply(key, default, in_words(self.defaults[key]), *quantities)
 
     def is_open(self, key: str) -> bool:
         """Whether a key of ours was asked for, with a value that its author left open."""
@@ -295,7 +302,8 @@ class Draft:
 
     def note(self, name: str, **words: object) -> None:
         """Tell a difference, by its name in ``tables/notes.yaml``, with words for its places."""
-        self.notes.append(_NOTES[name].format(**words))
+        if (sentence := _NOTES[name].format(**words)) not in self.notes:
+            self.notes.append(sentence)
 
     def finish(self) -> None:
         """Settle by its table what no rule has taken."""
@@ -361,7 +369,7 @@ class Draft:
         written = setting.value.strip() if isinstance(setting.value, str) else ""
         if setting.key is not None and setting.key.quantity in TOKENS:
             return False
-        if "{instruction}" in written or "{system}" in written or is_jinja(written):
+        if any(place in written for place in ("{instruction}", "{system}", "{prompt}")) or is_jinja(written):
             return False  # a prompt, in whose places rows are put, or a template
         if not ((written.startswith("<") and written.endswith(">")) or "$" in written):
             return False

@@ -17,6 +17,8 @@ from tonnage.migration.values import flag, number, text, whole, words
 
 ONLINE = "ONLINE"
 """The ``dataset_dir`` with which names are data sets of the hub."""
+ANSWERS = ("chosen", "rejected")
+"""Columns of a pair."""
 LONGEST_NAME = 60
 """Of a data set, in a sentence."""
 
@@ -37,7 +39,7 @@ def _put_by_name(draft: Draft) -> bool:
     where, info = _info(draft, directory, (folder, names, tests, first_rows) if is_named else ())
 
     def described(entry: Any) -> dict[str, Any]:
-        source = _described(entry, where)
+        source = _described(entry, where, of_pairs=draft.has_pairs)
         if first_rows is not None:
             source["first"] = min(first_rows.value, source.get("first", first_rows.value))
         return source
@@ -110,13 +112,19 @@ def _info(draft: Draft, directory: str, picks: Sequence[Pick[Any] | None]) -> tu
     return directory, None
 
 
-def _described(entry: Any, where: str) -> dict[str, Any]:
+def _described(entry: Any, where: str, *, of_pairs: bool) -> dict[str, Any]:
     """A source for an entry of ``dataset_info.json``. Raises ``ValueError`` that says why there is none."""
     if not isinstance(entry, Mapping):
         raise ValueError("dataset_info.json does not have it")
     columns, tags = _names_in(entry, "columns"), _names_in(entry, "tags")
-    if entry.get("ranking") or "kto_tag" in columns:
-        raise ValueError("preferences are not trained on")
+    if "kto_tag" in columns:
+        raise ValueError("answers that are each good or bad (KTO) are not trained on yet")
+    if bool(entry.get("ranking")) != of_pairs:
+        raise ValueError(
+            "its rows are no pairs (ranking), and stage is dpo"
+            if of_pairs
+            else "its rows are pairs (ranking), which stage dpo trains on"
+        )
     if media := [name for name in ("images", "videos", "audios") if columns.get(name)]:
         raise ValueError(f"rows with {' and '.join(media)} are not trained on")
     if entry.get("folder"):
@@ -129,7 +137,7 @@ def _described(entry: Any, where: str) -> dict[str, Any]:
     else:
         raise ValueError("its rows are neither a file nor a data set of Hugging Face's hub")
     if entry.get("formatting", "alpaca") == "alpaca":
-        usual = {"prompt": "instruction", "query": "input", "response": "output"}
+        usual = {"prompt": "instruction", "query": "input"} | ({} if of_pairs else {"response": "output"})
         usual |= {name: name for name in ("history", "system", "tools")}
         source |= {"format": "alpaca", "between": "\n"}
         renamed = {ours: columns[theirs] for theirs, ours in usual.items() if columns.get(theirs, ours) != ours}
@@ -137,10 +145,13 @@ def _described(entry: Any, where: str) -> dict[str, Any]:
         source["format"] = "messages"
         renamed = {"messages": columns.get("messages", "conversations")}
         renamed |= {name: columns[name] for name in ("system", "tools") if columns.get(name, name) != name}
-        if renamed["messages"] == "messages":
+        if renamed["messages"] == "messages" or (of_pairs and renamed["messages"] == "conversations"):
             del renamed["messages"]
         if roles := _tagged(tags):
             source["roles"] = roles
+    if of_pairs:
+        source["format"] = "auto"
+        renamed |= {name: columns[name] for name in ANSWERS if columns.get(name, name) != name}
     if renamed:
         source["columns"] = renamed
     if entry.get("subset"):
@@ -176,6 +187,8 @@ def _described_1(entry: Any) -> dict[str, Any]:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ValueError("it has no path")
     converter = entry.get("converter")
+    if converter == "pair":
+        raise ValueError("pairs of answers are not carried over from version 1: write objective and data.train")
     if converter not in (None, "alpaca", "sharegpt") or entry.get("streaming"):
         raise ValueError(f"rows of {str(converter)[:LONGEST_NAME] if converter else 'a stream'} are not trained on")
     source: dict[str, Any] = {"path": entry["path"], "format": "messages"}
@@ -222,6 +235,9 @@ def _as_text(source: Mapping[str, Any]) -> dict[str, Any]:
 
 def note_differences(draft: Draft) -> None:
     """What LLaMA-Factory does with conversations otherwise than a run here."""
+    if draft.has_pairs:
+        draft.note("line breaks after turns")
+        return
     if draft.tree.get("data.train_on") != "all":
         draft.note("line breaks after turns")
     if draft.program is LLAMA_FACTORY_1:

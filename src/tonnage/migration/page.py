@@ -55,9 +55,16 @@ def _defaults() -> str:
     lines += ["What holds where a file is silent (-: our own default, or it must be said):\n"]
     lines += [f"| | {' | '.join(program.name for program in programs)} |", f"|---|{'---|' * len(programs)}"]
     for decided, words in DECIDED.items():
-        cells = [_default(program.defaults.get(decided)) for program in programs]
+        cells = [_both(program.defaults.get(decided), program.of_pairs.get(decided)) for program in programs]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _both(default: tuple[str, Any] | None, of_pairs: tuple[str, Any] | None) -> str:
+    """The default, and the one where pairs are learned from, if that is another."""
+    if of_pairs is None:
+        return _default(default)
+    return f"{_default(default)}; pairs: {_default(of_pairs)}" if default is not None else _default(of_pairs)
 
 
 def _default(default: tuple[str, Any] | None) -> str:

@@ -26,6 +26,8 @@ class Program:
     """By what it decides (see ``DECIDED``): the program's own name for it, and its value."""
     counts_workers: bool = True
     """Whether how many workers there are is said in its files or beside them, and not found out when it starts."""
+    of_pairs: Mapping[str, tuple[str, Any]] = field(default_factory=dict, repr=False)
+    """Defaults that are others where pairs of answers are learned from."""
     signs: frozenset[str] = frozenset()
     """Arguments by which those of its script are told from those of others."""
 
@@ -35,16 +37,20 @@ class Program:
         return f"{self.name} {self.versions.partition(' (')[0]}"
 
 
+FIELDS = ("versions", "defaults", "of_pairs", "like", "counts_workers", "signs")
+
+
 def _read_programs() -> dict[str, Program]:
     entries = read_data("programs")
     programs = {}
     for name, entry in entries.items():
-        check_fields(f"programs.yaml, {name}", entry, ("versions", "defaults", "like", "counts_workers", "signs"))
+        check_fields(f"programs.yaml, {name}", entry, FIELDS)
         inherited = entries[entry["like"]]["defaults"] if "like" in entry else {}
         defaults = {decided: tuple(default) for decided, default in (inherited | entry.get("defaults", {})).items()}
-        check_fields(f"defaults of {name}", dict.fromkeys(("precision", *defaults)), DECIDED)
+        of_pairs = {decided: tuple(default) for decided, default in entry.get("of_pairs", {}).items()}
+        check_fields(f"defaults of {name}", dict.fromkeys(("precision", *defaults, *of_pairs)), DECIDED)
         signs = frozenset(entry.get("signs", ()))
-        programs[name] = Program(name, entry["versions"], defaults, entry.get("counts_workers", True), signs)
+        programs[name] = Program(name, entry["versions"], defaults, entry.get("counts_workers", True), of_pairs, signs)
     return programs
 
 

@@ -8,12 +8,17 @@ from typing import Any
 from tonnage.files.paths import is_jinja
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import TRL, TUTORIAL
+from tonnage.migration.prompts import PromptFormat
 from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.sources import ImportedSources
 from tonnage.migration.templates import JINJA, Named, ours_for
+from tonnage.migration.turns import TurnFormats
+from tonnage.migration.turns import jinja as turns_template
 from tonnage.migration.values import flag, optional, text
 
 FALLBACK = "tokenizer_default_fallback_"
+BUILT_IN = {"alpaca", "chatml", "llama3"}
+"""Templates of ours of which types of rows have the same text."""
 
 
 def template(draft: Draft, sources: ImportedSources, named: Mapping[str, Named]) -> None:
@@ -25,24 +30,38 @@ def template(draft: Draft, sources: ImportedSources, named: Mapping[str, Named])
             draft.put("data.template", jinja.value, jinja)
         else:
             draft.refuse(jinja, "A Jinja file, or a template's text, of rows that are conversations.")
-    elif "alpaca" in sources.shown:
-        draft.imply("data.template", "alpaca", "rows of type alpaca are shown so")
+    elif built_in := sorted(sources.shown & BUILT_IN):
+        draft.imply("data.template", built_in[0], f"rows of type {built_in[0]} are shown so")
+        if draft.has_pairs:
+            draft.note("ends of answers")
     elif sources.prompt is not None:
-        draft.imply("data.template", prompt_template(sources.prompt), "the prompt of the rows' type")
-        if not (sources.prompt.with_input.endswith("\n") and sources.prompt.without_input.endswith("\n")):
-            draft.note("tokens at the border")
+        _of_formats(draft, sources.prompt)
     elif picks and sources.shown != {"text"}:
         _named(draft, picks[0], named)
     elif "chat" in sources.shown:
         draft.imply("data.template", "auto", "the tokenizer's own by default")
+    is_fixed = draft.has_pairs and bool(sources.shown & BUILT_IN)
     for pick in picks:
         if sources.shown == {"text"}:
             draft.drop(pick, "Text is trained as it is.")
-        elif "data.template" in draft.tree and pick.value == picks[0].value:
+        elif is_fixed or ("data.template" in draft.tree and pick.value == picks[0].value):
             draft.drop(pick, "What the model is told later; rows are shown as their type says.")
         else:
             draft.refuse(pick, "One template shows all rows.")
     _arguments(draft)
+
+
+def _of_formats(draft: Draft, prompt: PromptFormat | TurnFormats) -> None:
+    """A template that has what formats write around the columns of a row."""
+    if isinstance(prompt, TurnFormats):
+        draft.imply("data.template", turns_template(prompt), "the formats of the rows' type")
+        draft.imply("data.control_tokens", "keep", "texts in these formats may hold special tokens")
+        is_at_border = prompt.joins
+    else:
+        draft.imply("data.template", prompt_template(prompt), "the prompt of the rows' type")
+        is_at_border = not (prompt.with_input.endswith("\n") and prompt.without_input.endswith("\n"))
+    if is_at_border:
+        draft.note("tokens at the border")
 
 
 def _named(draft: Draft, pick: Pick[str], named: Mapping[str, Named]) -> None:
@@ -115,6 +134,10 @@ def template_of_arguments(draft: Draft) -> None:
 
 def mask(draft: Draft, shown: Collection[str] = ()) -> None:
     """Which tokens are trained. ``shown`` says how rows are, where a program lists them."""
+    if draft.has_pairs:
+        picks = ("train_on_inputs", "mask_history", "assistant_only", "completion_only")
+        draft.drop_every("Of a pair both answers are compared, and nothing before them.", *picks)
+        return
     inputs, last = draft.first("train_on_inputs", flag), draft.first("mask_history", flag)
     assistant, completion = draft.first("assistant_only", flag), draft.first("completion_only", optional(flag))
     enabled = [pick for pick in (assistant, completion) if pick is not None and pick.value]

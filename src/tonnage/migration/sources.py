@@ -7,6 +7,7 @@ from typing import Any
 
 from tonnage.migration.draft import Pick
 from tonnage.migration.prompts import PromptFormat
+from tonnage.migration.turns import TurnFormats
 
 USUAL_ROLES = {
     "system": ("system", "developer"),
@@ -24,7 +25,7 @@ class ImportedSources:
     entries: list[dict[str, Any]] = field(default_factory=list)
     picks: list[Pick[Any]] = field(default_factory=list)
     shown: set[str] = field(default_factory=set)
-    prompt: PromptFormat | None = None
+    prompt: PromptFormat | TurnFormats | None = None
     """A text around the columns of the rows, which no built-in template has."""
     templates: list[Pick[str]] = field(default_factory=list)
     """Names of chat templates that sources ask for."""

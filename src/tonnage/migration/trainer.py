@@ -23,7 +23,10 @@ def rows(draft: Draft, *, evaluates: bool) -> None:
     hub, files = draft.first("dataset", text), draft.first("train_file", texts)
     subset = draft.first("subset", text)
     named = {"name": subset.value} if subset is not None and hub is not None else {}
-    mixture = _mixture(draft)
+    mixer, mixture = _mixer(draft, evaluates=evaluates), _mixture(draft)
+    if mixer and mixture:
+        draft.drop(mixture[1], "dataset_mixer counts.")
+    mixture = mixer or mixture
     sources: list[dict[str, Any]] = []
     picks: Sequence[Pick[Any] | None] = ()
     if mixture:
@@ -85,6 +88,33 @@ def _mixture(draft: Draft) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
         draft.drop(picks, "No data set is named.")
         return None
     return whole_ones, picks
+
+
+def _mixer(draft: Draft, *, evaluates: bool) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | None:
+    """alignment-handbook's earlier list: a part of the rows of each data set, and splits by what their names say."""
+    parts = draft.every("mixer", number)
+    splits, names = draft.first("mixer_splits", texts), draft.first("mixer_names", texts)
+    if names is not None and len(names.value) != len(parts):
+        draft.refuse(names, f"One for each of the {len(parts)} data sets.")
+        names = None
+    if refused := [part for part in parts if not 0 < part.value <= 1]:
+        draft.refuse(refused, "A part of the rows, up to 1.")
+    read = splits.value if splits is not None else ["train", "test"]
+    uses = [next((use for use in ("train", "test") if use in split), "") for split in read]
+    if refused or not parts or uses.count("train") != 1 or "" in uses:
+        draft.drop(None if parts else (splits, names), "No data sets are named in dataset_mixer.")
+        draft.refuse((*parts, splits, names), "Of each data set one split is trained on, with train in its name.")
+        return None
+    by_use: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+    for at, part in enumerate(parts):
+        name: dict[str, Any] = {} if names is None else {"name": names.value[at]}
+        for split, use in zip(read, uses, strict=True):
+            source = {"path": part.settings[0].name.removeprefix("dataset_mixer."), **name}
+            source |= {"split": split} if split != "train" else {}
+            by_use[use].append(source | ({"first": part.value} if use == "train" and part.value < 1 else {}))
+    if evaluates and by_use["test"]:
+        draft.put("data.validation", by_use["test"], *parts, splits, names)
+    return by_use["train"], [pick for pick in (*parts, splits, names) if pick is not None]
 
 
 def _validation(

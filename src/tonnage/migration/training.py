@@ -51,7 +51,7 @@ def batch(draft: Draft, ranks: int | None) -> None:
     elif picks:
         draft.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
     else:
-        because = f"{in_words(draft.program.defaults['memory.micro_batch'])}, {arithmetic}"
+        because = f"{in_words(draft.defaults['memory.micro_batch'])}, {arithmetic}"
         size = num_each * num_accumulated * ranks
         draft.imply("batch.sequences", size, because, "batch.sequences", "memory.micro_batch", "accumulation")
     _claim_autos(draft, "batch.sequences", "batch.sequences", "memory.micro_batch", "accumulation")

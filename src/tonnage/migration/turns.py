@@ -27,6 +27,8 @@ class TurnFormats:
     """The system message of conversations that have none."""
     begins: str = ""
     """``bos_token`` or ``eos_token``, if a conversation begins with it."""
+    always: bool = False
+    """Whether what stands around a system message is written where there is none, too."""
     within: bool = False
     """Whether the system message stands inside of the first user's."""
     trims: bool = False
@@ -50,7 +52,7 @@ def jinja(turns: TurnFormats) -> str:
         begins=turns.begins,
         within=turns.within,
         thinks=turns.thinks,
-        usual=turns.usual and _written(turns.system, as_literal(turns.usual)),
+        usual=(turns.usual or turns.always) and _written(turns.system, as_literal(turns.usual)),
         system=_written(turns.system, "message['content']"),
         user=_written(turns.user, f"(state.system + {words})" if turns.within else f"({words})"),
         opener=as_literal(turns.opener),

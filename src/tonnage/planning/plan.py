@@ -34,6 +34,8 @@ class DataProfile:
     """Length of the document that a token is in, averaged over tokens."""
     general_path: str | None = None
     """Rows that are evaluated besides, and not trained on."""
+    reference_path: str | None = None
+    """Where the cache has, or will have, log-probabilities of the answers under the reference, if there is one."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""

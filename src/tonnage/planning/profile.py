@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tonnage.planning.layout import PACKED, Arrangement
@@ -19,6 +19,9 @@ class Line:
 
     def __call__(self, tokens: float) -> float:
         return self.fixed + self.per_token * tokens
+
+    def __mul__(self, factor: float) -> Line:
+        return Line(self.fixed * factor, self.per_token * factor)
 
     @staticmethod
     def through(first: tuple[float, float], second: tuple[float, float]) -> Line:
@@ -114,6 +117,11 @@ class HeadCost:
     made: Line = UNKNOWN
     """Bytes of all tensors that are made."""
 
+    def scoring_first(self) -> HeadCost:
+        """That of a loss which needs the log-probabilities of all answers before it has a gradient: four passes over
+        the weight instead of three."""
+        return replace(self, flops=self.flops * (4 / 3), traffic=self.traffic * (4 / 3), made=self.made * (4 / 3))
+
 
 def head_chunk(vocabulary: int, *, trains: bool) -> int:
     """How many supervised tokens at most have logits at a time. Chunks of a head that is frozen cost nothing, and are
@@ -145,6 +153,10 @@ class OutsideCost:
     def head(self, supervised: float) -> HeadCost:
         """Cost of head and loss for a number of supervised tokens."""
         return self.small_head if supervised <= self.chunk else self.large_head
+
+    def scoring_first(self) -> OutsideCost:
+        """With heads as ``HeadCost.scoring_first``."""
+        return replace(self, small_head=self.small_head.scoring_first(), large_head=self.large_head.scoring_first())
 
 
 Rows = tuple[tuple[int, int], ...]

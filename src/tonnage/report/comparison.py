@@ -81,6 +81,12 @@ class Comparison:
         for name, figures in self.after.sources.items():
             lines += _told(name, before.sources.get(name), figures)
         lines += [
+            ComparedFigure(
+                f"{self.after.pairs:,} pairs", name.removeprefix("eval_"), before.pair_figures.get(name), figure
+            )
+            for name, figure in self.after.pair_figures.items()
+        ]
+        lines += [
             ComparedFigure(f"{self.after.answers:,} answers", name, before.scores.get(name), figure)
             for name, figure in self.after.scores.items()
         ]
@@ -145,7 +151,9 @@ def _evaluated(record: Mapping[str, Any], run: RunDirectory) -> Evaluated:
         found_there = f"evaluation of step {record['step']}: {error!r}"
         raise user_error(found_there, "what a run writes", where=str(run.metrics)) from error
     loss = record.get("eval_loss")
-    if evaluated.rows is None and isinstance(loss, int | float):  # a loss of the user's own, or an older run
+    if (
+        evaluated.rows is None and not evaluated.pairs and isinstance(loss, int | float)
+    ):  # a loss of the user's own, or an older run
         figures = Told(0, 0, Figure(float(loss), math.nan, math.nan), NO_FIGURE)
         return Evaluated(figures, general=evaluated.general, scores=evaluated.scores, answers=evaluated.answers)
     return evaluated

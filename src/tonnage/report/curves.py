@@ -22,6 +22,8 @@ Record = Mapping[str, Any]
 
 SERIES: dict[str, Callable[[Record], float | None]] = {
     "loss": lambda record: record.get("loss"),
+    "reward_margin": lambda record: record.get("reward_margin"),
+    "reward_accuracy": lambda record: record.get("reward_accuracy"),
     "lr": lambda record: record.get("lr"),
     "grad_norm": lambda record: record.get("grad_norm"),
     "tokens_per_second": lambda record: record.get("tokens_per_second"),

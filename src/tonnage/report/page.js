@@ -5,6 +5,8 @@
   const SVG = "http://www.w3.org/2000/svg";
   const CHARTS = [
     { name: "loss", title: "Loss", unit: number, log: true },
+    { name: "reward_margin", title: "Margin between rewards of chosen and rejected answers", unit: number, zero: true },
+    { name: "reward_accuracy", title: "Pairs whose chosen answer has the higher reward", unit: number, zero: true },
     { name: "lr", title: "Learning rate", unit: number, log: true },
     { name: "grad_norm", title: "Gradient norm", unit: number, log: true },
     { name: "tokens_per_second", title: "Tokens a second", unit: number },

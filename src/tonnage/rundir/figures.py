@@ -145,6 +145,10 @@ class Evaluated:
     """Of answers, by the name of the scorer."""
     answers: int = 0
     """How many were scored."""
+    pairs: int = 0
+    """Validation pairs, where answers are preferred; there are no ``rows`` then."""
+    pair_figures: Mapping[str, Figure] = field(default_factory=dict)
+    """Their loss, the margin between rewards, and how often the preferred answer has the higher one."""
 
     def figures(self, before: Evaluated | None = None) -> dict[str, Figure]:
         """By the names that gates have; what the model forgot since ``before`` as well."""
@@ -152,7 +156,7 @@ class Evaluated:
         if self.rows is not None:
             figures_by_name |= {"eval_loss": self.rows.loss, "perplexity": self.rows.perplexity}
             figures_by_name["token_accuracy"] = self.rows.token_accuracy
-        figures_by_name |= self.scores
+        figures_by_name |= {**self.pair_figures, **self.scores}
         if self.general is not None and before is not None and before.general is not None:
             rose = self.general.loss.value - before.general.loss.value
             figures_by_name["forgets"] = Figure(rose, math.nan, math.nan)
@@ -167,6 +171,9 @@ class Evaluated:
             plain["sources"] = {name: one.to_json() for name, one in self.sources.items()}
         if self.general is not None:
             plain["general"] = self.general.to_json()
+        if self.pairs:
+            plain["pairs"] = self.pairs
+            plain["pair_figures"] = {name: figure.to_json() for name, figure in self.pair_figures.items()}
         if self.scores:
             plain["scores"] = {name: one.to_json() for name, one in self.scores.items()}
             plain["answers"] = self.answers
@@ -182,4 +189,6 @@ class Evaluated:
             None if general is None else Told.of_json(general),
             {name: Figure.of_json(one) for name, one in value.get("scores", {}).items()},
             int(value.get("answers", 0)),
+            int(value.get("pairs", 0)),
+            {name: Figure.of_json(figure) for name, figure in value.get("pair_figures", {}).items()},
         )

@@ -37,6 +37,8 @@ from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
+from tonnage.training.preferences import PairLoss
+from tonnage.training.reference import with_reference
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
 from tonnage.training.scorers import scorer_of
@@ -53,13 +55,22 @@ def assemble(
     loss: OwnLoss | None = None,
 ) -> Job:
     """Build this rank's part of what ``plan`` says; with a ``checkpoint``, as it was when that was saved. ``loss`` is
-    what is trained instead of cross-entropy."""
-    setting, layout = WorkerSetting(config, plan, world, log, phases), plan.layout
-    check_tiers(layout, world)
+    what is trained instead of what the config says."""
+    setting = WorkerSetting(config, plan, world, log, phases)
+    check_tiers(plan.layout, world)
     _prepare_process(setting)
+    job = _job(setting, checkpoint, loss)
+    if config.objective.has_reference and loss is None:
+        job = with_reference(job, RunDirectory(config.output), plan, phases, log)
+    return job
+
+
+def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) -> Job:
+    config, plan, world, phases, layout = setting.config, setting.plan, setting.world, setting.phases, setting.layout
     stages = stages_of(setting, load=checkpoint is None)
+    pair_loss = PairLoss(config.objective) if config.objective.has_pairs else None
     for loss_model in stages.loss_models:
-        loss_model.own = loss
+        loss_model.own = loss or pair_loss
 
     phases.enter("optimizer")
     optimizer = optimizer_of(setting, stages)
@@ -70,7 +81,7 @@ def assemble(
         cursor = _go_on(checkpoint, optimizer, stages, setting)
 
     routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
-    experts = ExpertLoad(routings, world, log) if routings else None
+    experts = ExpertLoad(routings, world, setting.log) if routings else None
     loss_scale = _loss_scale(config, cursor)
     keeps = layout.device == "cpu" and not layout.returns_memory
     return Job(
@@ -91,6 +102,7 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
+        pair_loss=pair_loss,
         pages=stages.pages,
         experts=experts,
         disk=DiskUse(optimizer, stages.on_disk) if layout.tiers_on_disk else None,

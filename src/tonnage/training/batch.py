@@ -10,7 +10,7 @@ Where dropout is, a token's mask is drawn from the step, its document and its po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat, starmap
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from tonnage.data import HeldPacks, Pack, PackedDataset
 from tonnage.data.packs.padding import forwards
 from tonnage.data.packs.prefixes import Prefix, chain
+from tonnage.data.tokens.encoder import NO_FORK
 from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
@@ -62,11 +63,26 @@ class MicroBatch:
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Numbers that go with the document of each target, by name: fp32 (supervised,)."""
+    pairs: bool = False
+    """Whether ``documents`` are answers, and each two of them a pair, the preferred one first."""
+    reference: Tensor | None = None
+    """fp64 (documents,): log-probabilities of answers under the reference, if there is one."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens in the row, or in all rows, padding included."""
         return self.input_ids.numel()
+
+    @property
+    def weight(self) -> float:
+        """What its loss is divided by: the sum of the weights of its targets, or of its pairs."""
+        weights = self.weights if not self.pairs else self.answer_weights()[::2]
+        return float(weights.double().sum())
+
+    def answer_weights(self) -> Tensor:
+        """The weight of every answer in its pair's loss, fp32 (documents,): that of its targets, which all have one."""
+        firsts = [0, *accumulate(self.targets_of)][:-1]
+        return self.weights[torch.tensor(firsts, dtype=torch.int64)]
 
     @property
     def owners(self) -> list[range]:
@@ -88,9 +104,11 @@ class MicroBatch:
         return token_keys(self.draw, np.repeat(documents, lengths), np.concatenate(positions))
 
     @staticmethod
-    def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
-        """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
-        row = _Row([document for pack in packs for document in documents_of(pack)], prefixes)
+    def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = (), *, shares: bool = True) -> MicroBatch:
+        """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once, and
+        so is the prompt of two answers, where the row ``shares``."""
+        documents = [document for pack in packs for document in documents_of(pack)]
+        row = _Row(documents if shares else list(_answers(documents)), prefixes)
         row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
         ids = torch.from_numpy(np.concatenate(row.parts).astype(np.int64)).unsqueeze(0)
         batch = _supervised(ids, tuple(map(len, row.parts)), row.order, row.supervised)
@@ -98,8 +116,10 @@ class MicroBatch:
 
     @staticmethod
     def padded(documents: Sequence[PackedDocument], round_to: int = 1) -> MicroBatch:
-        """Documents in rows of their own, the first being the longest; padding is token 0."""
-        width = -(-len(documents[0].tokens) // max(1, round_to // len(documents))) * max(1, round_to // len(documents))
+        """Documents in rows of their own, and both answers of a pair; padding is token 0."""
+        documents = list(_answers(documents))
+        longest, multiple = max(len(document.tokens) for document in documents), max(1, round_to // len(documents))
+        width = -(-longest // multiple) * multiple
         ids = np.zeros((len(documents), width), dtype=np.int64)
         supervised: list[Supervised] = []
         for row, document in enumerate(documents):
@@ -146,6 +166,37 @@ class PackedDocument:
     """Of its tokens, the first that is here."""
     carried: Mapping[str, float] = field(default_factory=dict)
     """Numbers that go with it."""
+    fork: tuple[int, int] = NO_FORK
+    """Where it parts into two answers, if it is a pair."""
+    is_answer: bool = False
+    """Whether it is one of the two answers of a pair, with its prompt."""
+    reference: tuple[float, ...] = ()
+    """Log-probabilities under the reference: of both answers, or of the one that it is."""
+
+    def answers(self) -> tuple[PackedDocument, PackedDocument]:
+        """The two of a pair, each with the prompt before it."""
+        shared, second = self.fork
+        first = replace(
+            self,
+            tokens=self.tokens[:second],
+            weights=self.weights[:second],
+            fork=NO_FORK,
+            is_answer=True,
+            reference=self.reference[:1],
+        )
+        other = replace(
+            first,
+            tokens=np.concatenate([self.tokens[:shared], self.tokens[second:]]),
+            weights=np.concatenate([self.weights[:shared], self.weights[second:]]),
+            reference=self.reference[1:],
+        )
+        return first, other
+
+
+def _answers(documents: Iterable[PackedDocument]) -> Iterator[PackedDocument]:
+    """Documents, and in the place of pairs their answers."""
+    for document in documents:
+        yield from (document.answers() if document.fork[0] else (document,))
 
 
 def documents_of(pack: Pack) -> Iterator[PackedDocument]:
@@ -154,7 +205,12 @@ def documents_of(pack: Pack) -> Iterator[PackedDocument]:
     tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
     described = (array.tolist() for array in (pack.documents, pack.prefixes, pack.starts))
     carried = [dict(zip(pack.carried, numbers, strict=True)) for numbers in zip(*pack.carried.values(), strict=True)]
-    return starmap(PackedDocument, zip(tokens, weights, *described, carried or repeat({}), strict=False))
+    plain = starmap(PackedDocument, zip(tokens, weights, *described, carried or repeat({}), strict=False))
+    if pack.forks is None:
+        return plain
+    references = repeat(()) if pack.reference is None else map(tuple, pack.reference.tolist())
+    pairs = zip(plain, map(tuple, pack.forks.tolist()), references, strict=False)
+    return (replace(document, fork=fork, reference=reference) for document, fork, reference in pairs)
 
 
 Supervised = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -176,10 +232,19 @@ def _supervised(
         torch.from_numpy(targets.astype(np.int64)),
         torch.from_numpy(weights.astype(np.float32)),
         columns={name: torch.from_numpy(np.repeat(column, counts)) for name, column in carried.items()},
+        pairs=documents[0].is_answer,
+        reference=_references(documents),
         documents=tuple(document.number for document in documents),
         starts=tuple(document.start for document in documents),
         targets_of=counts,
     )
+
+
+def _references(documents: Sequence[PackedDocument]) -> Tensor | None:
+    """Log-probabilities of answers under the reference, fp64 (documents,), if there is one."""
+    if not documents[0].reference:
+        return None
+    return torch.tensor([document.reference[0] for document in documents], dtype=torch.float64)
 
 
 class _Row:
@@ -203,7 +268,7 @@ class _Row:
             by_next.setdefault(next(more, -1 - member), []).append(member)
         for those in by_next.values():
             if len(those) == 1:
-                self._finish(self.documents[those[0]], begun)
+                self._end_with(self.documents[those[0]], begun)
                 continue
             levels = zip(*(self._chains[member] for member in those), strict=False)
             common = [level[0] for level in levels if len(set(level)) == 1]
@@ -211,6 +276,17 @@ class _Row:
             places = self._append(self.documents[those[0]].tokens[len(begun) : prefix])
             self.place(those, np.concatenate([begun, places]))
             self.shared.append(Shared(part, len(self.parts) - part - 1))
+
+    def _end_with(self, document: PackedDocument, begun: np.ndarray) -> None:
+        """Lay out the rest of a document; of a pair the rest of the prompt, and both answers."""
+        if not document.fork[0]:
+            self._finish(document, begun)
+            return
+        part, shared = len(self.parts), document.fork[0]
+        begun = np.concatenate([begun, self._append(document.tokens[len(begun) : shared])])
+        for answer in document.answers():
+            self._finish(answer, begun)
+        self.shared.append(Shared(part, 2))
 
     def _finish(self, document: PackedDocument, begun: np.ndarray) -> None:
         places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
@@ -302,11 +378,12 @@ def draw_of(seed: int, step: int) -> int:
     return number_of("step", seed, step)
 
 
-def evaluation_steps(dataset: Packs, deal: Deal) -> Iterator[RankStep]:
-    """The whole dataset once, in its own order, in steps of the same size; nothing is dropped."""
-    rows = _Rows(dataset, deal, lambda position: position)
-    for start in range(0, dataset.num_packs, deal.packs_per_step):
-        positions = range(start, min(start + deal.packs_per_step, dataset.num_packs))
+def evaluation_steps(dataset: Packs, deal: Deal, packs: Sequence[int] | None = None) -> Iterator[RankStep]:
+    """The whole dataset once, in its own order, or some ``packs``, in steps of the same size; nothing is dropped."""
+    packs = range(dataset.num_packs) if packs is None else packs
+    rows = _Rows(dataset, deal, packs.__getitem__)
+    for start in range(0, len(packs), deal.packs_per_step):
+        positions = range(start, min(start + deal.packs_per_step, len(packs)))
         yield rows.step(start // deal.packs_per_step + 1, positions)
 
 
@@ -321,7 +398,7 @@ class _Rows:
 
     def step(self, number: int, positions: range, draw: int | None = None) -> RankStep:
         laid_out = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
-        micro_batches = tuple(replace(one, draw=draw) for one in laid_out)
+        micro_batches = tuple(replace(batch, draw=draw) for batch in laid_out)
         mine = positions[self.deal.rank :: self.deal.world_size]
         return RankStep(
             number=number,
@@ -329,7 +406,7 @@ class _Rows:
             micro_batches=micro_batches,
             tokens=sum(int(self.dataset.lengths(self.pack_of(position)).sum()) for position in mine),
             supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
-            weight=float(sum(batch.weights.double().sum() for batch in micro_batches)),
+            weight=float(sum(batch.weight for batch in micro_batches)),
         )
 
     def _packed(self, positions: range) -> list[MicroBatch]:
@@ -337,19 +414,22 @@ class _Rows:
         prefixes = dataset.common_prefixes if deal.share_prefixes else ()
         share = [[dataset.pack(self.pack_of(position)) for position in part] for part in deal.share(positions)]
         return [
-            MicroBatch.of(packs, prefixes).rounded(deal.round_to) if packs else MicroBatch.blank() for packs in share
+            MicroBatch.of(packs, prefixes, shares=deal.share_prefixes).rounded(deal.round_to)
+            if packs
+            else MicroBatch.blank()
+            for packs in share
         ]
 
     def _padded(self, positions: range) -> list[MicroBatch]:
         """Every rank knows how the others cut up their share, for as many forwards as the most has each."""
         deal, dataset = self.deal, self.dataset
+
+        def row_lengths(position: int) -> np.ndarray:
+            return dataset.row_lengths(self.pack_of(position), deal.chunk)
+
         shares = [positions[rank :: deal.world_size] for rank in range(deal.world_size)]
         cut = [
-            forwards(
-                np.concatenate([dataset.lengths(self.pack_of(position)) for position in share] or [np.zeros(0, int)]),
-                deal.padded_tokens,
-                deal.chunk,
-            )
+            forwards(np.concatenate([np.zeros(0, int), *map(row_lengths, share)]), deal.padded_tokens)
             for share in shares
         ]
         packs = (dataset.pack(self.pack_of(position)) for position in shares[deal.rank])

@@ -19,19 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tonnage.checkpoint.save import Saver
+from tonnage.data import HeldPacks
 from tonnage.errors import user_error
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.batch import Packs, RankStep, draw_of, evaluation_steps
 from tonnage.training.ending import StepNumbers, update
-from tonnage.training.evaluate import evaluate, judged_loss
+from tonnage.training.evaluate import evaluate, evaluate_pairs, judged_loss
 from tonnage.training.job import Job
 from tonnage.training.loop import cost, run_passes
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import FirstNonfinite, first_nonfinite, too_many_skips
 from tonnage.training.own_loss import OwnLoss, check_sum, rows_of
+from tonnage.training.preferences import figures_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class _Pending:
     own: list[OwnLoss | None] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     """Each times the loss scale, and over the weight of the first batch."""
+    tallies: list[Tensor] = field(default_factory=list)
+    """Of the pairs of each."""
 
     @property
     def weight(self) -> float:
@@ -95,12 +100,13 @@ class ByHand:
 
     def batch(self, packs: Packs) -> Batch:
         """All of some packs as one batch, in micro-batches as large as the plan's."""
-        deal = replace(self.job.deal, packs_per_step=packs.num_packs, share_prefixes=False)
+        deal = replace(self.job.deal, packs_per_step=packs.num_packs)
         return Batch.of(next(evaluation_steps(packs, deal)), packs)
 
     def forward_backward(self, batch: Batch, own: OwnLoss | None = None) -> float:
         """The loss of a batch, over its weight; its gradients are added to those there are. Raises ``UserError``."""
         self._settle(own, batch.source)
+        self._check_reference(batch.source)
         self._check_more(batch)
         job, pending = self.job, self._pending
         first = pending.batches[0] if pending.batches else batch
@@ -115,6 +121,7 @@ class ByHand:
         pending.batches.append(batch)
         pending.own.append(own)
         pending.losses.append(loss)
+        pending.tallies.append(job.tally())
         self._phases.end()
         return loss / scale * (first.weight / batch.weight)
 
@@ -139,6 +146,7 @@ class ByHand:
             next_position=max([self.cursor.position, *positions]),
             num_micro_batches=pending.num_micro_batches,
             share=share,
+            figures=figures_of(torch.stack(pending.tallies).sum(0).tolist()),
         )
         self.cursor, bad, outcome = update(job, self.cursor, numbers, self._first_bad, self._recorder.log)
         self.job.heap.after_step()
@@ -160,11 +168,15 @@ class ByHand:
         """The loss of packs over their weight; no gradient, no dropout. Raises ``UserError``."""
         self._settle(own, packs)
         self._use(own)
+        self._check_reference(packs)
         self._phases.enter("evaluate")
         self.job.optimizer.finish()
-        deal = replace(self.job.deal, share_prefixes=self.job.deal.share_prefixes and bool(packs.common_prefixes))
-        of_packs = evaluate if own is not None else judged_loss
-        loss = of_packs(self.job.pipeline, packs, deal, self.job.world)
+        job = self.job
+        where = (job.pipeline, packs, job.deal, job.world)
+        if job.pair_loss is not None:
+            loss = evaluate_pairs(*where, job.pair_loss)[1]["eval_loss"].value
+        else:
+            loss = (evaluate if own is not None else judged_loss)(*where)
         self._phases.end()
         return loss
 
@@ -179,10 +191,21 @@ class ByHand:
 
     def _use(self, own: OwnLoss | None) -> None:
         for stage in self.job.pipeline.stages:
-            stage.own = own
+            stage.own = own or self.job.pair_loss
+
+    def _check_reference(self, packs: Packs) -> None:
+        """Refuse pairs of which nobody knows what the model made of them before. Raises ``UserError``."""
+        pair_loss = self.job.pair_loss
+        if pair_loss is not None and pair_loss.has_reference and isinstance(packs, HeldPacks):
+            observed = "pairs in memory, and an objective that compares with the model as it was before the first step"
+            needed = "the run's own pairs, of which that is known: session.batches(), or data.validation"
+            raise user_error(observed, needed, 'objective="orpo" or "simpo", which have no reference', "batch")
 
     def _settle(self, own: OwnLoss | None, rows: Packs) -> None:
         """Try a loss on the first rows that come, until some told something. Raises ``UserError``."""
+        if own is not None and self.job.pair_loss is not None:
+            observed = "a loss of one's own, and an objective of pairs"
+            raise user_error(observed, "one of them", "leave objective out, or loss", "loss")
         if own is not None and own not in self._settled and check_sum(own, rows_of(rows, range(rows.num_packs))):
             self._settled.add(own)
 

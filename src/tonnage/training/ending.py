@@ -10,7 +10,7 @@ The update of that step is queued only afterwards, so the same steps are skipped
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from tonnage.kernels.streams import Reading
 from tonnage.training.batch import RankStep
 from tonnage.training.job import Job
 from tonnage.training.nonfinite import FirstNonfinite, first_nonfinite
+from tonnage.training.preferences import figures_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class StepNumbers:
     num_micro_batches: int
     share: float = 1.0
     """What the gradients are multiplied by first."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Means over the pairs of the step."""
 
     @property
     def is_finite(self) -> bool:
@@ -54,7 +57,8 @@ class Ending:
     denominator: float
     """By which its losses were divided."""
     totals: Tensor
-    """fp64 (2,), on the device: loss and squared norm over all ranks, both as the loss scale made them."""
+    """fp64, on the device: loss and squared norm over all ranks, both as the loss scale made them, and the tally of
+    pairs."""
     log: Callable[[str], None]
     counted: tuple[float, float, float]
     """Tokens, computed tokens and supervised tokens of the step, on all ranks."""
@@ -71,7 +75,7 @@ class Ending:
 
     def update_unseen(self) -> None:
         """Queue the update before loss and norm are read; if they are not finite, it changes nothing."""
-        loss, squared = self.totals.unbind()
+        loss, squared = self.totals[:2].unbind()
         norm = (squared / self.job.world.replicas).sqrt()
         shrinks = (norm > self.job.clip) if self.job.clip else torch.zeros_like(norm, dtype=torch.bool)
         factor = torch.where(shrinks, self.job.clip / norm, 1.0)
@@ -86,9 +90,11 @@ class Ending:
         Returns what ``update`` does; ``cursor`` is where the run was before this step.
         """
         scale = self.job.loss_scale.value
-        loss, squared = self._reading.numbers()
+        loss, squared, *tally = self._reading.numbers()
         loss, norm = loss / scale, math.sqrt(squared / self.job.world.replicas) / scale
-        numbers = StepNumbers(loss, norm, self.lr, self.step.next_position, len(self.step.micro_batches))
+        numbers = StepNumbers(
+            loss, norm, self.lr, self.step.next_position, len(self.step.micro_batches), figures=figures_of(tally)
+        )
         first_bad = partial(first_nonfinite, self.job, self.step, self.denominator)
         return update(self.job, cursor, numbers, first_bad, self.log, is_updated=self._is_updated)
 
@@ -98,12 +104,12 @@ def _forget_gradients(job: Job, num_micro_batches: int) -> None:
 
 
 def measure(job: Job, losses: Sequence[Tensor]) -> Tensor:
-    """Sum of ``losses`` and squared norm of the gradients over all ranks: ``Ending.totals``."""
+    """Sum of ``losses``, squared norm of the gradients and tally of pairs, over all ranks: ``Ending.totals``."""
     squared = job.optimizer.gradients.squared_norm().to(job.world.device)
     loss = torch.zeros_like(squared)
     if losses and job.world.speaks:
         loss = sum(losses[1:], losses[0]).double()
-    return job.world.total(torch.stack([loss, squared]))
+    return job.world.total(torch.cat([torch.stack([loss, squared]), job.tally()]))
 
 
 def update(
@@ -155,6 +161,7 @@ def update(
         "grad_norm": numbers.norm,
         "lr": numbers.lr,
         "skipped": not finite,
+        **numbers.figures,
         **balance,
         **job.moved(),
         **({"not_finite": str(bad)} if bad else {}),

@@ -1,6 +1,7 @@
 """What a model makes of a dataset, summed and divided as in training: loss, and how often the likeliest token is right.
 
 evaluate    the loss alone, of a loss of one's own too
+evaluate_pairs  loss, margin and accuracy of pairs of answers
 judge       loss and token accuracy of every source, with what their intervals follow from
 """
 
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from tonnage.data import PackedDataset
 from tonnage.parallel.world import World
-from tonnage.rundir.figures import RatioSums, Told
+from tonnage.rundir.figures import Figure, RatioSums, Told
 from tonnage.training.batch import Deal, MicroBatch, Packs, evaluation_steps
 from tonnage.training.pipeline import Pipeline
+from tonnage.training.preferences import PairLoss, evaluated_pairs, ratio_sums
 
 NUMBERS = 12
 """Sums of a source: six for the loss, six for the accuracy."""
@@ -48,6 +50,22 @@ def evaluate(
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
     total, weight = world.sum(*world.once(float(loss), weight))
     return total / weight if weight else float("nan")
+
+
+def evaluate_pairs(
+    pipeline: Pipeline,
+    dataset: Packs,
+    deal: Deal,
+    world: World,
+    pair_loss: PairLoss,
+    *,
+    progress: Callable[[int, int], None] = _silent,
+) -> tuple[int, dict[str, Figure]]:
+    """How many pairs a dataset has, and their loss, margin and accuracy; the same on every rank. ``progress`` as
+    above."""
+    pair_loss.clear()
+    evaluate(pipeline, dataset, deal, world, progress=progress)
+    return evaluated_pairs(world.sum(*world.once(*ratio_sums(pair_loss.pairs(world.device)))))
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tonnage.checkpoint.save import Cursor
@@ -20,6 +21,7 @@ from tonnage.training.batch import Deal, RankStep, training_steps
 from tonnage.training.memory import HeapLimit
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
+from tonnage.training.preferences import PairLoss
 from tonnage.training.routing import ExpertLoad
 
 
@@ -41,6 +43,8 @@ class Job:
     deal: Deal
     num_packs: int
     seed: int
+    pair_loss: PairLoss | None = None
+    """The loss of pairs of answers, where that is what is minimised."""
     loss_scale: LossScale = field(default_factory=LossScale)
     skip_limit: int = 0
     """Steps in a row that may be skipped for not being finite."""
@@ -71,6 +75,13 @@ class Job:
     saves_still: bool = False
     """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
     others are trained, as some routers' biases."""
+
+    def tally(self) -> Tensor:
+        """Sums over the pairs of this rank's last passes, on the device: ``PairLoss.tally``, or nothing."""
+        if self.pair_loss is None:
+            return torch.zeros(0, dtype=torch.float64, device=self.world.device)
+        tally = self.pair_loss.tally(self.world.device)
+        return tally if self.world.speaks else torch.zeros_like(tally)
 
     def steps(self, cursor: Cursor) -> Iterator[RankStep]:
         """The run's steps from ``cursor`` on."""

@@ -16,7 +16,7 @@ from tonnage.checkpoint.save import Cursor
 from tonnage.config.bounds import is_better
 from tonnage.rundir.figures import Evaluated, Figure, mean_of
 from tonnage.training.answers import Asking, answer
-from tonnage.training.evaluate import evaluate, judge
+from tonnage.training.evaluate import evaluate, evaluate_pairs, judge
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
 from tonnage.training.scorers import Scorer
@@ -67,7 +67,11 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
     if job.validation_data is not None or job.general_data is not None:
         phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     if (data := job.validation_data) is not None:
-        if any(stage.own is not None for stage in job.pipeline.stages):
+        if job.pair_loss is not None:
+            pairs, figures = evaluate_pairs(job.pipeline, data, job.deal, job.world, job.pair_loss, progress=progress)
+            evaluated = replace(evaluated, pairs=pairs, pair_figures=figures)
+            record |= {name: figure.value for name, figure in figures.items()}
+        elif any(stage.own is not None for stage in job.pipeline.stages):
             record["eval_loss"] = evaluate(job.pipeline, data, job.deal, job.world, progress=progress)
         else:
             rows, sources = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)

@@ -139,6 +139,8 @@ def run_passes(
     """Forward and backward passes of micro-batches; their losses, each over ``denominator``, those of routers over
     ``tokens``."""
     optimizer, losses = job.optimizer, list[Tensor]()
+    if job.pair_loss is not None:
+        job.pair_loss.clear()
     for turn in job.pipeline.passes(batches, denominator, tokens):
         if turn.last:
             optimizer.prefetch()  # state that rests elsewhere comes during the backward pass

@@ -22,6 +22,7 @@ from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
 from tonnage.training.head import Head, LogitsMemory
 from tonnage.training.own_loss import OwnLoss
+from tonnage.training.preferences import PairLoss
 from tonnage.training.routing import Routing
 from tonnage.training.tiled_vocabulary import TiledHead
 
@@ -61,7 +62,7 @@ class LossModel(nn.Module):
         self.logits: LogitsMemory | None = LogitsMemory()
         self.tiled: TiledHead | None = None
         """The head, where its weight comes in tiles."""
-        self.own: OwnLoss | None = None
+        self.own: OwnLoss | PairLoss | None = None
         """The loss, where it is not cross-entropy."""
         if self.doors.first:
             use_fast_embedding(anatomy.embedding, self.to_embedding)

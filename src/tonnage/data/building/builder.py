@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ from tonnage.data.text.rendering import Request
 from tonnage.data.text.thoughts import check_thoughts
 from tonnage.data.tokens.control import ControlTokens, refused
 from tonnage.data.tokens.documents import BadRow, DocumentWriter, PartTotals
-from tonnage.data.tokens.encoder import Document, Encoder, TextBatch
+from tonnage.data.tokens.encoder import Document, Encoder, TextBatch, paired
 from tonnage.forms.conversation import Conversation, Pieces, RowError, as_row_error
-from tonnage.forms.formats import Form
+from tonnage.forms.formats import FORMATS, Form
 from tonnage.forms.reader import Reader
 
 CONTROL_ROWS = 5
@@ -64,6 +64,10 @@ class _Pending:
     """Whether these are trained as words: the text of ``marked`` then has stand-ins for all other control tokens."""
 
 
+_Together = tuple[_Pending, ...]
+"""A conversation, or the two of a pair."""
+
+
 class PartBuilder:
     """Turns parts into Arrow files, one after another."""
 
@@ -86,7 +90,8 @@ class PartBuilder:
         totals = PartTotals()
         reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._options.carry)
         bad: list[str] = []
-        with _rare_collection(), DocumentWriter(out, carries=bool(self._options.carry)) as writer:
+        pairs = FORMATS[form.format].is_pair
+        with _rare_collection(), DocumentWriter(out, carries=bool(self._options.carry), pairs=pairs) as writer:
             for row, result in self._results(read_rows(part), reader, totals, advance):
                 if isinstance(result, RowError):
                     reason = result.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
@@ -99,7 +104,7 @@ class PartBuilder:
         totals.bad, totals.documents = len(bad), writer.documents
         totals.lines = lines_of(part) if part.kind in ("lines", "line") else 0
         totals.unread, totals.columns = dict(reader.unread), dict(reader.columns)
-        totals.values = reader.values.seen
+        totals.values, totals.ties = reader.values.seen, reader.ties
         totals.thoughts = sum(borders.settled for borders in self._borders)
         for borders in self._borders:
             borders.settled = 0
@@ -122,7 +127,8 @@ class PartBuilder:
         encoded: Iterator[Result] = iter(())
         for chunk in _chunks(rows):
             pending, refused_rows = self._render(chunk, reader, totals)
-            batch = self._encoder.begin([NO_TEXT if entry.as_words else entry.marked for entry in pending])
+            entries = chain.from_iterable(pending)
+            batch = self._encoder.begin([NO_TEXT if entry.as_words else entry.marked for entry in entries])
             run = partial(self._encoder.run, batch)
             finish: Callable[[], None] = run if self._pool is None else self._pool.submit(run).result
             yield from refused_rows
@@ -133,10 +139,10 @@ class PartBuilder:
 
     def _render(
         self, chunk: Sequence[Row], reader: Reader, totals: PartTotals
-    ) -> tuple[list[_Pending], list[tuple[int, RowError]]]:
+    ) -> tuple[list[_Together], list[tuple[int, RowError]]]:
         """The conversations of a chunk as marked texts, and the rows that are refused."""
         refused_rows: list[tuple[int, RowError]] = []
-        pending: list[_Pending] = []
+        pending: list[_Together] = []
         requests_by_template: list[list[Request]] = [[] for _ in self._templates]
         for number, row in chunk:
             totals.rows += 1
@@ -149,31 +155,41 @@ class PartBuilder:
                 continue
             totals.rows += len(conversations) - 1
             for conversation in conversations:
-                entry = _Pending(number, conversation, min(bool(conversation.tools), len(self._templates) - 1))
+                script = min(bool(conversation.tools), len(self._templates) - 1)
+                halves = (conversation,) if conversation.rejected is None else (conversation, conversation.rejected)
+                entries = tuple(_Pending(number, half, script) for half in halves)
                 try:
-                    own_requests = self._requests_of(entry, totals) if conversation.is_chat else []
+                    own_requests = [
+                        self._requests_of(entry, totals) if entry.conversation.is_chat else [] for entry in entries
+                    ]
                 except Exception as error:
                     refused_rows.append((number, as_row_error(error)))
                     continue
-                entry.num_requests = len(own_requests)
-                requests_by_template[entry.script] += own_requests
-                pending.append(entry)
+                for entry, requests_of_entry in zip(entries, own_requests, strict=True):
+                    entry.num_requests = len(requests_of_entry)
+                    requests_by_template[script] += requests_of_entry
+                pending.append(entries)
         rendered = [
             iter(template.render_many(own_requests))
             for template, own_requests in zip(self._templates, requests_by_template, strict=True)
         ]
-        marked: list[_Pending] = []
-        for entry in pending:
+        marked: list[_Together] = []
+        for entries in pending:
+            texts = [list(islice(rendered[entry.script], entry.num_requests)) for entry in entries]
             try:
-                self._mark(entry, list(islice(rendered[entry.script], entry.num_requests)))
-                marked.append(entry)
+                for entry, own_texts in zip(entries, texts, strict=True):
+                    self._mark(entry, own_texts)
+                marked.append(entries)
             except Exception as error:
-                reason = as_row_error(error)
-                system = entry.conversation.is_chat and entry.conversation.turns[0].role == "system"
-                if system and "system" in self._recipe.scripts[entry.script].shape.lacks:
-                    reason.change = reason.change or FOLD
-                refused_rows.append((entry.row, reason))
+                refused_rows.append((entries[0].row, self._advised(as_row_error(error), entries[0])))
         return marked, refused_rows
+
+    def _advised(self, reason: RowError, entry: _Pending) -> RowError:
+        """Why a conversation cannot be rendered, with what can be done about it."""
+        system = entry.conversation.is_chat and entry.conversation.turns[0].role == "system"
+        if system and "system" in self._recipe.scripts[entry.script].shape.lacks:
+            reason.change = reason.change or FOLD
+        return reason
 
     def _requests_of(self, entry: _Pending, totals: PartTotals) -> list[Request]:
         """The renderings that a conversation needs: those that find its borders and, if its own words hold control
@@ -247,21 +263,34 @@ class PartBuilder:
         return Marked(whole, [span for span in spans if span[0] < span[1]])
 
     def _encoded(
-        self, pending: Sequence[_Pending], batch: TextBatch, finish: Callable[[], None], totals: PartTotals
+        self, pending: Sequence[_Together], batch: TextBatch, finish: Callable[[], None], totals: PartTotals
     ) -> Iterator[Result]:
         """What becomes of conversations when their ``batch`` is encoded, for which ``finish`` waits."""
         finish()
-        for entry, document in zip(pending, self._encoder.documents(batch), strict=True):
-            if entry.conversation.ids is not None:
-                document = self._of_ids(entry.conversation)
-            elif entry.as_words:
-                document = self._controls.encoder(self._recipe.tokenizer_json).document(entry.marked)
-            if not isinstance(document, RowError) and not document.supervised:
-                document = RowError("nothing_supervised", "no token of the row is trained on")
-            if not isinstance(document, RowError):
-                document.carried = entry.conversation.carried
-                _count(entry, document, totals)
-            yield entry.row, document
+        encoded = iter(self._encoder.documents(batch))
+        for entries in pending:
+            documents = [self._document(entry, document) for entry, document in zip(entries, encoded, strict=False)]
+            result = next((document for document in documents if isinstance(document, RowError)), None)
+            if result is None:
+                try:
+                    document = _joined([document for document in documents if isinstance(document, Document)])
+                    document.carried = entries[0].conversation.carried
+                    _count(entries, document, totals)
+                    yield entries[0].row, document
+                    continue
+                except RowError as error:
+                    result = error
+            yield entries[0].row, result
+
+    def _document(self, entry: _Pending, encoded: Document | RowError) -> Document | RowError:
+        """What a conversation becomes, of which the text was ``encoded``."""
+        if entry.conversation.ids is not None:
+            encoded = self._of_ids(entry.conversation)
+        elif entry.as_words:
+            encoded = self._controls.encoder(self._recipe.tokenizer_json).document(entry.marked)
+        if not isinstance(encoded, RowError) and not encoded.supervised:
+            return RowError("nothing_supervised", "no token of the row is trained on")
+        return encoded
 
     def _of_ids(self, conversation: Conversation) -> Document | RowError:
         assert conversation.ids is not None
@@ -277,12 +306,17 @@ class PartBuilder:
         return Document(np.array(conversation.ids, dtype=np.int32), spans)
 
 
-def _count(entry: _Pending, document: Document, totals: PartTotals) -> None:
+def _joined(documents: Sequence[Document]) -> Document:
+    """The document of a row: of a pair both, in one. Raises ``RowError``."""
+    return documents[0] if len(documents) == 1 else paired(*documents)
+
+
+def _count(entries: _Together, document: Document, totals: PartTotals) -> None:
     totals.moved += document.moved
-    if entry.controls:
+    if controls := sorted({token for entry in entries for token in entry.controls}):
         totals.with_controls += 1
-        totals.control_rows = [*totals.control_rows, entry.row][:CONTROL_ROWS]
-        for token in entry.controls:
+        totals.control_rows = [*totals.control_rows, entries[0].row][:CONTROL_ROWS]
+        for token in controls:
             totals.controls[token] = totals.controls.get(token, 0) + 1
     totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.packs.order import first_packs, pack_at
+from tonnage.data.packs.padding import in_chunks, of_pairs
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.text.masks import Span
 from tonnage.data.tokens.documents import Documents
@@ -49,6 +50,10 @@ class Pack:
     """int32 (num_documents,): where in each document its first token of this pack is, 0 unless it was split."""
     carried: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Numbers that go with the documents, by name: float64 (num_documents,) each."""
+    forks: np.ndarray | None = None
+    """int64 (num_documents, 2): where each parts into two answers (``Fork``), if they are pairs."""
+    reference: np.ndarray | None = None
+    """float64 (num_documents, 2): log-probabilities of both answers under the reference, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class PackSizes:
     """int64: tokens after a common prefix, or of documents that have none."""
     prefixes: np.ndarray
     """uint64: bit k says whether a document of the pack begins with common prefix k."""
+    prompts: np.ndarray
+    """int64: tokens that both answers of pairs go on from."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +86,21 @@ class PackedDataset:
     """What documents begin with alike."""
     in_order: bool = False
     """Whether packs are trained one after the other, as documents were given."""
+    pairs: bool = False
+    """Whether every document is a pair of answers to one prompt."""
+    reference: np.ndarray | None = field(default=None, repr=False, compare=False)
+    """float64 (documents of the source, 2): log-probabilities of both answers under the reference."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:
         """Open what ``prepare`` has written. Raises ``FileNotFoundError`` when it is not there."""
         described = json.loads((Path(path) / "packs.json").read_text(encoding="utf-8"))
         names = ("num_packs", "num_documents", "num_tokens", "supervised_tokens", "max_length")
-        totals = {name: int(described[name]) for name in names}
+        totals: dict[str, Any] = {name: int(described[name]) for name in names}
         prefixes = tuple(Prefix(length, parent) for length, parent in described["common_prefixes"])
         in_order = bool(described.get("in_order", False))  # packs from before this option do not say
-        return cls(Path(path), **totals, common_prefixes=prefixes, in_order=in_order)
+        pairs = bool(described.get("pairs", False))
+        return cls(Path(path), **totals, common_prefixes=prefixes, in_order=in_order, pairs=pairs)
 
     def pack_at(self, position: int, seed: int) -> int:
         """The pack that is trained at a global position, counted from the start of a run over all epochs."""
@@ -116,7 +128,8 @@ class PackedDataset:
         """Sizes of the rows of a run that trains packs in an ``order``: most tokens of a row, most supervised tokens of
         a row, mean tokens of a row, and mean tokens of the documents in a row.
 
-        The last two differ with ``share_prefixes``, where a row has every common prefix once.
+        The last two differ with ``share_prefixes``, where a row has every common prefix once, and the prompt of a pair;
+        without, that is there twice.
         """
         step, within = np.divmod(np.arange(len(order)), packs_per_step)
         turn, worker = np.divmod(within, workers)
@@ -125,7 +138,7 @@ class PackedDataset:
         begins = np.flatnonzero(np.diff(row[by_row], prepend=-1))
         packs, sizes = order[by_row], self._sizes
         supervised, whole = (np.add.reduceat(amounts[packs], begins) for amounts in (sizes.supervised, sizes.tokens))
-        tokens = whole
+        tokens = whole + np.add.reduceat(sizes.prompts[packs], begins)
         if share_prefixes:
             tokens = np.add.reduceat(sizes.own[packs], begins)
             prefix_bits = np.bitwise_or.reduceat(sizes.prefixes[packs], begins)
@@ -147,6 +160,7 @@ class PackedDataset:
             supervised=np.add.reduceat(supervised, begins),
             own=np.add.reduceat(lengths - shared[prefix_numbers], begins),
             prefixes=np.bitwise_or.reduceat(bits[prefix_numbers], begins),
+            prompts=np.add.reduceat(self.source.column("shared")[arrays["documents"]].astype(np.int64), begins),
         )
 
     @cached_property
@@ -166,6 +180,7 @@ class PackedDataset:
         weights = [piece_weights(self.source.spans(document), start, length) for document, start, length in pieces]
         carry = self.source.carry
         carried = np.array([self.source.carried(document) for document in documents.tolist()]).T if carry else ()
+        forks = np.array([self.source.fork(document) for document in documents.tolist()]) if self.pairs else None
         return Pack(
             np.concatenate(input_ids),
             np.concatenate(weights),
@@ -174,11 +189,32 @@ class PackedDataset:
             prefixes,
             starts,
             dict(zip(carry, carried, strict=True)),
+            forks,
+            None if self.reference is None else self.reference[documents],
         )
+
+    def documents(self, index: int) -> np.ndarray:
+        """Index in the source of every document of a pack: int64 (num_documents,)."""
+        return self._of_pack(index, "documents")
 
     def lengths(self, index: int) -> np.ndarray:
         """Tokens of every document of a pack, int32 (num_documents,)."""
         return self._of_pack(index, "lengths")
+
+    def row_lengths(self, index: int, chunk: int = 1) -> np.ndarray:
+        """Tokens that every document of a pack takes in rows of its own, multiples of ``chunk``: int (num_documents,);
+        of a pair those of both answers."""
+        lengths = self.lengths(index)
+        if not self.pairs:
+            return in_chunks(lengths, chunk)
+        documents = self._of_pack(index, "documents")
+        forks = np.stack([self.source.column(name)[documents] for name in ("shared", "second")], axis=1)
+        return of_pairs(lengths, forks, chunk)
+
+    @property
+    def most_row_tokens(self) -> int:
+        """Tokens that a document takes in rows of its own, at most."""
+        return self.max_length * (2 if self.pairs else 1)
 
     def supervised(self, index: int) -> np.ndarray:
         """Supervised tokens of every document of a pack, int64 (num_documents,); at most, of one that was split."""

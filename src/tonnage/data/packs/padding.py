@@ -21,6 +21,14 @@ def in_chunks(lengths: Lengths, chunk: int) -> Lengths:
     return -(-lengths // chunk) * chunk
 
 
+def of_pairs(lengths: np.ndarray, forks: np.ndarray, chunk: int = 1) -> np.ndarray:
+    """Tokens of two rows of their own for the answers of every pair, each with its prompt, the shorter one padded:
+    int64 (pairs,). ``lengths`` (pairs,); ``forks`` (pairs, 2), as of a ``Pack``."""
+    shared, second = forks[:, 0], forks[:, 1]
+    longer: np.ndarray = np.maximum(second, shared + lengths - second).astype(np.int64)
+    return 2 * in_chunks(longer, chunk)
+
+
 def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.ndarray]:
     """Cut documents of some ``lengths``, (documents,), into forwards of at most ``most_tokens``, padding included.
 

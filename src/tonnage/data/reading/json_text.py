@@ -23,7 +23,8 @@ from typing import IO, Any
 from tonnage.data.reading.opening import DAMAGED, open_file
 from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError
-from tonnage.forms.formats import LISTS, candidates
+from tonnage.forms.formats import candidates
+from tonnage.forms.turns import LISTS
 
 MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
@@ -35,7 +36,7 @@ _OF_A_ROW = frozenset(
     (
         *LISTS,
         *("contents", "segments", "instances", "tools", "functions", "history", "replies"),
-        *("prompt", "completion", "chosen", "rejected"),
+        *("prompt", "completion", "chosen", "rejected", "conversation_a", "conversation_b", "context"),
     )
 )
 """Fields of a row that are lists of objects."""
@@ -308,8 +309,8 @@ def _holder(file: Path, split: str) -> str | None:
                 return None
         except (Damaged, RowError):
             lists += [begun] if begun else []
-            return lists[0] if len(lists) == 1 and not candidates(others) else None
-    if candidates(others) or not lists:
+            return lists[0] if len(lists) == 1 and not _is_row(others) else None
+    if _is_row(others) or not lists:
         return None
     if split in lists:
         return split
@@ -317,6 +318,10 @@ def _holder(file: Path, split: str) -> str | None:
         fault = f"one object with the lists {', '.join(lists)}"
         raise user_error(fault, "to know which of them is meant", f"set split: {lists[0]} for this source", str(file))
     return lists[0]
+
+
+def _is_row(fields: dict[str, Any]) -> bool:
+    return bool(candidates(fields) or candidates(fields, pairs=True))
 
 
 def _parsed(text: str) -> Any:

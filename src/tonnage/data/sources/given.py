@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from tonnage.data.reading.rows import Part, first_rows
 from tonnage.data.sources.files import resolve
 from tonnage.data.sources.hub import Resolved, problem_of, unusable
 from tonnage.errors import Problem, UserError
-from tonnage.forms.advice import advice, written
+from tonnage.forms.advice import advice
 from tonnage.forms.conversation import Conversation, as_row_error
 from tonnage.forms.formats import (
     FORMATS,
     Form,
-    as_turns,
     candidates,
     detect,
     fields_of,
@@ -29,7 +28,9 @@ from tonnage.forms.formats import (
     nearest_field,
     rename,
 )
-from tonnage.forms.reader import Reader
+from tonnage.forms.preferences import has_turns, other_preference
+from tonnage.forms.reader import PATH, SOURCE, Reader, for_chosen
+from tonnage.forms.values import as_turns, written
 
 SAMPLED_ROWS = 64
 SAMPLED_FILES = 8
@@ -44,9 +45,9 @@ class Sources:
     resolved: list[Resolved]
     """Of each source its files and parts."""
     forms: list[Form]
+    formats: list[str]
+    """Of each source what templates must be able to write: the format of its rows, or one that is written alike."""
     single_turn: bool
-    with_turns: bool
-    """Whether completions are lists of messages, and no plain texts."""
     row_bytes: float
 
     @property
@@ -63,11 +64,6 @@ class Sources:
     def total_bytes(self) -> int:
         return sum(Path(file).stat().st_size for file in self.files)
 
-    @property
-    def formats(self) -> list[str]:
-        """What templates must be able to write."""
-        return ["messages" if form.format == "completion" and self.with_turns else form.format for form in self.forms]
-
     def key(self, at: int) -> str:
         """The config's key of source number ``at``."""
         side, count = (
@@ -77,18 +73,21 @@ class Sources:
         return f"data.{side}" if count == 1 else f"data.{side}.{number}"
 
 
-def read_sources(options: Data) -> Sources:
-    """All sources with the forms of their rows. Raises ``UserError`` with the problems of all of them."""
+def read_sources(options: Data, pairs: bool = False) -> Sources:
+    """All sources with the forms of their rows, which are ``pairs`` of answers or rows to be learned as they are.
+
+    Raises ``UserError`` with the problems of all of them.
+    """
     validation = options.validation if isinstance(options.validation, tuple) else ()
     all_sources = options.train + validation
-    sources = Sources(all_sources, len(options.train), [], [], True, False, 1.0)
+    sources = Sources(all_sources, len(options.train), [], [], [], True, 1.0)
     problems: list[Problem] = []
-    single_turn, with_turns, sizes = True, False, []
+    single_turn, sizes = True, []
     for index, source in enumerate(all_sources):
         try:
             resolved = resolve(source, index)
             sample, first_bad = _sample(resolved.parts)
-            form = _form(source, sources.key(index), sample, first_bad)
+            form = _form(source, sources.key(index), sample, first_bad, pairs)
         except UserError as error:
             problems += error.problems
             continue
@@ -96,11 +95,11 @@ def read_sources(options: Data) -> Sources:
         sources.forms.append(form)
         sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
         single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form))
-        with_turns |= any(_has_turns(rename(row, form.columns)) for row in sample)
+        sources.formats.append(_written_as([rename(row, form.columns) for row in sample], form.format))
     if problems:
         raise UserError(*problems)
     row_bytes = float(np.mean(sizes)) if sizes else 1.0
-    return replace(sources, single_turn=single_turn, with_turns=with_turns, row_bytes=row_bytes)
+    return replace(sources, single_turn=single_turn, row_bytes=row_bytes)
 
 
 def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
@@ -125,27 +124,31 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
     return rows, first_bad
 
 
-def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str) -> Form:
+def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str, pairs: bool) -> Form:
+    """The form of a source, whose key in the config is ``key``. Raises ``UserError``."""
     if source.format != "auto":
-        return _with_settings(form_of(source.format, source.columns, source.roles), source)
+        form = form_of(source.format, source.columns, source.roles)
+        if FORMATS[form.format].is_pair and not pairs:
+            raise _pairs_unasked(source, key, rename(sample[0], form.columns) if sample else {}, form.columns)
+        if pairs and not FORMATS[form.format].is_pair:
+            change = "leave format and columns of this source out; or " if _are_pairs(sample) else ""
+            raise _no_pairs(source, f"format: {source.format}, whose rows are no pairs of answers", change)
+        return _with_settings(form, source)
     if not sample and first_bad:
         change = "mend that row, or take it out of the file"
         raise unusable(source, f"no readable row; the first one: {first_bad}", "at least one row", change)
     if not sample:
         raise unusable(source, "no row", "at least one row")
     renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
-    formats = detect(renamed)
+    formats = detect(renamed, pairs=pairs)
+    if not pairs and _are_pairs(renamed):
+        raise _pairs_unasked(source, key, renamed[0], source.columns)
     if len(formats) == 1:
         return _with_settings(Form(formats[0], dict(source.columns), dict(source.roles)), source)
-    columns = ", ".join(map(str, list(sample[0])[:20]))
     if not formats:
-        columns_key = f"{key}: {{path: {written(source.path)}, columns: {{instruction: ..., output: ...}}}}"
-        change = f"map the columns of a question and its answer: {columns_key}"
-        if source.columns:
-            change = "correct columns, which maps our fields to those of the rows"
-        change = advice(key, source.path, sample[0]) or change
-        raise unusable(source, f"rows with the fields {columns}", f"a form that is known: {known_forms()}", change)
-    fitting = [candidates(row) for row in renamed]
+        raise _of_no_form(source, key, sample[0], renamed, pairs)
+    columns = _columns_of(sample[0])
+    fitting = [candidates(row, pairs=pairs) for row in renamed]
     if len(set(fitting)) > 1 and not set.intersection(*map(set, fitting)):
         first_fits = dict.fromkeys(fits[0] for fits in fitting if fits)
         fault = f"rows of several forms in one file: {', '.join(first_fits)}"
@@ -154,6 +157,54 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
         fault = f"rows that fit several forms: {', '.join(formats)} (fields: {columns})"
         change = f"{key}: {written({'path': source.path, 'format': formats[0]})} (or {', '.join(formats[1:])})"
     raise unusable(source, fault, "one form", change)
+
+
+def _of_no_form(
+    source: Source, key: str, row: dict[str, Any], renamed: Sequence[dict[str, Any]], pairs: bool
+) -> UserError:
+    """The error for rows that fit no form; ``row`` is the first of them as it lies in the file."""
+    columns = _columns_of(row)
+    refusal = next((error for named in renamed if (error := other_preference(named)) is not None), None)
+    supervised = detect(renamed) if pairs else ()
+    if refusal is not None and (pairs or not supervised):
+        needed = f"pairs of answers: {known_forms(pairs=True)}" if pairs else f"a form that is known: {known_forms()}"
+        return unusable(source, refusal.reason, needed, refusal.change)
+    if supervised:
+        return _no_pairs(source, f"rows of the form {' or '.join(supervised)} (fields: {columns})")
+    example = "{prompt: ..., chosen: ..., rejected: ...}" if pairs else "{instruction: ..., output: ...}"
+    subject = "a prompt and its two answers" if pairs else "a question and its answer"
+    change = f"map the columns of {subject}: {key}: {{path: {written(source.path)}, columns: {example}}}"
+    if source.columns:
+        change = "correct columns, which maps our fields to those of the rows"
+    change = advice(key, source.path, row, pairs=pairs) or change
+    fault, needed = f"rows with the fields {columns}", f"a form that is known: {known_forms(pairs=pairs)}"
+    return unusable(source, fault, needed, change)
+
+
+def _columns_of(row: dict[str, Any]) -> str:
+    return ", ".join(map(str, list(row)[:20]))
+
+
+def _are_pairs(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether all rows that have a form at all are pairs of answers."""
+    are_pairs = [bool(candidates(row, pairs=True)) for row in rows if candidates(row, pairs=True) or candidates(row)]
+    return bool(are_pairs) and all(are_pairs)
+
+
+def _pairs_unasked(source: Source, key: str, row: dict[str, Any], columns: Mapping[str, str]) -> UserError:
+    """The error for pairs of answers under an objective that learns every answer; ``row`` is one of them, renamed by
+    ``columns``."""
+    fault = "preferences, of which one answer is chosen and the other one rejected, and objective is supervised"
+    needed = "an objective that learns from pairs, or rows whose answers are all to be learned"
+    change = for_chosen(row, columns).replace(SOURCE, key).replace(PATH, written(source.path))
+    return unusable(source, fault, needed, change)
+
+
+def _no_pairs(source: Source, fault: str, change: str = "") -> UserError:
+    """The error for rows that are no pairs of answers under an objective that learns from such; ``change`` is what else
+    can be done about it."""
+    needed = f"pairs of answers, as objective.kind wants them: {known_forms(pairs=True)}"
+    return unusable(source, fault, needed, f"{change}objective: supervised, which learns every answer of such rows")
 
 
 def _with_settings(form: Form, source: Source) -> Form:
@@ -186,6 +237,16 @@ def _is_single(conversation: Conversation) -> bool:
     return [turn.role for turn in conversation.turns] in ([], ["user", "assistant"])
 
 
-def _has_turns(row: dict[str, Any]) -> bool:
-    """Whether a prompt or a completion is messages, which have roles, and no plain text."""
-    return any(not isinstance(as_turns(row[name]), str) for name in ("prompt", "completion") if name in row)
+def _written_as(rows: Sequence[dict[str, Any]], format: str) -> str:
+    """The format by which a template is chosen for rows: a completion of messages is as good as messages, and a pair
+    of answers as what its first answer would be alone."""
+    if format == "completion":
+        has_roles = any(
+            not isinstance(as_turns(row[name]), str) for row in rows for name in ("prompt", "completion") if name in row
+        )
+        return "messages" if has_roles else format
+    if not FORMATS[format].is_pair:
+        return format
+    if format == "arena" or any(map(has_turns, rows)):
+        return "messages"
+    return "alpaca" if rows and all(row.get("instruction") for row in rows) else "completion"

@@ -8,6 +8,8 @@ The built-ins begin with the token that begins a text where the tokenizer puts o
     alpaca       instruction and answer under headings, for single-turn instructions; closes with the end-of-text token
     chatml       <|im_start|>role ... <|im_end|>
     dolly        ### Instruction: / ### Response: / ### End
+    gemma        <start_of_turn>user ... <end_of_turn>, the assistant called model; gemma4 writes <|turn> ... <turn|>
+    llama3       <|start_header_id|>role<|end_header_id|> ... <|eot_id|>
     oasst        <|system|> ... <|prompter|> ... <|assistant|> ..., end-of-text between turns
     plain        the contents alone, one after another; end-of-text after every answer
 

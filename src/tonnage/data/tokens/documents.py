@@ -1,9 +1,9 @@
 """Tokenised documents in Arrow files: one file per part of a source, written once, memory-mapped ever after.
 
 A row of a file is one document: the number of the row it came from, its tokens, the spans of them that are trained on
-with their weights, how many tokens that is, a 64-bit key of its content, and the numbers that go with it, if the
-options carry any. Documents know nothing of lengths, packs or validation, so that a change of those needs no
-tokenising.
+with their weights, how many tokens that is, a 64-bit key of its content, the numbers that go with it, if the options
+carry any, and where it parts, if it is a pair of answers. Documents know nothing of lengths, packs or validation, so
+that a change of those needs no tokenising.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.text.masks import Span
-from tonnage.data.tokens.encoder import Document, content_key
+from tonnage.data.tokens.encoder import Document, Fork, content_key
 
 BATCH_TOKENS = 1 << 20
 
@@ -64,6 +64,8 @@ class PartTotals:
     """Conversations that hold control tokens in their own words, and became documents."""
     controls: dict[str, int] = field(default_factory=dict)
     """Those tokens -> conversations that hold them."""
+    ties: int = 0
+    """Pairs of which both answers have the same score."""
     control_rows: list[int] = field(default_factory=list)
     """The first rows of these."""
 
@@ -80,8 +82,8 @@ class PartTotals:
 class DocumentWriter:
     """Writes documents to an Arrow file, a batch of about a million tokens at a time."""
 
-    def __init__(self, path: Path, *, carries: bool = False) -> None:
-        """``carries``: whether numbers go with each document."""
+    def __init__(self, path: Path, *, carries: bool = False, pairs: bool = False) -> None:
+        """``carries``: whether numbers go with each document. ``pairs``: whether each is a pair of answers."""
         import pyarrow as pa
 
         self._pa = pa
@@ -94,6 +96,7 @@ class DocumentWriter:
                 ("supervised", pa.int32()),
                 ("content", pa.uint64()),
                 *([("carried", pa.list_(pa.float64()))] if carries else []),
+                *([("shared", pa.int32()), ("second", pa.int32())] if pairs else []),
             ]
         )
         self._sink = pa.OSFile(str(path), "wb")
@@ -133,6 +136,8 @@ class DocumentWriter:
             "supervised": [document.supervised for document in documents],
             "content": [content_key(document.tokens, document.spans, document.carried) for document in documents],
             "carried": [list(document.carried) for document in documents],
+            "shared": [document.fork.shared for document in documents],
+            "second": [document.fork.second for document in documents],
         }
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._rows, self._waiting, self._num_tokens = [], [], 0
@@ -222,6 +227,11 @@ class Documents:
         batch, at = self._find(document)
         return batch.carried[at]
 
+    def fork(self, document: int) -> Fork:
+        """Where a document that is a pair of answers parts."""
+        batch, at = self._find(document)
+        return Fork(int(batch.shared[at]), int(batch.second[at]))
+
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document came from."""
         batch, at = self._find(document)
@@ -234,7 +244,8 @@ class Documents:
         )
 
     def column(self, name: str) -> np.ndarray:
-        """``lengths`` (int32), ``supervised`` (int32) or ``content`` (uint64) of every document."""
+        """``lengths``, ``supervised``, ``content`` (uint64), or ``shared`` and ``second`` (``Fork``) of every document;
+        int32 where nothing else is said."""
         column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
         at = 0
         for batch in self._batches():
@@ -339,6 +350,18 @@ class _Batch:
     @property
     def content(self) -> np.ndarray:
         return _view(self._batch.column("content"))
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        return self._of_pairs("shared")
+
+    @cached_property
+    def second(self) -> np.ndarray:
+        return self._of_pairs("second")
+
+    def _of_pairs(self, name: str) -> np.ndarray:
+        """A column that only files of pairs have."""
+        return _view(self._batch.column(name)) if name in self._batch.schema.names else np.zeros(len(self), np.int32)
 
 
 def _lists(array: Any) -> Lists:

@@ -22,7 +22,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,18 @@ def _plain(tokenizer_json: str) -> Tokenizer:
     return tokenizer
 
 
+class Fork(NamedTuple):
+    """Where a document that is a pair of answers parts: ``prompt | first answer | second answer``."""
+
+    shared: int
+    """Tokens that both answers go on from; 0 of a document that is no pair."""
+    second: int
+    """The first token of the second answer."""
+
+
+NO_FORK = Fork(0, 0)
+
+
 @dataclass(slots=True)
 class Document:
     """One document: its tokens, and the spans of them that are trained on."""
@@ -76,6 +88,7 @@ class Document:
     """Spans whose first token begins before them in the text."""
     carried: Sequence[float] = ()
     """Numbers of the row that go with it."""
+    fork: Fork = NO_FORK
 
     @property
     def supervised(self) -> int:
@@ -350,3 +363,26 @@ def content_key(tokens: np.ndarray, spans: Sequence[Span], carried: Sequence[flo
     if carried:
         state.update(repr(list(carried)).encode())
     return int.from_bytes(state.digest(), "little")
+
+
+def paired(chosen: Document, rejected: Document) -> Document:
+    """Two documents that begin alike as one, in which what they share is there once.
+
+    They part at the first token that differs, and no later than the first that is trained on.
+
+    Raises:
+        RowError: they are equal, or have no token in common.
+    """
+    if np.array_equal(chosen.tokens, rejected.tokens):
+        raise RowError("equal_answers", "both answers have the same tokens: neither can be preferred")
+    length = min(len(chosen.tokens), len(rejected.tokens))
+    differ = np.flatnonzero(chosen.tokens[:length] != rejected.tokens[:length])
+    begins = (start for document in (chosen, rejected) for start, _, weight in document.spans if weight > 0)
+    shared = min(int(differ[0]) if len(differ) else length, *begins)
+    if shared == 0:
+        raise RowError("no_prompt", "the two answers have no token before them in common")
+    fork = Fork(shared, len(chosen.tokens))
+    shift = fork.second - shared
+    spans = [*chosen.spans, *((start + shift, stop + shift, weight) for start, stop, weight in rejected.spans)]
+    tokens = np.concatenate([chosen.tokens, rejected.tokens[shared:]])
+    return Document(tokens, spans, chosen.moved + rejected.moved, chosen.carried, fork)

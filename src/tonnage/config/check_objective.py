@@ -1,0 +1,65 @@
+"""What ``objective`` may not say, and what pairs of answers do not go with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tonnage.config.contradiction import Contradiction
+from tonnage.config.schema import BETAS, DEFAULT_BETA, MARGINED, SMOOTHED, Config, Objective
+
+ONLY_OF: dict[str, tuple[str, ...]] = {
+    "label_smoothing": SMOOTHED,
+    "margin": MARGINED,
+    "per_token": ("dpo", "hinge"),
+    "supervised": ("dpo", "ipo", "hinge", "simpo"),
+}
+"""Keys of ``objective`` -> the kinds that know them."""
+
+
+def check_objective(config: Config) -> Iterator[Contradiction]:
+    """Keys that the kind of objective does not know, and ways to read rows that leave no pair whole."""
+    objective = config.objective
+    for name, kinds in ONLY_OF.items():
+        if objective.kind not in kinds and getattr(objective, name) != Objective.model_fields[name].default:
+            yield _unknown(objective, name, kinds)
+    if objective.kind == "supervised" and objective.beta != DEFAULT_BETA:
+        yield _unknown(objective, "beta", ("dpo", "ipo", "hinge", "orpo", "simpo"))
+    if objective.has_pairs:
+        yield from _of_pairs(config)
+
+
+def _unknown(objective: Objective, name: str, kinds: tuple[str, ...]) -> Contradiction:
+    key = f"objective.{name}"
+    default: Any = BETAS.get(objective.kind, DEFAULT_BETA) if name == "beta" else Objective.model_fields[name].default
+    return Contradiction(
+        (key, "objective.kind"),
+        f"{key} is {getattr(objective, name)!r}, and objective.kind is {objective.kind}",
+        f"objective.kind {' or '.join(kinds)}, which know it",
+        f"leave {key} out (it is {default!r} then), or change objective.kind",
+    )
+
+
+def _of_pairs(config: Config) -> Iterator[Contradiction]:
+    data, kind = config.data, config.objective.kind
+    if data.over_length in ("truncate", "split"):
+        yield Contradiction(
+            ("data.over_length", "objective.kind"),
+            f"data.over_length is {data.over_length}, and objective.kind is {kind}",
+            "whole pairs: of one that is cut, what is compared is not what was preferred",
+            "write data.over_length: drop, or raise data.max_length, which holds a prompt and both its answers",
+        )
+    if data.train_on != "assistant":
+        yield Contradiction(
+            ("data.train_on", "objective.kind"),
+            f"data.train_on is {data.train_on}, and objective.kind is {kind}",
+            "assistant: of a pair the two answers are compared, and nothing before them",
+            "leave data.train_on out",
+        )
+    if data.carry:
+        yield Contradiction(
+            ("data.carry", "objective.kind"),
+            f"data.carry is {', '.join(data.carry)}, and objective.kind is {kind}",
+            "objective.kind supervised: columns are for a loss of one's own",
+            "leave data.carry out",
+        )

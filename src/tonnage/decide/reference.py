@@ -1,0 +1,58 @@
+"""Where the log-probabilities of answers under the reference lie: an address made of all that decides them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.config import Config
+from tonnage.decide.models import ModelFound
+
+if TYPE_CHECKING:
+    from tonnage.data import Progress
+    from tonnage.planning.plan import Plan
+
+
+def reference_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) -> Path:
+    """The cache's entry for a run, which need not be there. The model's files are read once, to know them again."""
+    from tonnage.data import cache as store
+
+    packs = Path(plan.data.train_path).parent
+    cache, files = packs.parent.parent, model.files
+    adapter = sorted(files.adapter.directory.glob("adapter_*")) if files.adapter is not None else []
+    weights = [*sorted(files.weights), *adapter] if config.init != "random" else []
+    digests = []
+    for number, file in enumerate(weights):
+        progress("reading the reference's files", number, len(weights))
+        digests.append(store.remembered_digest(cache, str(file)))
+    progress("reading the reference's files", len(weights), len(weights))
+    parts: dict[str, Any] = {
+        "weights": digests,
+        "config": model.config.to_json_string(),
+        "seed": config.seed if config.init == "random" else None,
+        "left": [config.allow_missing, config.allow_unexpected],
+        "packs": packs.name,
+        "visited": [plan.num_packs, config.seed] if plan.num_packs < plan.data.num_packs else [],
+        "precision": config.precision,
+        "quantize": None if isinstance(config.adapter, str) else config.adapter.quantize,
+        "versions": [version(name) for name in ("torch", "transformers")],
+    }
+    return cache / "references" / store.key(parts)
+
+
+def with_reference(plan: Plan, entry: Path) -> Plan:
+    """The plan with the place of the reference's log-probabilities, and whether they are there already."""
+    from tonnage.training.reference import SCORES
+
+    choice, layout = plan.choice, plan.layout
+    steps = math.ceil(min(plan.num_packs, plan.data.num_packs) / plan.packs_per_step)
+    seconds = steps * choice.seconds.total / (3 + layout.recomputed_part)  # a forward pass of each
+    has = f"computed once, before training, in about {max(1, round(seconds)):,} s"
+    if (entry / SCORES).exists():
+        has = "the cache has them from an earlier run"
+    why = f"log-probabilities of the answers under the model as it was ({has}); no second model is held"
+    data = replace(plan.data, reference_path=str(entry))
+    return replace(plan, data=data, reasons=plan.reasons | {"reference": why})

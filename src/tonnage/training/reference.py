@@ -1,0 +1,157 @@
+"""Log-probabilities of all answers under the reference, the model as it was: computed once, before training.
+
+They are the model's own before its first step, with additions that are still zero, so training needs no second model.
+The workers compute them in the run's layout, a chunk of packs at a time, and rank 0 writes each chunk beside the
+cache's entry (``KEY.parts``) as soon as it is there: whoever is interrupted goes on behind the last one. The whole goes
+into the cache, for every run of the same model, rows, template and precision, and into the run's own directory.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tonnage.data import PackedDataset
+from tonnage.data import cache as store
+from tonnage.errors import user_error
+from tonnage.files.writing import write_whole
+from tonnage.host.cachedir import room_for
+from tonnage.parallel.world import World
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+from tonnage.training.batch import MicroBatch, evaluation_steps
+from tonnage.training.job import Job
+from tonnage.training.memory import Phases
+
+CHUNK_PACKS = 256
+"""Packs at least whose scores are written at a time."""
+SCORES = "scores.npy"
+
+
+def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log: Callable[[str], None]) -> Job:
+    """The job with the reference's log-probabilities beside its rows: those of the run, of the cache, or new ones.
+
+    Raises:
+        UserError: a run that goes on has lost them.
+    """
+    phases.enter("reference", micro_batch=0, num_micro_batches=0)
+    assert plan.data.reference_path is not None
+    entry, world, documents = Path(plan.data.reference_path), job.world, len(job.train_data.source)
+    own, cached = run.reference, entry / SCORES
+    place = next((path for path in (own, cached) if path.exists()), None) if world.rank == 0 else None
+    (is_there,) = world.sum(float(place is not None))
+    if not is_there and job.cursor.step:
+        observed = f"step {job.cursor.step} of a run whose reference log-probabilities are gone"
+        needed = "those of the model as it was before the first step, which this one is no more"
+        raise user_error(observed, needed, "begin the run anew", str(own))
+    scores = np.full((documents, 2), np.nan)
+    if is_there and place is not None:
+        scores = np.load(place, allow_pickle=False)
+        log(f"reference: {_number(scores):,} pairs, read from {place}")
+    elif not is_there:
+        scores = _computed(job, plan, entry, phases, log)
+    if world.rank == 0:
+        if not cached.exists() and not job.cursor.step:
+            store.entry(entry, lambda building: write_whole(building / SCORES, _bytes(scores)))
+            shutil.rmtree(_parts(entry), ignore_errors=True)
+        if not own.exists():
+            write_whole(own, _bytes(scores))
+    scores = _of_rank_0(scores, world)
+    phases.end()
+
+    def scored(dataset: PackedDataset | None) -> PackedDataset | None:
+        return None if dataset is None else replace(dataset, reference=scores)
+
+    train = scored(job.train_data)
+    assert train is not None
+    return replace(job, train_data=train, validation_data=scored(job.validation_data))
+
+
+def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[str], None]) -> np.ndarray:
+    """The scores of all pairs that the run trains or evaluates, complete on rank 0, in chunks that are kept."""
+    world, scores = job.world, np.full((len(job.train_data.source), 2), np.nan)
+    chunks, parts = list(_chunks(job, plan)), _parts(entry)
+    done, total = 0, sum(len(packs) for _, packs in chunks)
+    log(f"reference: computing the log-probabilities of the answers of {total:,} packs")
+    for number, (dataset, packs) in enumerate(chunks):
+        path, part = parts / f"{number:06}.npy", None
+        if world.rank == 0:
+            with suppress(OSError, ValueError):
+                part = np.load(path, allow_pickle=False)
+        (is_there,) = world.sum(float(part is not None))
+        if not is_there:
+            part = _scores_of(job, dataset, packs)
+            if world.rank == 0:
+                room_for(path)
+                write_whole(path, _bytes(part))
+        if part is not None:
+            scores[part[:, 0].astype(np.int64)] = part[:, 1:]
+        done += len(packs)
+        phases.advance(done, total)
+    return scores
+
+
+def _chunks(job: Job, plan: Plan) -> Iterator[tuple[PackedDataset, np.ndarray]]:
+    """The packs that the run will see, in the micro-batches in which it will see them for the first time: what is
+    computed beside others there is computed beside the same here, and rounded alike."""
+    visited = job.train_data.first_packs(min(plan.num_packs, job.train_data.num_packs), job.seed)
+    scored = [(job.train_data, visited)]
+    if (validation := job.validation_data) is not None:
+        scored.append((validation, np.arange(validation.num_packs)))
+    size = math.ceil(CHUNK_PACKS / job.deal.packs_per_step) * job.deal.packs_per_step
+    for dataset, packs in scored:
+        for start in range(0, len(packs), size):
+            yield dataset, packs[start : start + size]
+
+
+@torch.no_grad()
+def _scores_of(job: Job, dataset: PackedDataset, packs: np.ndarray) -> np.ndarray:
+    """Documents of some packs, and the log-probabilities of their answers: float64 (documents, 3), on every rank."""
+    documents = np.unique(np.concatenate([dataset.documents(int(pack)) for pack in packs]))
+    sums = torch.zeros(len(documents), 2, dtype=torch.float64)
+    for step in evaluation_steps(dataset, job.deal, packs.tolist()):
+        batches = [replace(batch, judges=True) for batch in step.micro_batches]
+        for turn in job.pipeline.passes(batches, 1.0, backward=False):
+            for judgement in turn.run():
+                if turn.batch.documents and job.world.speaks:
+                    places = np.searchsorted(documents, turn.batch.documents[::2])
+                    sums[torch.from_numpy(places)] = _sums(turn.batch, judgement)  # a pair's copies have one score
+    totals = np.array(job.world.sum(*sums.flatten().tolist())).reshape(-1, 2)
+    copies = np.array(job.world.sum(*(sums[:, 0] != 0).double().tolist()))
+    return np.column_stack([documents, totals / np.maximum(copies, 1)[:, None]])
+
+
+def _sums(batch: MicroBatch, judgement: Tensor) -> Tensor:
+    """Log-probabilities of the answers of a micro-batch, fp64 (pairs, 2), from the losses of their targets."""
+    losses = judgement[0].double().cpu()[: sum(batch.targets_of)]
+    return -torch.stack([of_answer.sum() for of_answer in losses.split(batch.targets_of)]).view(-1, 2)
+
+
+def _of_rank_0(scores: np.ndarray, world: World) -> np.ndarray:
+    if world.size == 1:
+        return scores
+    values = torch.from_numpy(scores if world.rank == 0 else np.zeros_like(scores)).nan_to_num(0.0).to(world.device)
+    return world.total(values).cpu().numpy()
+
+
+def _parts(entry: Path) -> Path:
+    return entry.with_name(f"{entry.name}.parts")
+
+
+def _number(scores: np.ndarray) -> int:
+    return int(np.isfinite(scores[:, 0]).sum())
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
