@@ -285,3 +285,16 @@ def test_mistakes_are_named_by_what_was_written(model: Path) -> None:
     texts = FORMS["text"](alpaca_rows(ROWS))
     assert "rows of text alone" in refusal("init", str(model), str(texts), "--for", "chat")
     assert "write 2h or 90min" in refusal("init", str(model), str(rows), "--time", "soon")
+
+
+def test_pairs_of_answers_get_an_objective(model: Path) -> None:
+    rows = [
+        {"prompt": row["input"], "chosen": row["output"], "rejected": row["output"] + "!"} for row in alpaca_rows(ROWS)
+    ]
+    write_rows(Path("pairs.jsonl"), rows)
+    written = yaml.safe_load(init(model, "pairs.jsonl", BUDGET))
+    assert written["objective"] == {"kind": "dpo"}
+    assert written["optimizer"]["lr"] == 1e-6
+    Path("config.yaml").unlink()
+    said = yaml.safe_load(init(model, "pairs.jsonl", BUDGET, "objective=orpo"))
+    assert said["objective"] == {"kind": "orpo"}

@@ -37,6 +37,10 @@ GENERATE = {"--file", "--template", "--allow-unexpected"}
             "--format sharegpt",
             "rename the fields of the rows to those of a form that is known",
         ),
+        (
+            "learn from both answers: objective: dpo; or data.train: {path: x, format: a, columns: {b: c}}",
+            *["write the answers to a file of their own, as prompt and completion"] * 2,
+        ),
         ("set split: train for this source", *["download it, and give the file of that split"] * 2),
         ("change its mode, or name another place", *["change its mode, or name another place"] * 2),
     ],

@@ -24,12 +24,13 @@ INSTEAD = {
     "data.over_length": "shorten these rows, or take them out of the file",
     "data.on_bad_row": "mend these rows, or take them out of the file",
     "data.train": "rename the fields of the rows to those of a form that is known",
+    "objective": "write the answers to a file of their own, as prompt and completion",
     "split": "download it, and give the file of that split",
     "name": "download it, and give its files",
 }
 """What to do where no option says what a key does."""
 _KEY = re.compile(
-    r"(?:set |write )?`?\b(?P<key>data\.\w+|allow_unexpected|allow_missing|init|(?<=set )split|(?<=set )name)"
+    r"(?:set |write )?`?\b(?P<key>data\.\w+|objective|allow_unexpected|allow_missing|init|(?<=set )split|(?<=set )name)"
     r"(?:\[\d+\])?(?:=|: ?)(?P<value>\[[^\]]*\]|\{.*\}|[^\s,;`]+)`?(?: for this source| \(or [^)]*\))?"
 )
 _BETWEEN = re.compile(r"(, or,? |; )")
@@ -70,7 +71,7 @@ def _advice(change: str, options: Collection[str]) -> str:
 
 def _as_option(key: str, value: str, options: Collection[str]) -> str:
     """What a key's value is as words of the command line; empty where no option says it."""
-    if key == "data.train" and "--format" in options and (form := _FORMAT.search(value)):
+    if key == "data.train" and "--format" in options and "columns" not in value and (form := _FORMAT.search(value)):
         return f"--format {form[1]}"
     if (option := OPTIONS.get(key)) not in options:
         return ""

@@ -9,7 +9,6 @@ from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check_here import check_output, check_trackers
 from tonnage.config.read import config_text, overridden_key, read_config, write_config
 from tonnage.config.schema import (
-    ADAPTER_LR,
     Adapter,
     Batch,
     Config,
@@ -24,7 +23,6 @@ from tonnage.config.schema import (
 from tonnage.config.values import as_overrides
 
 __all__ = [
-    "ADAPTER_LR",
     "Adapter",
     "Batch",
     "Change",

@@ -35,7 +35,7 @@ def _unknown(objective: Objective, name: str, kinds: tuple[str, ...]) -> Contrad
     return Contradiction(
         (key, "objective.kind"),
         f"{key} is {getattr(objective, name)!r}, and objective.kind is {objective.kind}",
-        f"objective.kind {' or '.join(kinds)}, which know it",
+        f"objective.kind {' or '.join(kinds)}, which know{'s' if len(kinds) == 1 else ''} it",
         f"leave {key} out (it is {default!r} then), or change objective.kind",
     )
 

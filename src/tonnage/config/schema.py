@@ -52,6 +52,16 @@ DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
 """Learning rates where none is given: of a model's own weights, and of low-rank additions to them, which begin at zero
 and are usually trained with ten times as much."""
+PREFERENCE_LR, PREFERENCE_ADAPTER_LR = 1e-6, 1e-5
+"""The same for pairs of answers: a twentieth, since what is compared are sums over whole answers."""
+
+
+def usual_lr(*, is_adapted: bool, has_pairs: bool) -> float:
+    """The learning rate where none is given."""
+    if has_pairs:
+        return PREFERENCE_ADAPTER_LR if is_adapted else PREFERENCE_LR
+    return ADAPTER_LR if is_adapted else DEFAULT_LR
+
 
 MOST = 10**12
 """Of anything that is counted: no run gets so far, and floating point still knows such numbers exactly."""
@@ -324,7 +334,7 @@ class Optimizer(Section):
     """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
 
     lr: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LR
-    """Highest learning rate, reached after warm-up; by default ten times as much with an `adapter`."""
+    """Highest learning rate, after warm-up; by default 1e-6 for preferences, and ten times as much with `adapter`."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Decoupled weight decay of matrices: not of norms, biases, scales and vectors, however they are shaped."""
     betas: Annotated[
@@ -706,7 +716,9 @@ class Config(Section):
     """Let the model's own Python code run on this machine."""
     data: Data
     """What to train on, and how rows become packs."""
-    objective: Annotated[Objective, BeforeValidator(_kind)] = Field(default_factory=Objective)
+    objective: Annotated[
+        Objective, BeforeValidator(_kind), Words(f"a section of keys or one of supervised, {', '.join(PREFERENCES)}")
+    ] = Field(default_factory=Objective)
     """What is minimised; `dpo` is short for `{kind: dpo}`."""
     batch: Annotated[
         Annotated[Batch, Tag("section")] | Annotated[Literal["auto"], Tag("word")],
@@ -770,14 +782,31 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _faster_for_adapters(cls, value: Any) -> Any:
-        """The default of ``optimizer.lr`` where additions are trained."""
-        if not isinstance(value, Mapping) or not isinstance(value.get("adapter"), Mapping | Adapter):
-            return value
-        optimizer = value.get("optimizer", {})
+    def _default_lr(cls, value: Any) -> Any:
+        """The default of ``optimizer.lr`` where additions are trained, or preferences learned."""
+        optimizer = value.get("optimizer", {}) if isinstance(value, Mapping) else None
         if not isinstance(optimizer, Mapping) or "lr" in optimizer:
             return value
-        return {**value, "optimizer": {**optimizer, "lr": ADAPTER_LR}}
+        objective = value.get("objective")
+        kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", objective)
+        is_adapted, has_pairs = isinstance(value.get("adapter"), Mapping | Adapter), kind in PREFERENCES
+        if not is_adapted and not has_pairs:
+            return value
+        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=is_adapted, has_pairs=has_pairs)}}
+
+    @property
+    def leaves_lr_open(self) -> bool:
+        """Whether ``optimizer.lr`` is what it is where nothing is said, as long as it is open what is trained."""
+        open_lr = PREFERENCE_LR if self.objective.has_pairs else None
+        return "lr" not in self.optimizer.model_fields_set or self.optimizer.lr == open_lr
+
+    def for_adapter(self) -> Optimizer:
+        """The optimizer's keys where additions are trained: with the learning rate that is usual for them, unless
+        another was given."""
+        if not self.leaves_lr_open:
+            return self.optimizer
+        lr = usual_lr(is_adapted=True, has_pairs=self.objective.has_pairs)
+        return self.optimizer.model_copy(update={"lr": lr})
 
     @property
     def data_workers(self) -> int:

@@ -40,7 +40,8 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
         problems += _bad_rows(account, documents, sources, can_skip=not half_read)
     problems += half_read
     if options.over_length == "error" and whole.rows_dropped:
-        problems.append(_too_long(account, options, most_positions))
+        pairs = any(FORMATS[form.format].is_pair for form in sources.forms)
+        problems.append(_too_long(account, options, most_positions, pairs=pairs))
     elif account.supervised_loss > options.max_loss:
         is_longest = (most_positions or math.inf) <= options.max_length
         problems.append(
@@ -64,17 +65,20 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
         raise DataError(account, Problem(fault, "at least two", where="data.validation"))
 
 
-def _too_long(account: Account, options: Data, most_positions: int | None) -> Problem:
-    """Rows that are longer than ``max_length``, where none may be."""
+def _too_long(account: Account, options: Data, most_positions: int | None, *, pairs: bool) -> Problem:
+    """Rows that are longer than ``max_length``, where none may be. ``pairs`` are never cut."""
     whole = account.total
     share = whole.supervised.cut / max(whole.supervised.read, 1)
     longest = max(source.lengths.longest for source in account.sources)
     can_grow = most_positions is None or longest <= most_positions
+    rows = "pairs" if pairs else "rows"
+    limit = "" if can_grow else f"; the model has positions for {most_positions:,} tokens"
+    drop = "data.over_length: drop" + ("" if pairs else " (or truncate, split)")
     return Problem(
-        found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} "
+        found=f"{whole.rows_dropped:,} of {whole.rows_read:,} {rows} are longer than {options.max_length:,} "
         f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
-        needed="rows that fit" if can_grow else f"rows that fit; the model has positions for {most_positions:,} tokens",
-        change=(f"data.max_length: {longest}, or " if can_grow else "") + "data.over_length: drop (or truncate, split)",
+        needed=f"{rows} that fit{limit}",
+        change=(f"data.max_length: {longest}, or " if can_grow else "") + drop,
         where="data.max_length",
     )
 

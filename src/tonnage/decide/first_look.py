@@ -96,6 +96,8 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
     config = wishes.config({"data": {"max_length": SHORTEST}})
     if config.adapter == "auto":  # as it is where nothing is said
         wishes = replace(wishes, words=tuple(word for word in wishes.words if overridden_key(word) != "adapter"))
+    wishes = _with_objective(wishes, config)
+    config = wishes.config({"data": {"max_length": SHORTEST}})
     model = find(config)
     sources = read_sources(config.data, config.objective.has_pairs)
     positions = positions_of(model.config)
@@ -107,6 +109,23 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
         is_chat=any(format not in FORMATS or FORMATS[format].is_chat for format in sources.formats),
         single_turn=sources.single_turn,
     )
+
+
+def _with_objective(wishes: Wanted, config: Config) -> Wanted:
+    """The same with an objective for pairs of answers, where rows are such and nothing is said of it."""
+    from tonnage.data.sources.given import read_sources
+
+    if wishes.says("objective"):
+        return wishes
+    try:
+        read_sources(config.data)
+    except UserError as refusal:
+        try:
+            read_sources(config.data, pairs=True)
+        except UserError:
+            raise refusal from None
+        return replace(wishes, words=(*wishes.words, "objective=dpo"))
+    return wishes
 
 
 def _account(wishes: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:

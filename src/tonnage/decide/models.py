@@ -103,7 +103,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     files = model.files.adapter
     if files is None:
         return config
-    from tonnage.config import ADAPTER_LR, Adapter
+    from tonnage.config import Adapter
     from tonnage.training.building import trains_of, trains_of_files
 
     own = trains_of_files(model.files, model.config).adapter
@@ -117,10 +117,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         dropout=files.dropout,
     )
     if isinstance(config.adapter, str) and not config.train:  # ``auto`` is what the directory has, too
-        optimizer = config.optimizer
-        if "lr" not in optimizer.model_fields_set:
-            optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})
-        return config.model_copy(update={"adapter": adapter, "optimizer": optimizer})
+        return config.model_copy(update={"adapter": adapter, "optimizer": config.for_adapter()})
     described = trains_of(config).adapter
     if described is None or not _is_same(described, own, model.config):
         raise user_error(

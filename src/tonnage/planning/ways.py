@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tonnage.config import ADAPTER_LR, Adapter, Config
+from tonnage.config import Adapter, Config
 from tonnage.config.rules import TIERS
 from tonnage.config.schema import MOST_BYTES
 from tonnage.errors import Problem, UserError
@@ -36,10 +36,7 @@ class Way:
         """The config that trains in this way, with the learning rate that it implies where none was given."""
         if self.adapter is None:
             return config.model_copy(update={"adapter": "none"})
-        optimizer = config.optimizer
-        if "lr" not in optimizer.model_fields_set:
-            optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})
-        return config.model_copy(update={"adapter": self.adapter, "optimizer": optimizer})
+        return config.model_copy(update={"adapter": self.adapter, "optimizer": config.for_adapter()})
 
 
 FULL = Way("full weights", None, "adapter=none")
@@ -144,9 +141,9 @@ def _reason(
     ]
     if others:
         reason += f"; a step would take {' and '.join(others).removesuffix(',')}"
-    if chosen.adapter is not None and "lr" not in config.optimizer.model_fields_set:
-        times = ADAPTER_LR / config.optimizer.lr
-        reason += f"; optimizer.lr is {ADAPTER_LR:g}, {times:.0f} times that of full weights"
+    if chosen.adapter is not None and config.leaves_lr_open:
+        lr = config.for_adapter().lr
+        reason += f"; optimizer.lr is {lr:g}, {lr / config.optimizer.lr:.0f} times that of full weights"
     return reason
 
 
