@@ -13,6 +13,7 @@ from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overrid
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.models import check_division
+from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import DataProfile
@@ -228,6 +229,8 @@ def plan_run(
     """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
     plan = _plan_of(config, _subject_of(config, model, prepared), place, before, force=force)
     plan = replace(plan, weights=model.weights)
+    if config.objective.has_reference:
+        plan = with_reference(plan)
     if base := what_is_packed(config, plan, place):
         plan = replace(plan, reasons=plan.reasons | {"base": base})
     return plan

@@ -43,16 +43,15 @@ def reference_of(config: Config, model: ModelFound, plan: Plan, progress: Progre
     return cache / "references" / store.key(parts)
 
 
-def with_reference(plan: Plan, entry: Path) -> Plan:
-    """The plan with the place of the reference's log-probabilities, and whether they are there already."""
+def with_reference(plan: Plan, entry: Path | None = None) -> Plan:
+    """The plan with what becomes of the reference, and where its log-probabilities lie, where that is known."""
     from tonnage.training.reference import SCORES
 
-    choice, layout = plan.choice, plan.layout
     steps = math.ceil(min(plan.num_packs, plan.data.num_packs) / plan.packs_per_step)
-    seconds = steps * choice.seconds.total / (3 + layout.recomputed_part)  # a forward pass of each
+    seconds = steps * plan.choice.seconds.total / (3 + plan.layout.recomputed_part)  # a forward pass of each
     has = f"computed once, before training, in about {max(1, round(seconds)):,} s"
-    if (entry / SCORES).exists():
+    if entry is not None and (entry / SCORES).exists():
         has = "the cache has them from an earlier run"
     why = f"log-probabilities of the answers under the model as it was ({has}); no second model is held"
-    data = replace(plan.data, reference_path=str(entry))
+    data = replace(plan.data, reference_path=None if entry is None else str(entry))
     return replace(plan, data=data, reasons=plan.reasons | {"reference": why})

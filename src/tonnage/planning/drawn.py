@@ -117,7 +117,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if layout.spared_tokens >= 0.005:
         spared = layout.spared_tokens
         yield "prefixes", f"{spared:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
-    yield from ((name, reasons[name]) for name in ("prefixes", "rows") if reasons.get(name))
+    yield from ((name, reasons[name]) for name in ("prefixes", "rows", "reference") if reasons.get(name))
     if why := reasons.get("batch"):
         yield "", why
     yield "layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}"

@@ -47,7 +47,8 @@ def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log:
     assert plan.data.reference_path is not None
     entry, world, documents = Path(plan.data.reference_path), job.world, len(job.train_data.source)
     own, cached = run.reference, entry / SCORES
-    place = next((path for path in (own, cached) if path.exists()), None) if world.rank == 0 else None
+    places = (own, cached) if job.cursor.step else (cached,)  # what an earlier start has left may be of other rows
+    place = next((path for path in places if path.exists()), None) if world.rank == 0 else None
     (is_there,) = world.sum(float(place is not None))
     if not is_there and job.cursor.step:
         observed = f"step {job.cursor.step} of a run whose reference log-probabilities are gone"
@@ -63,7 +64,7 @@ def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log:
         if not cached.exists() and not job.cursor.step:
             store.entry(entry, lambda building: write_whole(building / SCORES, _bytes(scores)))
             shutil.rmtree(_parts(entry), ignore_errors=True)
-        if not own.exists():
+        if place != own:
             write_whole(own, _bytes(scores))
     scores = _of_rank_0(scores, world)
     phases.end()
