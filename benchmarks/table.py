@@ -74,8 +74,9 @@ def against(one: dict[str, Any]) -> list[str]:
 
 
 def training() -> Iterator[str]:
-    """The runs beside trainers, of all weights and of adapters."""
-    for result in (*results("peers/training*.json"), *results("peers/adapters*.json")):
+    """The runs beside trainers, of all weights, of adapters and of pairs of answers."""
+    names = ("peers/training*.json", "peers/adapters*.json", "peers/preferences*.json")
+    for result in (result for name in names for result in results(name)):
         rows = [
             [
                 name,
@@ -92,7 +93,7 @@ def training() -> Iterator[str]:
         peers = "; ".join(name for name in result["contestants"] if not name.startswith("tonnage")) or "tonnage alone"
         head = f"### {result['shape']}{what}, {result['data']}, {processor(result['machine'])}: {peers}"
         yield f"{head}\n\n{facts(result)}; " + (
-            f"{result['documents_per_step']} documents and {result['tokens_per_step_mean']:,.0f} tokens a step."
+            f"{result['documents_per_step']} {result.get('units', 'documents')} and {result['tokens_per_step_mean']:,.0f} tokens a step."
             f"{steps}\n\n{table(heading, rows)}"
         )
 

@@ -95,7 +95,9 @@ def main() -> None:
         "machine": machine(),
         "share_of_cpu_that_others_had": others,
         "shape": arguments.shape,
-        "pairs_per_step": arguments.pairs,
+        "data": "pairs of answers, made by the benchmark",
+        "units": "pairs",
+        "documents_per_step": arguments.pairs,
         "tokens_per_step_mean": mean,
         "contestants": results,
     }
