@@ -88,12 +88,13 @@ def training() -> Iterator[str]:
             for name, one in result["contestants"].items()
         ]
         heading = ["", "tokens/s", "spread", "peak memory", "ours over theirs", "our share of memory", "losses differ"]
+        units = result.get("units", "documents")
         steps = "".join(f" The {name}: {share:.2f}." for name, share in result.items() if name.startswith("step of"))
         what = f", low-rank additions of rank {result['rank']}" if "rank" in result else ""
         peers = "; ".join(name for name in result["contestants"] if not name.startswith("tonnage")) or "tonnage alone"
         head = f"### {result['shape']}{what}, {result['data']}, {processor(result['machine'])}: {peers}"
         yield f"{head}\n\n{facts(result)}; " + (
-            f"{result['documents_per_step']} {result.get('units', 'documents')} and {result['tokens_per_step_mean']:,.0f} tokens a step."
+            f"{result['documents_per_step']} {units} and {result['tokens_per_step_mean']:,.0f} tokens a step."
             f"{steps}\n\n{table(heading, rows)}"
         )
 
