@@ -360,11 +360,11 @@ def test_what_an_interrupted_pass_has_written_is_not_computed_again(
     run, computed = run_of(decision), list[int]()
     whole = reference._scores_of
 
-    def interrupted(job: Any, dataset: Any, packs: np.ndarray) -> np.ndarray:
+    def interrupted(job: Any, dataset: Any, packs: np.ndarray, phases: Any) -> np.ndarray:
         if len(computed) == 6:
             raise KeyboardInterrupt
         computed.append(len(packs))
-        return whole(job, dataset, packs)
+        return whole(job, dataset, packs, phases)
 
     monkeypatch.setattr(reference, "_scores_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -384,6 +384,34 @@ def test_what_an_interrupted_pass_has_written_is_not_computed_again(
     run.reference.unlink()
     assembled(decision)
     assert np.array_equal(scores_of(run), scores, equal_nan=True)
+
+
+def test_parts_of_steps_of_another_size_leave_no_holes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.training import reference
+
+    monkeypatch.setattr(reference, "CHUNK_PACKS", 4)
+    decision = make("dpo", seed=15)
+    entry = Path(str(decision.plan.data.reference_path))
+    parts = entry.with_name(f"{entry.name}.parts")
+    parts.mkdir(parents=True)
+    for number in range(3):  # as a run with other chunks would have left them
+        np.save(parts / f"{number:06}.npy", np.array([[number, -1.0, -1.0]]))
+    assembled(decision)
+    scores = scores_of(run_of(decision))
+    assert np.isfinite(scores[:, 0]).sum() == STEPS * PAIRS
+    assert not (scores == -1.0).any()
+
+
+def test_a_run_that_sees_more_pairs_than_its_reference_is_refused(make: Make) -> None:
+    whole = make("dpo", seed=16)
+    train((1, [run_of(whole)]))
+    later = make("dpo", start=(run_of(whole), 5), seed=16)
+    scores = scores_of(run_of(whole))
+    scores[np.flatnonzero(np.isfinite(scores[:, 0]))[0]] = np.nan
+    np.save(run_of(later).reference, scores)
+    shutil.rmtree(str(later.plan.data.reference_path))
+    with pytest.raises(AssertionError, match="of all pairs that the run sees"):
+        train((1, [run_of(later)]))
 
 
 def assembled(decision: Decision) -> Any:

@@ -48,11 +48,11 @@ def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log:
     entry, world, documents = Path(plan.data.reference_path), job.world, len(job.train_data.source)
     own, cached = run.reference, entry / SCORES
     places = (own, cached) if job.cursor.step else (cached,)  # what an earlier start has left may be of other rows
-    place = next((path for path in places if path.exists()), None) if world.rank == 0 else None
+    place = next((path for path in places if _covers(path, job, plan)), None) if world.rank == 0 else None
     (is_there,) = world.sum(float(place is not None))
     if not is_there and job.cursor.step:
         observed = f"step {job.cursor.step} of a run whose reference log-probabilities are gone"
-        needed = "those of the model as it was before the first step, which this one is no more"
+        needed = "those of the model as it was before the first step, of all pairs that the run sees"
         raise user_error(observed, needed, "begin the run anew", str(own))
     scores = np.full((documents, 2), np.nan)
     if is_there and place is not None:
@@ -61,7 +61,7 @@ def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log:
     elif not is_there:
         scores = _computed(job, plan, entry, phases, log)
     if world.rank == 0:
-        if not cached.exists() and not job.cursor.step:
+        if not cached.exists() and place is None:
             store.entry(entry, lambda building: write_whole(building / SCORES, _bytes(scores)))
             shutil.rmtree(_parts(entry), ignore_errors=True)
         if place != own:
@@ -88,9 +88,11 @@ def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[
         if world.rank == 0:
             with suppress(OSError, ValueError):
                 part = np.load(path, allow_pickle=False)
+            if part is not None and not np.array_equal(part[:, 0], _documents(dataset, packs)):
+                part = None  # of a run whose steps are of another size
         (is_there,) = world.sum(float(part is not None))
         if not is_there:
-            part = _scores_of(job, dataset, packs)
+            part = _scores_of(job, dataset, packs, phases)
             if world.rank == 0:
                 room_for(path)
                 write_whole(path, _bytes(part))
@@ -115,10 +117,10 @@ def _chunks(job: Job, plan: Plan) -> Iterator[tuple[PackedDataset, np.ndarray]]:
 
 
 @torch.no_grad()
-def _scores_of(job: Job, dataset: PackedDataset, packs: np.ndarray) -> np.ndarray:
+def _scores_of(job: Job, dataset: PackedDataset, packs: np.ndarray, phases: Phases) -> np.ndarray:
     """Documents of some packs, and the log-probabilities of their answers: float64 (documents, 3), on every rank."""
-    documents = np.unique(np.concatenate([dataset.documents(int(pack)) for pack in packs]))
-    sums = torch.zeros(len(documents), 2, dtype=torch.float64)
+    documents = _documents(dataset, packs)
+    sums, visited = torch.zeros(len(documents), 2, dtype=torch.float64), torch.zeros(len(documents))
     for step in evaluation_steps(dataset, job.deal, packs.tolist()):
         batches = [replace(batch, judges=True) for batch in step.micro_batches]
         for turn in job.pipeline.passes(batches, 1.0, backward=False):
@@ -126,9 +128,28 @@ def _scores_of(job: Job, dataset: PackedDataset, packs: np.ndarray) -> np.ndarra
                 if turn.batch.documents and job.world.speaks:
                     places = np.searchsorted(documents, turn.batch.documents[::2])
                     sums[torch.from_numpy(places)] = _sums(turn.batch, judgement)  # a pair's copies have one score
+                    visited[torch.from_numpy(places)] = 1
+        phases.progress()  # a chunk may take longer than a step ever should
     totals = np.array(job.world.sum(*sums.flatten().tolist())).reshape(-1, 2)
-    copies = np.array(job.world.sum(*(sums[:, 0] != 0).double().tolist()))
+    copies = np.array(job.world.sum(*visited.tolist()))
     return np.column_stack([documents, totals / np.maximum(copies, 1)[:, None]])
+
+
+def _documents(dataset: PackedDataset, packs: np.ndarray) -> np.ndarray:
+    """The documents of some packs, each once, in order."""
+    documents: np.ndarray = np.unique(np.concatenate([dataset.documents(int(pack)) for pack in packs]))
+    return documents
+
+
+def _covers(path: Path, job: Job, plan: Plan) -> bool:
+    """Whether a file has the scores of all pairs that the run trains or evaluates."""
+    try:
+        scores = np.load(path, allow_pickle=False)
+    except (OSError, ValueError):
+        return False
+    documents = [_documents(dataset, packs) for dataset, packs in _chunks(job, plan)]
+    fits = scores.shape == (len(job.train_data.source), 2)
+    return fits and bool(np.isfinite(scores[np.concatenate(documents)]).all())
 
 
 def _sums(batch: MicroBatch, judgement: Tensor) -> Tensor:
