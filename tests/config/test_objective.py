@@ -44,6 +44,8 @@ def test_what_is_refused(words: list[str], message: str) -> None:
 def test_a_kind_alone_is_a_section(tmp_path: Path) -> None:
     assert config("objective=simpo").objective == config("objective.kind=simpo").objective
     assert (config("objective=simpo").objective.beta, config("objective=dpo").objective.beta) == (2.0, 0.1)
+    in_parts = config("objective=dpo", "objective.beta=0.05").objective
+    assert in_parts == config("objective={kind: dpo, beta: 0.05}").objective
     good = ["objective=dpo", "data.validation=0.1", "evaluate.gate={eval_reward_accuracy: '>= 0.5'}"]
     assert config(*good, "checkpoint.best=eval_reward_accuracy").objective.has_reference
     assert not config("objective=orpo").objective.has_reference

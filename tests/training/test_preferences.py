@@ -23,7 +23,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.training.batch import MicroBatch, documents_of
 from tonnage.training.loss import LossModel
-from tonnage.training.preferences import FIGURES, PairLoss, figures_of
+from tonnage.training.preferences import FIGURES, Answers, PairLoss, figures_of, orpo
 
 OBJECTIVES = [
     Objective(kind="dpo"),
@@ -212,3 +212,12 @@ def test_what_is_no_pair_is_refused() -> None:
     other = Document(np.array([4, 2, 5], np.int32), [(1, 3, 1.0)])
     with pytest.raises(RowError, match="no token before them in common"):
         paired(one, other)
+
+
+def test_certain_answers_have_finite_odds() -> None:
+    logprobs = torch.tensor([[0.0, -1.0], [-1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    answers = Answers(logprobs, torch.ones(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64))
+    losses = orpo(answers, Objective(kind="orpo"))
+    (gradient,) = torch.autograd.grad(losses.sum(), logprobs)
+    assert losses.isfinite().all()
+    assert gradient.isfinite().all()

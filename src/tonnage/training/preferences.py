@@ -84,7 +84,7 @@ def orpo(answers: Answers, objective: Objective) -> Tensor:
     Hong et al. 2024, "ORPO: Monolithic Preference Optimization without Reference Model", eqs. 4 to 7.
     """
     means = answers.means
-    log_odds = means - torch.log1p(-means.exp())
+    log_odds = means - torch.log1p(-means.clamp(max=CERTAIN).exp())
     return -means[:, 0] - objective.beta * F.logsigmoid(_difference(log_odds))
 
 
@@ -110,6 +110,8 @@ def mean_rewards(answers: Answers, objective: Objective) -> Tensor:
     return objective.beta * answers.means
 
 
+CERTAIN = -1e-7
+"""The mean log-probability above which an answer's odds are no more distinguished: those of 1 are infinite."""
 LOSSES: dict[str, tuple[Loss, Loss]] = {
     "dpo": (dpo, dpo_rewards),
     "hinge": (hinge, dpo_rewards),
