@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from tiny import MIXTURES, mixture_config
+from tonnage.config import Objective
+from tonnage.data import Pack
 from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import Shared
@@ -17,6 +20,7 @@ from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
+from tonnage.training.preferences import PairLoss
 from tonnage.training.routing import (
     PATIENCE,
     ExpertLoad,
@@ -101,6 +105,28 @@ def test_loss_and_gradients_in_every_layout_are_those_of_transformers(family: st
         assert found.routing.counts[:, :-1].sum(1).tolist() == [2 * sum(LENGTHS)] * 2, "once, and data alone"
 
 
+@pytest.mark.parametrize("shares", [True, False], ids=["prompt once", "prompt twice"])
+def test_of_a_pair_every_answer_counts_for_its_tokens_and_half_of_the_prompt(shares: bool) -> None:
+    """By transformers' own loss, an answer with its prompt at a time."""
+    prompt, chosen, rejected = 20, 5, 3
+    found = loss_model("qwen3_moe")
+    ids = torch.randint(0, 250, (prompt + chosen + rejected,), generator=torch.Generator().manual_seed(1)).numpy()
+    weights = np.array([0] * prompt + [1] * (chosen + rejected), np.float32)
+    zero, fork = np.zeros(1, np.int32), np.array([[prompt, prompt + chosen]])
+    pack = Pack(ids.astype(np.int32), weights, np.array([len(ids)], np.int32), zero, zero - 1, zero, forks=fork)
+    found.own = PairLoss(Objective(kind="orpo"))
+    found(MicroBatch.of([pack], shares=shares), 1.0, None, float(len(ids))).backward()
+    plain = AutoModelForCausalLM.from_config(mixture_config("qwen3_moe", router_aux_loss_coef=WEIGHT)).eval()
+    plain.load_state_dict(found.model.state_dict())
+    expected = 0.0
+    for answer, size in ((ids[prompt : prompt + chosen], chosen), (ids[prompt + chosen :], rejected)):
+        whole = torch.from_numpy(np.concatenate([ids[:prompt], answer]))[None]
+        output = plain(input_ids=whole, output_router_logits=True, use_cache=False)
+        expected += float(output.aux_loss.detach()) * (prompt / 2 + size) / len(ids)
+    assert found.routing is not None
+    assert float(found.routing.loss) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 def test_routers_are_found_in_every_family(family: str) -> None:
     found = loss_model(family)
@@ -121,7 +147,7 @@ def test_routers_are_found_in_every_family(family: str) -> None:
         assert torch.equal(ours, one)
     assert found.routing is not None
     one_document = torch.ones(1, ids.shape[1])
-    each = balance([one.reshape(-1, 5) for one in logits], 2, one_document) / ids.shape[1]
+    each = balance([one.reshape(-1, 5) for one in logits], 2, one_document, one_document.sum(1)) / ids.shape[1]
     everywhere: Any = tuple(one.reshape(-1, 5) for one in logits)
     expected = load_balancing_loss_func(everywhere, 5, 2)
     assert float(each) == pytest.approx(float(expected), rel=1e-5)

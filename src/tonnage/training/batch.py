@@ -63,8 +63,9 @@ class MicroBatch:
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Numbers that go with the document of each target, by name: fp32 (supervised,)."""
-    pairs: bool = False
-    """Whether ``documents`` are answers, and each two of them a pair, the preferred one first."""
+    prompts: tuple[int, ...] = ()
+    """Where each two of ``documents`` are the answers of a pair, the preferred one first: the tokens of each that both
+    go on from."""
     reference: Tensor | None = None
     """fp64 (documents,): log-probabilities of answers under the reference, if there is one."""
 
@@ -72,6 +73,11 @@ class MicroBatch:
     def num_tokens(self) -> int:
         """Tokens in the row, or in all rows, padding included."""
         return self.input_ids.numel()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether its documents are answers of pairs."""
+        return bool(self.prompts)
 
     @property
     def weight(self) -> float:
@@ -168,8 +174,8 @@ class PackedDocument:
     """Numbers that go with it."""
     fork: tuple[int, int] = NO_FORK
     """Where it parts into two answers, if it is a pair."""
-    is_answer: bool = False
-    """Whether it is one of the two answers of a pair, with its prompt."""
+    prompt: int = 0
+    """Where it is one of the two answers of a pair, with its prompt: the tokens that the other one has, too."""
     reference: tuple[float, ...] = ()
     """Log-probabilities under the reference: of both answers, or of the one that it is."""
 
@@ -181,7 +187,7 @@ class PackedDocument:
             tokens=self.tokens[:second],
             weights=self.weights[:second],
             fork=NO_FORK,
-            is_answer=True,
+            prompt=shared,
             reference=self.reference[:1],
         )
         other = replace(
@@ -232,7 +238,7 @@ def _supervised(
         torch.from_numpy(targets.astype(np.int64)),
         torch.from_numpy(weights.astype(np.float32)),
         columns={name: torch.from_numpy(np.repeat(column, counts)) for name, column in carried.items()},
-        pairs=documents[0].is_answer,
+        prompts=tuple(document.prompt for document in documents) if documents[0].prompt else (),
         reference=_references(documents),
         documents=tuple(document.number for document in documents),
         starts=tuple(document.start for document in documents),

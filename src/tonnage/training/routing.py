@@ -89,7 +89,7 @@ class Routing:
             self.counts[block].scatter_add_(0, index.reshape(-1), times.repeat_interleave(index.shape[-1]))
         if not logits or not self.weight or not tokens:
             return None
-        loss = balance(logits, self._k, members) / tokens
+        loss = balance(logits, self._k, members, shares_of(batch, members)) / tokens
         self.loss = self.loss.to(loss.device) + loss.detach()
         return self.weight * loss
 
@@ -102,11 +102,12 @@ class Routing:
             self._logits.append(output[index] if isinstance(output, tuple) else output)
 
 
-def balance(logits: Sequence[Tensor], k: int, members: Tensor) -> Tensor:
+def balance(logits: Sequence[Tensor], k: int, members: Tensor, shares: Tensor) -> Tensor:
     """The router's loss of every document times its tokens, summed; an fp32 scalar.
 
     Shapes: ``logits`` (tokens, experts) of each layer; ``members`` fp32 (documents, tokens): 1 where a token
-    belongs to a document. Sums are fp32. No documents give zero.
+    belongs to a document; ``shares`` fp32 (documents,): tokens that each counts for. Sums are fp32. No documents give
+    zero.
     """
     num_experts = logits[0].shape[-1]
     probabilities = choices = torch.zeros(len(members), num_experts, device=members.device)
@@ -117,7 +118,14 @@ def balance(logits: Sequence[Tensor], k: int, members: Tensor) -> Tensor:
         choices = choices + members @ chosen
     rows = members.sum(1) * len(logits)
     losses = num_experts * (choices * probabilities).sum(1) / rows.square()
-    return (losses * members.sum(1)).sum()
+    return (losses * shares).sum()
+
+
+def shares_of(batch: MicroBatch, members: Tensor) -> Tensor:
+    """How many of a step's tokens each document of a micro-batch counts for, fp32 (documents,): of an answer its own,
+    and half of the prompt that it shares with the other answer of its pair."""
+    shares = members.sum(1)
+    return shares - sent(torch.tensor(batch.prompts), shares.device) / 2 if batch.prompts else shares
 
 
 def members_of(batch: MicroBatch) -> Tensor:
