@@ -69,4 +69,6 @@ def test_learning_rates_where_none_is_given() -> None:
     }
     assert config("adapter=auto").for_adapter().lr == 2e-4
     assert config("adapter=auto", "objective=dpo").for_adapter().lr == 1e-5
-    assert config("adapter=auto", "objective=dpo", "optimizer.lr=3e-6").for_adapter().lr == 3e-6
+    for lr in (3e-6, 1e-6):  # what is said is not taken for the default
+        assert config("adapter=auto", "objective=dpo", f"optimizer.lr={lr}").for_adapter().lr == lr
+    assert config("objective=dpo", "optimizer.weight_decay=0.1").optimizer.lr == 1e-6

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tonnage.config.contradiction import Contradiction
-from tonnage.config.schema import BETAS, DEFAULT_BETA, MARGINED, SMOOTHED, Config, Objective
+from tonnage.config.schema import PREFERENCES, Config, Objective
 
 ONLY_OF: dict[str, tuple[str, ...]] = {
-    "label_smoothing": SMOOTHED,
-    "margin": MARGINED,
+    "beta": PREFERENCES,
+    "label_smoothing": ("dpo",),
+    "margin": ("simpo",),
     "per_token": ("dpo", "hinge"),
     "supervised": ("dpo", "ipo", "hinge", "simpo"),
 }
@@ -20,18 +21,16 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
 def check_objective(config: Config) -> Iterator[Contradiction]:
     """Keys that the kind of objective does not know, and ways to read rows that leave no pair whole."""
     objective = config.objective
+    defaults = Objective(kind=objective.kind)
     for name, kinds in ONLY_OF.items():
-        if objective.kind not in kinds and getattr(objective, name) != Objective.model_fields[name].default:
-            yield _unknown(objective, name, kinds)
-    if objective.kind == "supervised" and objective.beta != DEFAULT_BETA:
-        yield _unknown(objective, "beta", ("dpo", "ipo", "hinge", "orpo", "simpo"))
+        if objective.kind not in kinds and getattr(objective, name) != getattr(defaults, name):
+            yield _unknown(objective, name, getattr(defaults, name))
     if objective.has_pairs:
         yield from _of_pairs(config)
 
 
-def _unknown(objective: Objective, name: str, kinds: tuple[str, ...]) -> Contradiction:
-    key = f"objective.{name}"
-    default: Any = BETAS.get(objective.kind, DEFAULT_BETA) if name == "beta" else Objective.model_fields[name].default
+def _unknown(objective: Objective, name: str, default: Any) -> Contradiction:
+    key, kinds = f"objective.{name}", ONLY_OF[name]
     return Contradiction(
         (key, "objective.kind"),
         f"{key} is {getattr(objective, name)!r}, and objective.kind is {objective.kind}",

@@ -40,7 +40,9 @@ from pydantic import (
     Field,
     Tag,
     TypeAdapter,
+    ValidationInfo,
     field_serializer,
+    field_validator,
     model_validator,
 )
 
@@ -364,8 +366,6 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
-SMOOTHED, MARGINED = ("dpo",), ("simpo",)
-"""Kinds of ``objective`` that know smoothed labels, and a margin that they aim at."""
 REFERRED = ("dpo", "ipo", "hinge")
 """Kinds of ``objective`` that compare with the model as it was."""
 PREFERENCES = (*REFERRED, "orpo", "simpo")
@@ -732,7 +732,7 @@ class Config(Section):
         default_factory=lambda data: None if data.get("steps") else DEFAULT_EPOCHS
     )
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
-    optimizer: Optimizer = Field(default_factory=Optimizer)
+    optimizer: Optimizer = Field(default_factory=Optimizer, validate_default=True)
     """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
     adapter: Annotated[
         Annotated[Adapter, Tag("section")] | Annotated[Literal["none", "auto"], Tag("word")],
@@ -782,23 +782,31 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_lr(cls, value: Any) -> Any:
-        """The default of ``optimizer.lr`` where additions are trained, or preferences learned."""
-        optimizer = value.get("optimizer", {}) if isinstance(value, Mapping) else None
+    def _default_lr_of_adapters(cls, value: Any) -> Any:
+        """The default of ``optimizer.lr`` where additions are trained."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("adapter"), Mapping | Adapter):
+            return value
+        optimizer, objective = value.get("optimizer", {}), value.get("objective")
         if not isinstance(optimizer, Mapping) or "lr" in optimizer:
             return value
-        objective = value.get("objective")
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", objective)
-        is_adapted, has_pairs = isinstance(value.get("adapter"), Mapping | Adapter), kind in PREFERENCES
-        if not is_adapted and not has_pairs:
-            return value
-        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=is_adapted, has_pairs=has_pairs)}}
+        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, has_pairs=kind in PREFERENCES)}}
+
+    @field_validator("optimizer")
+    @classmethod
+    def _default_lr_of_pairs(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
+        """The default of ``optimizer.lr`` where preferences are learned. It stays one that nobody has said."""
+        objective = info.data.get("objective")
+        if objective is None or not objective.has_pairs or "lr" in optimizer.model_fields_set:
+            return optimizer
+        lower = optimizer.model_copy(update={"lr": usual_lr(is_adapted=False, has_pairs=True)})
+        lower.model_fields_set.discard("lr")
+        return lower
 
     @property
     def leaves_lr_open(self) -> bool:
-        """Whether ``optimizer.lr`` is what it is where nothing is said, as long as it is open what is trained."""
-        open_lr = PREFERENCE_LR if self.objective.has_pairs else None
-        return "lr" not in self.optimizer.model_fields_set or self.optimizer.lr == open_lr
+        """Whether nothing was said of ``optimizer.lr``."""
+        return "lr" not in self.optimizer.model_fields_set
 
     def for_adapter(self) -> Optimizer:
         """The optimizer's keys where additions are trained: with the learning rate that is usual for them, unless

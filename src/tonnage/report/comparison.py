@@ -151,9 +151,8 @@ def _evaluated(record: Mapping[str, Any], run: RunDirectory) -> Evaluated:
         found_there = f"evaluation of step {record['step']}: {error!r}"
         raise user_error(found_there, "what a run writes", where=str(run.metrics)) from error
     loss = record.get("eval_loss")
-    if (
-        evaluated.rows is None and not evaluated.pairs and isinstance(loss, int | float)
-    ):  # a loss of the user's own, or an older run
+    tells_nothing = evaluated.rows is None and not evaluated.pairs  # a loss of the user's own, or an older run
+    if tells_nothing and isinstance(loss, int | float):
         figures = Told(0, 0, Figure(float(loss), math.nan, math.nan), NO_FIGURE)
         return Evaluated(figures, general=evaluated.general, scores=evaluated.scores, answers=evaluated.answers)
     return evaluated
