@@ -307,7 +307,7 @@ def test_what_nothing_was_learned_from_is_as_likely_as_it_was(make: Make) -> Non
 
 
 def scores_of(run: RunDirectory) -> np.ndarray:
-    scores: np.ndarray = np.load(run.reference, allow_pickle=False)
+    scores: np.ndarray = np.load(run.reference, allow_pickle=False)["scores"]
     return scores
 
 
@@ -402,15 +402,19 @@ def test_parts_of_steps_of_another_size_leave_no_holes(make: Make, monkeypatch: 
     assert not (scores == -1.0).any()
 
 
-def test_a_run_that_sees_more_pairs_than_its_reference_is_refused(make: Make) -> None:
+@pytest.mark.parametrize("change", ["fewer pairs", "other rows", "damaged"])
+def test_a_run_that_goes_on_with_another_reference_is_refused(make: Make, change: str) -> None:
     whole = make("dpo", seed=16)
     train((1, [run_of(whole)]))
     later = make("dpo", start=(run_of(whole), 5), seed=16)
-    scores = scores_of(run_of(whole))
-    scores[np.flatnonzero(np.isfinite(scores[:, 0]))[0]] = np.nan
-    np.save(run_of(later).reference, scores)
+    scores, rows = scores_of(run_of(whole)), later.plan.data.key
+    if change == "fewer pairs":
+        scores[np.flatnonzero(np.isfinite(scores[:, 0]))[0]] = np.nan
+    np.savez(run_of(later).reference, scores=scores, rows="another" if change == "other rows" else rows)
+    if change == "damaged":
+        run_of(later).reference.write_bytes(run_of(later).reference.read_bytes()[:200])
     shutil.rmtree(str(later.plan.data.reference_path))
-    with pytest.raises(AssertionError, match="of all pairs that the run sees"):
+    with pytest.raises(AssertionError, match="of the same rows and all pairs"):
         train((1, [run_of(later)]))
 
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 def reference_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) -> Path:
     """The cache's entry for a run, which need not be there. The model's files are read once, to know them again."""
     from tonnage.data import cache as store
+    from tonnage.model.files import CONFIG
 
     packs = Path(plan.data.train_path).parent
     cache, files = packs.parent.parent, model.files
     adapter = sorted(files.adapter.directory.glob("adapter_*")) if files.adapter is not None else []
     weights = [*sorted(files.weights), *adapter] if config.init != "random" else []
+    weights.append(files.directory / CONFIG)  # what is made of it in memory changes as it is weighed
     digests = []
     for number, file in enumerate(weights):
         progress("reading the reference's files", number, len(weights))
@@ -31,7 +33,6 @@ def reference_of(config: Config, model: ModelFound, plan: Plan, progress: Progre
     progress("reading the reference's files", len(weights), len(weights))
     parts: dict[str, Any] = {
         "weights": digests,
-        "config": model.config.to_json_string(),
         "seed": config.seed if config.init == "random" else None,
         "left": [config.allow_missing, config.allow_unexpected],
         "packs": packs.name,

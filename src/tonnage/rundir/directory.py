@@ -95,7 +95,7 @@ class RunDirectory:
         self.cut_metrics = self.path / "metrics.cut.jsonl"
         self.resume = self.path / "resume.json"
         self.loss = self.path / "loss.json"
-        self.reference = self.path / "reference.npy"
+        self.reference = self.path / "reference.npz"
         self.by_hand = self.path / "by-hand"
         self.lock = self.path / "lock"
         self.job_script = self.path / "job.sh"

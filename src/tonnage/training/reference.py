@@ -14,7 +14,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -22,9 +24,9 @@ from torch import Tensor
 
 from tonnage.data import PackedDataset
 from tonnage.data import cache as store
-from tonnage.errors import user_error
+from tonnage.errors import UserError, user_error
 from tonnage.files.writing import write_whole
-from tonnage.host.cachedir import room_for
+from tonnage.host.cachedir import kept, room_for
 from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
@@ -48,24 +50,23 @@ def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log:
     entry, world, documents = Path(plan.data.reference_path), job.world, len(job.train_data.source)
     own, cached = run.reference, entry / SCORES
     places = (own, cached) if job.cursor.step else (cached,)  # what an earlier start has left may be of other rows
-    place = next((path for path in places if _covers(path, job, plan)), None) if world.rank == 0 else None
-    (is_there,) = world.sum(float(place is not None))
+    files = ((path, _read(path, job, plan)) for path in places if world.rank == 0)
+    place, scores = next((file for file in files if file[1] is not None), (None, None))
+    (is_there,) = world.sum(float(scores is not None))
     if not is_there and job.cursor.step:
         observed = f"step {job.cursor.step} of a run whose reference log-probabilities are gone"
-        needed = "those of the model as it was before the first step, of all pairs that the run sees"
+        needed = "those of the model as it was before the first step, of the same rows and all pairs that the run sees"
         raise user_error(observed, needed, "begin the run anew", str(own))
-    scores = np.full((documents, 2), np.nan)
-    if is_there and place is not None:
-        scores = np.load(place, allow_pickle=False)
+    if scores is not None:
         log(f"reference: {_number(scores):,} pairs, read from {place}")
-    elif not is_there:
-        scores = _computed(job, plan, entry, phases, log)
-    if world.rank == 0:
-        if not cached.exists() and place is None:
-            store.entry(entry, lambda building: write_whole(building / SCORES, _bytes(scores)))
+    else:
+        scores = np.full((documents, 2), np.nan) if is_there else _computed(job, plan, entry, phases, log)
+    if world.rank == 0 and place != own:
+        write_whole(own, _bytes(scores, plan))
+    if world.rank == 0 and place is None:
+        with suppress(UserError):  # of a cache that cannot be written: the run has its own
+            store.entry(entry, partial(_write_entry, scores))
             shutil.rmtree(_parts(entry), ignore_errors=True)
-        if place != own:
-            write_whole(own, _bytes(scores))
     scores = _of_rank_0(scores, world)
     phases.end()
 
@@ -94,8 +95,9 @@ def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[
         if not is_there:
             part = _scores_of(job, dataset, packs, phases)
             if world.rank == 0:
-                room_for(path)
-                write_whole(path, _bytes(part))
+                with kept(path, "an interrupted pass begins again"):
+                    room_for(path)
+                    write_whole(path, _bytes(part))
         if part is not None:
             scores[part[:, 0].astype(np.int64)] = part[:, 1:]
         done += len(packs)
@@ -141,15 +143,22 @@ def _documents(dataset: PackedDataset, packs: np.ndarray) -> np.ndarray:
     return documents
 
 
-def _covers(path: Path, job: Job, plan: Plan) -> bool:
-    """Whether a file has the scores of all pairs that the run trains or evaluates."""
+def _read(path: Path, job: Job, plan: Plan) -> np.ndarray | None:
+    """The scores in a file; None where they are of other rows, or not of all pairs that the run trains or evaluates."""
     try:
-        scores = np.load(path, allow_pickle=False)
-    except (OSError, ValueError):
-        return False
+        loaded = np.load(path, allow_pickle=False)
+        of_run = path.suffix == ".npz"
+        scores: np.ndarray = loaded["scores"] if of_run else loaded
+        is_same = not of_run or str(loaded["rows"]) == plan.data.key
+    except (OSError, ValueError, KeyError, BadZipFile):
+        return None
     documents = [_documents(dataset, packs) for dataset, packs in _chunks(job, plan)]
-    fits = scores.shape == (len(job.train_data.source), 2)
-    return fits and bool(np.isfinite(scores[np.concatenate(documents)]).all())
+    is_same &= scores.shape == (len(job.train_data.source), 2)
+    return scores if is_same and np.isfinite(scores[np.concatenate(documents)]).all() else None
+
+
+def _write_entry(scores: np.ndarray, building: Path) -> None:
+    write_whole(building / SCORES, _bytes(scores))
 
 
 def _sums(batch: MicroBatch, judgement: Tensor) -> Tensor:
@@ -173,7 +182,11 @@ def _number(scores: np.ndarray) -> int:
     return int(np.isfinite(scores[:, 0]).sum())
 
 
-def _bytes(array: np.ndarray) -> bytes:
+def _bytes(array: np.ndarray, plan: Plan | None = None) -> bytes:
+    """An array as a file; of a run, whose ``plan`` is given, with the key of its rows."""
     file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
+    if plan is None:
+        np.save(file, array, allow_pickle=False)
+    else:
+        np.savez(file, scores=array, rows=np.array(plan.data.key))
     return file.getvalue()
