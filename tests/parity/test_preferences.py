@@ -386,6 +386,23 @@ def test_what_an_interrupted_pass_has_written_is_not_computed_again(
     assert np.array_equal(scores_of(run), scores, equal_nan=True)
 
 
+def test_a_cache_that_cannot_be_written_ends_no_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.errors import user_error
+    from tonnage.training import reference
+
+    def refuse(*_: Any) -> None:
+        raise user_error("the cache could not be written", "a disk that takes it")
+
+    def fail(path: Path) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    decision = make("dpo", seed=17)
+    monkeypatch.setattr("tonnage.data.cache.entry", refuse)
+    monkeypatch.setattr(reference, "room_for", fail)
+    assembled(decision)
+    assert np.isfinite(scores_of(run_of(decision))[:, 0]).sum() == STEPS * PAIRS
+
+
 def test_parts_of_steps_of_another_size_leave_no_holes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from tonnage.training import reference
 

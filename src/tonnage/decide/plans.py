@@ -113,7 +113,8 @@ def supposed(
 
     def subject(config: Config, weighed: int) -> _Subject:
         length, packs = config.data.max_length, config.packs_per_step * 1000
-        data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
+        tokens, pairs = packs * length, config.objective.has_pairs
+        data = DataProfile("", None, packs, tokens, tokens // 2, length, length / 4, pairs=pairs)
         return _Subject(model_config, None, data, weighed)
 
     def at_length(config: Config, force: bool, weighed: int) -> Plan:
@@ -268,6 +269,7 @@ def _data_of(prepared: Prepared) -> DataProfile:
         max_length=train.max_length,
         document_tokens=train.document_tokens,
         general_path=None if prepared.general is None else str(prepared.general.path.resolve()),
+        pairs=train.pairs,
     )
 
 

@@ -34,19 +34,23 @@ class DataProfile:
     """Length of the document that a token is in, averaged over tokens."""
     general_path: str | None = None
     """Rows that are evaluated besides, and not trained on."""
+    pairs: bool = False
+    """Whether each document is a pair of answers to one prompt."""
     reference_path: str | None = None
     """Where the cache has, or will have, log-probabilities of the answers under the reference, if there is one."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""
         supervised = micro_batch * self.max_length * self.supervised_tokens / self.num_tokens
+        # Of pairs that do not share their prompts, these are there twice.
+        times = 2 - self.supervised_tokens / self.num_tokens if self.pairs and not steps.share_prefixes else 1
         if steps.padded:  # as if each pack were a document
             forwards = math.ceil(math.ceil(steps.packs / workers) / micro_batch)
-            most = micro_batch * math.ceil(self.max_length / steps.chunk) * steps.chunk
+            most = micro_batch * math.ceil((2 if self.pairs else 1) * self.max_length / steps.chunk) * steps.chunk
             real = micro_batch * self.num_tokens / self.num_packs
             return RowSizes(most, math.ceil(supervised), most, real, forwards)
         mean = micro_batch * self.num_tokens / self.num_packs
-        return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean, mean)
+        return RowSizes(math.ceil(times * micro_batch * self.max_length), math.ceil(supervised), times * mean, mean)
 
     @property
     def key(self) -> str:
