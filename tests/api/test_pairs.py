@@ -38,7 +38,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dpo", "orpo"])
+@pytest.mark.parametrize("kind", ["dpo", "orpo", "reward"])
 def test_steps_by_hand_are_those_of_a_run(settings: dict[str, Any], tmp_path: Path, kind: str) -> None:
     run = tonnage.train(**settings, objective=kind, output=str(tmp_path / "run"))
     with tonnage.Session(**settings, objective=kind, output=str(tmp_path / "hand")) as session:
@@ -49,7 +49,8 @@ def test_steps_by_hand_are_those_of_a_run(settings: dict[str, Any], tmp_path: Pa
         by_hand = [step.record for step in session.run.steps]
     for step, other in zip(run.steps, by_hand, strict=True):
         for name in ("loss", "grad_norm", "reward_margin", "reward_accuracy", "logprob_chosen"):
-            assert step.record[name] == other[name], name
+            assert step.record.get(name) == other.get(name), name
+        assert ("logprob_chosen" in other) == (kind != "reward")
 
 
 def test_rows_in_memory_and_what_does_not_go(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -66,3 +67,17 @@ def test_rows_in_memory_and_what_does_not_go(settings: dict[str, Any], tmp_path:
         pytest.raises(UserError, match="compares with the model as it was"),
     ):
         session.forward_backward(session.batch(ROWS[:8]))
+
+
+def test_a_reward_model_learns_margins_of_rows_in_memory_and_writes_nothing(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with tonnage.Session(**settings, objective="reward", output=str(tmp_path / "reward")) as session:
+        plain = session.evaluate(ROWS[:8])
+        assert session.evaluate([row | {"margin": 1.0} for row in ROWS[:8]]) > plain
+        for _ in range(3):
+            session.forward_backward(session.batch(ROWS[:8]))
+            session.update(lr=3e-3)
+        assert session.evaluate(ROWS[:8]) < plain
+        with pytest.raises(UserError, match="whose model scores texts and writes none"):
+            session.sample(["Say red."])

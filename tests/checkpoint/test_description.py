@@ -41,6 +41,7 @@ from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
 from tonnage.files.writing import write_json
 from tonnage.model.build import on_meta
+from tonnage.model.scorer import make_scorer
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 258,
@@ -255,6 +256,33 @@ def test_a_tokenizer_is_said_in_words_that_both_versions_know(tmp_path: Path) ->
     assert again.all_special_tokens == tokenizer.all_special_tokens
     assert again.chat_template == tokenizer.chat_template
     assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "two {{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "padding"),
+    [
+        ({}, "<|pad|>"),
+        ({"pad_token": END, "unk_token": "<|pad|>"}, "<|pad|>"),
+        ({"pad_token": END}, None),
+    ],
+    ids=["its own", "another", "none"],
+)
+def test_a_scorer_pads_with_what_ends_no_answer(tmp_path: Path, tokens: dict[str, Any], padding: str | None) -> None:
+    """transformers scores the last token that is not padding."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(tokens)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    config = llama_config(pad_token_id=256)
+    make_scorer(config)
+    model = on_meta(config, torch.float32)
+    (out := tmp_path / "out").mkdir()
+    notes = describe(out, model, ExportForm(config, tmp_path / "tokenizer", [256], torch.float32), tmp_path / "origin")
+    written = AutoConfig.from_pretrained(out)
+    assert written.pad_token_id == (None if padding is None else 257)
+    assert written.num_labels == 1
+    assert padding is None or AutoTokenizer.from_pretrained(out).pad_token == padding
+    assert any("one at a time" in note for note in notes) == (padding is None)
+    assert not (out / "generation_config.json").exists()
 
 
 def test_a_tokenizer_without_tokenizer_json_keeps_its_class(tmp_path: Path) -> None:

@@ -238,11 +238,16 @@ class Session:
             on ``seed`` and on how often this session was asked; the program's own random numbers stay as they are.
 
         Raises:
-            UserError: a prompt leaves no room for an answer, or the session computes in fp16.
+            UserError: a prompt leaves no room for an answer, the session computes in fp16, or its model writes none.
         """
         from tonnage.inference.generate import Decoding, Loaded, write
 
         decision = self._decision
+        if decision.config.objective.scores:
+            observed = "objective: reward, whose model scores texts and writes none"
+            raise user_error(
+                observed, "an objective whose model writes texts", "objective: supervised or dpo", "sample"
+            )
         if decision.config.precision == "fp16":
             observed = "precision: fp16, whose weights are cast around a whole forward pass"
             raise user_error(observed, "precision: bf16 or fp32", 'precision="bf16"', "sample")

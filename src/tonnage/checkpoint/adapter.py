@@ -122,7 +122,7 @@ def adapter_config(
     alpha = described.alpha
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if anatomy.scores else "CAUSAL_LM",
         "base_model_name_or_path": described.base,
         "revision": described.revision,
         "inference_mode": True,

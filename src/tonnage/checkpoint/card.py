@@ -31,6 +31,17 @@ question = [{"role": "user", "content": "..."}]
 prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=200)[0]))
 """
+USE_SCORES = """\
+from {package} import {auto}
+from transformers import AutoTokenizer
+
+path = "..."  # this directory, or its name on the hub
+model = {auto}.from_pretrained(path, dtype="auto", num_labels=1)
+tokenizer = AutoTokenizer.from_pretrained(path)
+conversation = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]
+print(model(**tokenizer.apply_chat_template(conversation, return_tensors="pt", return_dict=True)).logits)
+"""
+"""Of a reward model."""
 USE = """\
 from transformers import {auto}, AutoTokenizer
 
@@ -117,6 +128,13 @@ class ConfigDataForm:
 
 
 @dataclass(frozen=True)
+class ObjectiveForm:
+    """The section of a config."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
 class AdapterForm:
     """The section of a config."""
 
@@ -138,6 +156,7 @@ class ConfigForm:
     seed: int
     optimizer: OptimizerForm
     data: ConfigDataForm
+    objective: ObjectiveForm = field(default_factory=lambda: ObjectiveForm("supervised"))
     adapter: AdapterForm | Literal["none"] = "none"
     train: list[str] = field(default_factory=list)
 
@@ -181,20 +200,32 @@ def model_card(
     origin = "Trained from random weights in the shape of" if config["init"] == "random" else "Fine-tuned from"
     linked = f"[{base}](https://huggingface.co/{base})" if is_hub else f"`{base}`"
     packages = read_object(run.environment, EnvironmentForm)["packages"]
-    use = USE.replace("{auto}", "AutoModelForImageTextToText" if is_part else "AutoModelForCausalLM")
+    scores = config.get("objective", {}).get("kind") == "reward"
+    task = "text-classification" if scores else "image-text-to-text" if is_part else "text-generation"
     sections = [
-        _front_matter(config, account, "image-text-to-text" if is_part else "text-generation", is_adapter=is_adapter),
+        _front_matter(config, account, task, is_adapter=is_adapter),
         f"# {run.path.resolve().name}",
         f"{origin} {linked} with tonnage {packages['tonnage']}: {_trained(config, is_part, is_adapter)}, with an exact "
         f"fp32 master. The weights here are {dtype}.",
         *notes,
-        f"## Use\n\n```python\n{USE_ADAPTER if is_adapter else use}```",
+        f"## Use\n\n```python\n{_use(task, is_adapter=is_adapter)}```",
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
         "## Versions\n\n" + _table(("package", "version"), ((name, str(notes)) for name, notes in packages.items())),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _use(task: str, *, is_adapter: bool) -> str:
+    """How to use the export, in Python."""
+    if task == "text-classification":
+        package, prefix = ("peft", "AutoPeft") if is_adapter else ("transformers", "Auto")
+        return USE_SCORES.replace("{package}", package).replace("{auto}", f"{prefix}ModelForSequenceClassification")
+    if is_adapter:
+        return USE_ADAPTER
+    is_part = task == "image-text-to-text"
+    return USE.replace("{auto}", "AutoModelForImageTextToText" if is_part else "AutoModelForCausalLM")
 
 
 def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:

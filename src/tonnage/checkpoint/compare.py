@@ -22,6 +22,7 @@ from transformers.utils import logging
 from tonnage.errors import UserError, user_error
 from tonnage.host.control_groups import free_memory
 from tonnage.model.build import allocate, on_meta
+from tonnage.model.scorer import auto_class
 
 NUM_PROMPTS, PROMPT_TOKENS = 3, 24
 SAME = 1e-5
@@ -62,8 +63,8 @@ def logits_of(model: Any, token_ids: Iterable[Sequence[int]]) -> list[Tensor]:
     return [model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float() for ids in token_ids]
 
 
-def load_plainly(directory: Path, **how: Any) -> Any:
-    """A directory as anybody loads it, computing in fp32.
+def load_plainly(directory: Path, auto: Any = transformers.AutoModelForCausalLM, **how: Any) -> Any:
+    """A directory as anybody loads it, by one of transformers' ``auto`` classes, computing in fp32.
 
     Raises:
         UserError: transformers cannot.
@@ -71,7 +72,7 @@ def load_plainly(directory: Path, **how: Any) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **how).eval()
+        return auto.from_pretrained(directory, dtype=torch.float32, **how).eval()
     except Exception as error:  # whatever stands in the way of a stranger
         lines = str(error).strip().split("\n")
         raise user_error(
@@ -111,7 +112,8 @@ def compare(trained: RunParameters, directory: Path) -> str:
     """
     if missing := trained.enough_memory():
         return f"logits: {missing}"
-    plain = load_plainly(directory, trust_remote_code=hasattr(trained.model.config, "auto_map"))
+    config = trained.model.config
+    plain = load_plainly(directory, auto_class(config), trust_remote_code=hasattr(config, "auto_map"))
     token_ids = prompts(plain.get_input_embeddings().weight.shape[0])
     logits = logits_of(plain, token_ids)
     buffers = dict(plain.named_buffers())

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from tonnage.errors import UserError
 from tonnage.model.files import TOKENIZER_CONFIG, find_model, read_whole_config
 from tonnage.model.quantised import QUANTISATION
+from tonnage.model.scorer import is_scorer
 from tonnage.model.stored import read_json_object
 from tonnage.model.towers import TOKENS
 
@@ -66,7 +67,11 @@ def describe(
     generation, notes = _own_generation(config, origin)
     notes += add_stop_tokens(generation, config, form.stop_tokens)
     notes += repair(generation)
-    _write(directory / GENERATION, generation)
+    padding = None
+    if is_scorer(config):  # which generates nothing
+        padding, notes = _padding(form)
+    else:
+        _write(directory / GENERATION, generation)
     config.dtype = form.dtype
     config.use_cache = True
     config.architectures = [type(model).__name__]
@@ -94,8 +99,22 @@ def describe(
         described["torch_dtype"] = described["dtype"]
     _write(directory / CONFIG, described)
     shutil.copytree(form.tokenizer, directory, dirs_exist_ok=True)
-    _write_tokenizer_config(directory)
+    _write_tokenizer_config(directory, padding)
     return notes
+
+
+def _padding(form: ExportForm) -> tuple[str | None, list[str]]:
+    """The token with which texts that a scorer reads together are padded, set in the configuration, and what there is
+    to say of it. transformers scores the last token that is not padding: what ends a text cannot be it."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(form.tokenizer)
+    ends = {*form.stop_tokens, tokenizer.eos_token_id}
+    candidates = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id)
+    chosen = next((one for one in candidates if one is not None and one not in ends), None)
+    form.config.pad_token_id = chosen
+    if chosen is None:
+        return None, ["no token to pad with but those that end an answer: texts are scored one at a time"]
+    text = str(tokenizer.convert_ids_to_tokens(chosen))
+    return text, [] if chosen == tokenizer.pad_token_id else [f"texts are padded with {text}, which ends no answer"]
 
 
 def _around(config: PreTrainedConfig, origin: Path) -> PreTrainedConfig:
@@ -241,8 +260,9 @@ def _refusal(generation: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _write_tokenizer_config(directory: Path) -> None:
-    """Say of the tokenizer in ``directory`` what transformers 4.57 needs to read it as 5 does."""
+def _write_tokenizer_config(directory: Path, padding: str | None = None) -> None:
+    """Say of the tokenizer in ``directory`` what transformers 4.57 needs to read it as 5 does, and with which token it
+    pads, if that is another one than before."""
     path = directory / TOKENIZER_CONFIG
     if not path.is_file():
         return
@@ -253,6 +273,8 @@ def _write_tokenizer_config(directory: Path) -> None:
         described["tokenizer_class"] = ANY_FAST
         described.setdefault("model_input_names", ["input_ids", "attention_mask"])
         described.setdefault("clean_up_tokenization_spaces", False)
+    if padding is not None:
+        described["pad_token"] = padding
     if isinstance(described.get("extra_special_tokens"), list):
         described["additional_special_tokens"] = described.pop("extra_special_tokens")
     _write(path, described)

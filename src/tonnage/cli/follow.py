@@ -49,6 +49,7 @@ def follow(run: RunPath) -> None:
 def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> None:
     """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
     from tonnage.cli.comparison import conclude
+    from tonnage.decide.handing import next_of
     from tonnage.display.progress import RunDisplay, show_memory
     from tonnage.launch import slurm
 
@@ -76,7 +77,7 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
         say(console, f"Stopped as asked, and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
     say(console, "Model: ", (str(run.export), "bold"))
-    say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
+    say(console, f"Next:  {next_of(run)}")
     conclude(run, console)
 
 

@@ -235,6 +235,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.comparison import conclude
     from tonnage.cli.plan import show_outcome
+    from tonnage.decide.handing import next_of
     from tonnage.decide.pushing import push_rest
     from tonnage.display.progress import show_memory
 
@@ -254,7 +255,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     _export(run, console)
     _report(run, console)
     push_rest(run, console.print)
-    say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
+    say(console, f"Next:  {next_of(run)}")
     conclude(run, console)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tonnage.config.contradiction import Contradiction
-from tonnage.config.schema import PREFERENCES, Config, Objective
+from tonnage.config.schema import COMPARED, Config, Objective
 
 ONLY_OF: dict[str, tuple[str, ...]] = {
-    "beta": PREFERENCES,
+    "beta": COMPARED,
     "label_smoothing": ("dpo",),
     "margin": ("simpo",),
+    "center": ("reward",),
     "per_token": ("dpo", "hinge"),
     "supervised": ("dpo", "ipo", "hinge", "simpo"),
 }
@@ -27,6 +28,8 @@ def check_objective(config: Config) -> Iterator[Contradiction]:
             yield _unknown(objective, name, getattr(defaults, name))
     if objective.has_pairs:
         yield from _of_pairs(config)
+    if objective.scores:
+        yield from _of_scores(config)
 
 
 def _unknown(objective: Objective, name: str, default: Any) -> Contradiction:
@@ -61,4 +64,28 @@ def _of_pairs(config: Config) -> Iterator[Contradiction]:
             f"data.carry is {', '.join(data.carry)}, and objective.kind is {kind}",
             "objective.kind supervised: columns are for a loss of one's own",
             "leave data.carry out",
+        )
+
+
+def _of_scores(config: Config) -> Iterator[Contradiction]:
+    """What a model that scores texts, and writes none, cannot be asked."""
+    evaluate = config.evaluate
+    writing = {
+        "evaluate.prompts": bool(evaluate.prompts),
+        "evaluate.scorer": evaluate.scorer != "none",
+        "evaluate.general": evaluate.general is not None,
+    }
+    for key in (key for key, is_set in writing.items() if is_set):
+        yield Contradiction(
+            (key, "objective.kind"),
+            f"{key}, and objective.kind is reward",
+            "an objective whose model writes texts: one of reward gives scores",
+            f"leave {key} out",
+        )
+    if config.trust_remote_code:
+        yield Contradiction(
+            ("trust_remote_code", "objective.kind"),
+            "trust_remote_code, and objective.kind is reward",
+            "a family that transformers itself can give a head of scores",
+            "leave trust_remote_code out",
         )

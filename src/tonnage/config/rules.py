@@ -46,6 +46,8 @@ class Setting(NamedTuple):
     """``none``, ``auto``, or how the base rests: ``unpacked`` or the form in which it is packed."""
     trains_part: bool
     """Whether ``train`` names what is trained."""
+    scores: bool = False
+    """Whether the model ends in a head of one number (``objective.kind`` reward)."""
     device: str = ""
     """Kind of the machine's devices; nothing while it is not known."""
     machine: str = ""
@@ -97,6 +99,7 @@ class Setting(NamedTuple):
             precision=config.precision,
             adapter="unpacked" if not isinstance(adapter, str) and form == "none" else form,
             trains_part=bool(config.train),
+            scores=config.objective.scores,
             device=device,
             machine=machine,
         )
@@ -183,6 +186,17 @@ def _not_in_tiles(key: str, is_so: Callable[[Setting], bool], shown: str, why: s
     )
 
 
+def _not_of_scores(key: str, is_so: Callable[[Setting], bool], what: str) -> Rule:
+    return Rule(
+        (key, "objective.kind"),
+        lambda at: at.scores and is_so(at),
+        f"{key} is {{at.{key.rpartition('.')[2]}}}, and objective.kind is reward, whose head of one number {what} so "
+        "far",
+        f"{key} of 1",
+        f"set {key} to 1",
+    )
+
+
 IN_FRONT: tuple[Rule, ...] = (
     Rule(
         ("parallel.tensor", "parallel.pipeline", "launch.workers"),
@@ -198,8 +212,10 @@ IN_FRONT: tuple[Rule, ...] = (
         _equal,
         "set parallel.replicate to one of them",
     ),
+    _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
+    _not_of_scores("parallel.pipeline", lambda at: at.staged, "is in no stage of its own"),
 )
-"""How workers form groups."""
+"""How workers form groups, and which of them a model of scores has none of."""
 WITHIN: tuple[Rule, ...] = (
     Rule(
         ("memory.zero", "parallel.replicate"),
@@ -290,6 +306,7 @@ WITHIN: tuple[Rule, ...] = (
         "adapter", lambda at: at.adapter != "none", "given", "what is frozen is not computed in tiles so far"
     ),
     _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
+    _not_of_scores("memory.tiles", lambda at: at.tiled, "does not come in tiles"),
     Rule(
         ("memory.tiles", "memory.zero"),
         lambda at: at.tiled and at.zero in (0, 1, 2) and at.parameter_tier not in ("host", "disk"),

@@ -368,7 +368,9 @@ class Optimizer(Section):
 
 REFERRED = ("dpo", "ipo", "hinge")
 """Kinds of ``objective`` that compare with the model as it was."""
-PREFERENCES = (*REFERRED, "orpo", "simpo")
+COMPARED = (*REFERRED, "orpo", "simpo")
+"""Kinds of ``objective`` that compare the log-probabilities of two answers."""
+PREFERENCES = (*COMPARED, "reward")
 """Kinds of ``objective`` that learn from pairs of answers."""
 BETAS = {"simpo": 2.0}
 """``objective.beta`` where it is not said, if it is another than ``DEFAULT_BETA``."""
@@ -382,14 +384,16 @@ def _kind(value: Any) -> Any:
 class Objective(Section):
     """What is minimised: the loss of answers, or a loss of pairs of which one answer is preferred."""
 
-    kind: Literal["supervised", "dpo", "ipo", "hinge", "orpo", "simpo"] = "supervised"
-    """`supervised`: cross-entropy; the others learn from rows with a `chosen` and a `rejected` answer."""
+    kind: Literal["supervised", "dpo", "ipo", "hinge", "orpo", "simpo", "reward"] = "supervised"
+    """`supervised`: cross-entropy; others learn from rows with `chosen` and `rejected`; `reward`: a model of scores."""
     beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Of `dpo`: the probability that the two answers of a pair were swapped."""
     margin: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Of `simpo`: how far apart the answers' rewards are to be (its gamma)."""
+    center: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """Of `reward`: weight of the squared sum of a pair's two scores, which keeps their mean near zero."""
     per_token: bool = False
     """Of `dpo` and `hinge`: divide the log-probability of an answer by its tokens (`ipo`, `orpo` and `simpo` do)."""
     supervised: Annotated[float, Field(ge=0, le=1e6)] = 0.0
@@ -404,6 +408,11 @@ class Objective(Section):
     def has_reference(self) -> bool:
         """Whether log-probabilities are compared with those of the model as it was."""
         return self.kind in REFERRED
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model ends in a head of one number: a reward model."""
+        return self.kind == "reward"
 
 
 def _beta(values: Mapping[str, Any]) -> float:
@@ -790,7 +799,7 @@ class Config(Section):
         if not isinstance(optimizer, Mapping) or "lr" in optimizer:
             return value
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", objective)
-        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, has_pairs=kind in PREFERENCES)}}
+        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, has_pairs=kind in COMPARED)}}
 
     @field_validator("optimizer")
     @classmethod

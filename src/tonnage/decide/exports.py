@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +54,7 @@ class _Trained:
             tokenizer=False,
             trust_remote_code=config.trust_remote_code,
             untied=plan.weights.untied,
+            scores=config.objective.scores,
         )
         model.vocab_size = plan.model.vocab_size
         whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
@@ -92,6 +93,14 @@ def export_checkpoint(
             raise damaged(checkpoint, *problems)
     trained = _Trained.of(run)
     is_adapter = trained.trains.adapter is not None and not wishes.merge
+    scores = trained.config.objective.scores
+    if scores and wishes.target != "transformers":
+        raise user_error(
+            where=f"--for {wishes.target}",
+            found="a reward model, which scores texts and writes none",
+            needed="transformers, whose AutoModelForSequenceClassification reads it",
+            change=f"tonnage export {run.path} {directory}",
+        )
     handing = prepared(
         wishes,
         run.path,
@@ -100,6 +109,7 @@ def export_checkpoint(
         is_adapter=is_adapter,
         context=max(trained.config.data.max_length, 4096),
     )
+    handing = replace(handing, scores=scores)
     if is_adapter:
         return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
     return _export_model(trained, checkpoint, directory, handing, progress)

@@ -53,6 +53,8 @@ class Handing:
     """The command that writes GGUF; empty where none is written."""
     context: int
     """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
+    scores: bool = False
+    """Whether the model gives scores, which no program here serves."""
 
 
 def prepared(
@@ -102,16 +104,27 @@ def finish(handing: Handing, directory: str, dtype: str, temporary: Path, traine
         for path in temporary.iterdir():
             if path.is_file() and path.suffix != ".gguf" and path.name not in KEPT:
                 path.unlink()
-    if (temporary / "README.md").is_file():
+    if (temporary / "README.md").is_file() and not handing.scores:
         _complete_card(temporary / "README.md", handing.wishes.target, Servable(".", dtype, gguf=name))
     return notes
 
 
+def next_of(run: RunDirectory) -> str:
+    """What to do with the model of a run that is over: commands, or words where none of them takes it."""
+    from tonnage.config import read_config
+
+    if read_config(run.config, [], check_files=False).objective.scores:
+        return "AutoModelForSequenceClassification of transformers loads the model, and scores texts"
+    return f"tonnage chat {run.word}    tonnage eval {run.word} --data FILE"
+
+
 def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge: bool) -> list[str]:
-    """The commands that serve what was exported to ``directory``."""
+    """The commands that serve what was exported to ``directory``; none where it gives scores."""
     from tonnage.config import read_config
 
     config = read_config(run.config, [], check_files=False)
+    if config.objective.scores:
+        return []
     chosen = config.precision if dtype == "auto" else dtype
     gguf = next((path.name for path in sorted(Path(directory).glob("*.gguf"))), "")
     if isinstance(config.adapter, str) or merge:

@@ -59,9 +59,34 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
     with collecting():
         if model is not None:
             check_division(config, model.config)
+            _check_new_head(config, model)
     if problems or model is None:
         raise UserError(*problems)
     return model
+
+
+def _check_new_head(config: Config, model: ModelFound) -> None:
+    """Refuse to keep a head of scores as it is that nobody has trained yet. Raises ``UserError``."""
+    if not (config.train and config.objective.scores and (model.weights.missing or config.init == "random")):
+        return
+    import torch
+
+    from tonnage.model.adapters import trained_names
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import on_meta
+    from tonnage.training.building import trains_of
+
+    whole = on_meta(copy.deepcopy(model.config), torch.float32)
+    anatomy = dissect(whole)
+    trained = trained_names(whole, anatomy, trains_of(config))
+    head = {id(one) for one in anatomy.head.parameters()}
+    if untrained := [name for name, one in whole.named_parameters() if id(one) in head and name not in trained]:
+        raise user_error(
+            where="train",
+            found=f"patterns that leave out {', '.join(untrained)}, which the model's files do not have",
+            needed="training of the head of scores, which starts from random numbers",
+            change=f"train=[{','.join((*config.train, untrained[0]))}]",
+        )
 
 
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
@@ -76,6 +101,7 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
         random_weights=is_random,
         tokenizer=config.tokenizer is None,
         trust_remote_code=config.trust_remote_code,
+        scores=config.objective.scores,
     )
     if config.tokenizer is not None:
         files = replace(files, tokenizer=find_tokenizer(config.tokenizer))

@@ -107,6 +107,7 @@ def supposed(
         random_weights=True,
         tokenizer=False,
         trust_remote_code=config.trust_remote_code,
+        scores=config.objective.scores,
     )
     check_division(config, model_config)
     place = where(config, machine, progress)
@@ -308,9 +309,10 @@ def _trains_vocabulary(config: Config, model_config: PreTrainedConfig) -> bool:
     if config.adapter == "auto":
         return False
     model = on_meta(copy.deepcopy(model_config), torch.float32)
-    names = trained_names(model, dissect(model), trains_of(config))
+    anatomy = dissect(model)
+    names = trained_names(model, anatomy, trains_of(config))
     trained = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
-    return {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} <= trained
+    return {id(anatomy.embedding.weight), id(anatomy.head.weight)} <= trained
 
 
 @dataclass(frozen=True)
@@ -371,7 +373,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
             part.blocks.pop(mode, None)
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
-    if config.objective.has_pairs:
+    if config.objective.has_pairs and not config.objective.scores:
         parts = {
             degree: replace(part, outside=part.outside and part.outside.scoring_first())
             for degree, part in parts.items()

@@ -41,6 +41,8 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
         "progress": progress,
         "processes": cluster,
     }
+    if config.objective.scores:
+        data = data.model_copy(update={"carry": ("margin",)})
     prepared = prepare(data, model.tokenizer, pairs=config.objective.has_pairs, **alike)
     if (general := config.evaluate.general) is None:
         return prepared

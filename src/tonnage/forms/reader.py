@@ -38,7 +38,7 @@ class Reader:
 
     def __init__(self, form: Form, *, fills_nulls: bool = False, carry: Sequence[str] = ()) -> None:
         """``fills_nulls``: whether the file's kind gives objects the fields of all others, null. ``carry``: columns of
-        numbers that go with each conversation of a row."""
+        numbers that go with each conversation of a row; of pairs, 0 where a row has none."""
         self.unread: Counter[str] = Counter()
         """Fields that hold something and are not read -> rows (or messages) that have them."""
         self.columns: Counter[str] = Counter()
@@ -56,7 +56,8 @@ class Reader:
 
     def read(self, row: Row) -> list[Conversation]:
         """The conversations of a row: one, or one for every path of a tree and every instance. Raises ``RowError``."""
-        carried = tuple(_carried(row, name) for name in self._carry)
+        missing = 0.0 if self._format.is_pair else None
+        carried = tuple(_carried(row, name, missing) for name in self._carry)
         if self._form.columns:
             self.columns.update(self._asked_for.intersection(row))
             for ours, theirs in self._form.columns.items():
@@ -142,16 +143,20 @@ def _check_turns(conversation: Conversation) -> None:
         )
 
 
-def _carried(row: Row, name: str) -> float:
-    """The number of a row that goes with its documents. Raises ``RowError``."""
+def _carried(row: Row, name: str, missing: float | None) -> float:
+    """The number of a row that goes with its documents, or what stands for one that is not there. Raises
+    ``RowError``."""
     value = row.get(name)
+    if is_empty(value) and missing is not None:
+        return missing
     if is_empty(value):
         raise RowError("missing_field", f"no {name!r}, which data.carry names (it has {names_of(row)})")
+    taker = "data.carry" if missing is None else "objective: reward"
     if not isinstance(value, int | float):
-        raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, and data.carry takes numbers")
+        raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, and {taker} takes numbers")
     number = as_float(value)
     if not abs(number) <= LARGEST_CARRIED:  # in fp32, as a loss is given it
-        raise RowError("wrong_type", f"{name!r} is {str(value)[:20]}, and data.carry takes numbers that fp32 holds")
+        raise RowError("wrong_type", f"{name!r} is {str(value)[:20]}, and {taker} takes numbers that fp32 holds")
     return number
 
 

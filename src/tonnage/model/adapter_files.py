@@ -16,7 +16,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
-    "task_type": ("CAUSAL_LM", None),
+    "task_type": ("CAUSAL_LM", "SEQ_CLS", None),
     "bias": ("none",),
     "lora_bias": (False,),
     "use_dora": (False,),
@@ -78,6 +78,8 @@ class AdapterFiles:
     """Ends of the names of stacked parameters that are adapted."""
     dropout: float = 0.0
     """With which it was trained; it changes nothing of what an adapter computes."""
+    scores: bool = False
+    """Whether it belongs to a model of scores."""
 
     @property
     def factor(self) -> float:
@@ -148,4 +150,5 @@ def read_adapter(directory: Path) -> AdapterFiles:
         read_headers([directory / WEIGHTS]),
         tuple(str(one) for one in experts),
         float(dropout),
+        fields.get("task_type") == "SEQ_CLS",
     )

@@ -1,4 +1,4 @@
-"""Where the parts of a causal language model are: its backbone, its blocks, its head.
+"""Where the parts of a causal language model, or of a scorer, are: its backbone, its blocks, its head.
 
 transformers names these parts in public ways (``base_model``, ``get_output_embeddings``, ``_no_split_modules``);
 this file reads them once, so that no other room asks a model what family it is. Families differ in data here,
@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import user_error
+from tonnage.model.scorer import head_of, is_scorer
 
 WEIGHTED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 """Layers whose ``weight`` is a matrix, or a stack of them, whatever they or their subclasses are called."""
@@ -31,11 +32,13 @@ class Anatomy:
     """The transformer blocks, first to last."""
     embedding: nn.Embedding
     head: nn.Linear
-    """The vocabulary projection; its weight may be the embedding's (tied)."""
+    """The vocabulary projection, whose weight may be the embedding's (tied); of a scorer, what gives its number."""
     logit_scale: float
     """Factor applied to the logits (Granite divides, Cohere multiplies); 1 for most."""
     logit_softcap: float | None
     """Logits are squashed to (-softcap, softcap) (Gemma 2); None for most."""
+    scores: bool = False
+    """Whether the head gives one number, and no logits."""
 
     @property
     def tied(self) -> bool:
@@ -50,7 +53,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
         UserError: a part cannot be found; says which, and what was looked for.
     """
     blocks = _blocks(model)
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embedding = head_of(model), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding):
         raise user_error(
             where=f"model type {model.config.model_type}",
@@ -65,6 +68,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
         head=head,
         logit_scale=_logit_scale(model.config),
         logit_softcap=getattr(model.config, "final_logit_softcapping", None),
+        scores=is_scorer(model.config),
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.gates import use_lean_gates
@@ -26,6 +26,7 @@ from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
 from tonnage.model import attention, experts
 from tonnage.model.kept import keep_in_fp32
+from tonnage.model.scorer import auto_class, head_of
 from tonnage.model.stored import StoredTensor, read
 from tonnage.model.zeroed import zero_rows
 
@@ -42,8 +43,8 @@ ROWS_BYTES = 256 << 20
 
 
 def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
-    """The causal language model that ``config`` describes, every tensor on the meta device, in ``dtype`` but for those
-    that transformers keeps in fp32.
+    """The causal language model, or scorer, that ``config`` describes, every tensor on the meta device, in ``dtype``
+    but for those that transformers keeps in fp32.
 
     ``how`` goes to transformers. Code that came with the model runs if ``config`` names some, which it does only where
     the user allowed that (``files.read_model_config``).
@@ -54,7 +55,7 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
     trusted = hasattr(config, "auto_map")
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted, **how)
+            model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted, **how)
     except UserError:
         raise
     except Exception as error:  # whatever the classes of 200 families stumble over
@@ -104,7 +105,8 @@ def allocate(model: PreTrainedModel, device: torch.device, in_place: Iterable[nn
     """
     kept_ids = set(map(id, in_place))
     model._apply(lambda tensor: tensor if id(tensor) in kept_ids else torch.empty_like(tensor, device=device))
-    if next(model.get_output_embeddings().parameters(), None) is not None:  # a stage without a head has none to tie
+    head = head_of(model)
+    if head is not None and next(head.parameters(), None) is not None:  # a stage without a head has none to tie
         model.tie_weights()
     buffers = dict(model.named_buffers())
     for buffer in buffers.values():
@@ -148,7 +150,7 @@ def _with_buffers(config: PreTrainedConfig) -> PreTrainedModel:
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
     try:
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=hasattr(config, "auto_map"))
+        model = auto_class(config).from_config(config, trust_remote_code=hasattr(config, "auto_map"))
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
     assert isinstance(model, PreTrainedModel)

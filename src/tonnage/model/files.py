@@ -282,15 +282,39 @@ def find_tokenizer(name: str) -> Path:
     return directory
 
 
-def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of the model that is trained. Of a model of more than text, that is its text model's.
+def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False, scores: bool = False) -> PreTrainedConfig:
+    """The configuration of the model that is trained. Of a model of more than text, that is its text model's; with
+    ``scores``, that of the family's scorer.
 
     Raises:
-        UserError: as ``read_whole_config``.
+        UserError: as ``read_whole_config``; it is a scorer's, or, with ``scores``, the family has none.
     """
+    from tonnage.model.scorer import check_causal, make_scorer
     from tonnage.model.towers import text_config
 
-    return text_config(read_whole_config(files, trust_remote_code=trust_remote_code))
+    whole = read_whole_config(files, trust_remote_code=trust_remote_code)
+    config = text_config(whole)
+    if files.adapter is not None and files.adapter.scores != scores:
+        raise user_error(
+            where=str(files.adapter.directory),
+            found=f"an adapter of a {'causal language' if scores else 'reward'} model",
+            needed=f"an adapter of a {'reward' if scores else 'causal language'} model",
+            change="merge it first, with peft or tonnage export --merge"
+            if scores
+            else "choose another model; to train its scores: objective: reward",
+        )
+    if not scores:
+        check_causal(config, str(files.directory))
+        return config
+    if type(config) is not type(whole):
+        raise user_error(
+            where=str(files.directory),
+            found=f"a {whole.model_type}, a model of more than text",
+            needed="objective.kind reward: a model of text alone, whose family has a head of scores",
+            change="choose a model of text, or another objective",
+        )
+    make_scorer(config)
+    return config
 
 
 def read_whole_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -337,9 +361,10 @@ def read_model(
     tokenizer: bool = True,
     trust_remote_code: bool = False,
     untied: bool = False,
+    scores: bool = False,
 ) -> tuple[ModelFiles, PreTrainedConfig]:
-    """The files of a model and its configuration; ``untied``, it has a head of its own whatever the files say. If an
-    adapter has a larger embedding, the vocabulary is the adapter's.
+    """The files of a model and its configuration; ``untied``, it has a head of its own whatever the files say;
+    ``scores``, it is the family's scorer. If an adapter has a larger embedding, the vocabulary is the adapter's.
 
     Raises:
         UserError: as ``find_model`` and ``read_model_config``.
@@ -347,7 +372,7 @@ def read_model(
     files = find_model(
         model, revision=revision, random_weights=random_weights, tokenizer=tokenizer, code=trust_remote_code
     )
-    config = read_model_config(files, trust_remote_code=trust_remote_code)
+    config = read_model_config(files, trust_remote_code=trust_remote_code, scores=scores)
     if untied:
         config.tie_word_embeddings = False
     if files.adapter is not None:  # which may have been trained with more tokens

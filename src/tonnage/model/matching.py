@@ -30,6 +30,7 @@ from tonnage.model.merging import Group, Match, faults, gather, of_another_shape
 from tonnage.model.names import Names, Whole
 from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
+from tonnage.model.scorer import HEAD, as_causal, is_scorer
 from tonnage.model.stored import StoredTensor, read, read_headers
 from tonnage.model.towers import Carried, described, digest, find_whole
 from tonnage.model.zeroed import zeroed_rows
@@ -47,6 +48,8 @@ class Weights:
 
     missing: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    scores: bool = False
+    """Whether the model is a scorer, whose head files of a model of logits lack, and which leaves out theirs."""
     unwrapped: bool = False
     untied: bool = False
     """Whether the head is stored, with other values than the embedding to which the configuration ties it."""
@@ -113,6 +116,7 @@ def check_weights(
     return Weights(
         missing=matched.missing,
         left_out=matched.left_out,
+        scores=is_scorer(config),
         unwrapped=matched.unwrapped,
         untied=untied,
         once_quantised=method if matched.unpacked is None else None,
@@ -192,6 +196,9 @@ def match(
     if not placed:
         raise UserError(_nothing_found(stored, len(missing), where))
     buffers = {tensor: name for tensor in stored if (name := names.buffer(tensor.key)) in names.saved_buffers}
+    if is_scorer(model.config):
+        allow_missing = (*allow_missing, f"{HEAD}.*")
+        allow_unexpected = (*allow_unexpected, *map(glob.escape, _of_logits(model.config, unplaced)))
     initialised = [name for name in missing if matches(name, allow_missing) or names.may_be_missing(name)]
     left_out = [tensor.key for tensor in unplaced if matches(tensor.key, allow_unexpected)]
     problems = [
@@ -217,6 +224,17 @@ def match(
         unwrapped=wrapped,
         zeroed=zeroed_rows(model),
     )
+
+
+def _of_logits(config: PreTrainedConfig, unplaced: Sequence[StoredTensor]) -> list[str]:
+    """Keys of those tensors without a place in a scorer that are the head of its family's model of logits."""
+    if not unplaced:
+        return []
+    model = on_meta(as_causal(config), torch.float32)
+    head, names = model.get_output_embeddings(), Names(model)
+    values = {id(value) for value in head.parameters()} if head is not None else set()
+    own = {name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in values}
+    return [tensor.key for tensor in unplaced if names.name(tensor.key) in own]
 
 
 @dataclass(frozen=True)

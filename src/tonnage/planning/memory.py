@@ -102,7 +102,7 @@ def _read_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes of weight files that are mapped while a worker loads its part, and of what is read of a tensor at a time:
     some rows, or all of one that is packed. Files are mapped, and weights packed, in the host's memory."""
     matrix = model.largest_matrix or model.block_parameters
-    tensor = layout.width * max(model.head_parameters, matrix) / layout.shards
+    tensor = layout.width * max(model.vocabulary_parameters, matrix) / layout.shards
     if layout.device != "cpu":
         return min(tensor, MAPPED_BYTES)
     mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
@@ -453,7 +453,7 @@ def _awaiting_the_embedding(layout: Layout, head: float) -> float:
 
 def _made_for_the_embedding(layout: Layout, model: ModelProfile, added: int) -> float:
     """Bytes of the embedding's gradient as it becomes whole, of which each number takes ``added``."""
-    vocabulary, by_rows = model.head_parameters, _adds_rows(layout)
+    vocabulary, by_rows = model.vocabulary_parameters, _adds_rows(layout)
     sums, additions = layout.micro_batches > 1, added * model.embedding_additions
     # Of an embedding that is the head, rows are added to the head's, which is there.
     in_heads = by_rows and model.is_tied and model.has_head and added == layout.width

@@ -114,6 +114,8 @@ class WeightFacts:
     """Parameters that they lack, and that are initialised."""
     left_out: tuple[str, ...] = ()
     """Tensors that the model has no place for."""
+    scores: bool = False
+    """Whether the model is a reward model: its head may be missing, and that of logits is left out."""
     unwrapped: bool = False
     """Whether prefixes of wrappers are taken off the names."""
     untied: bool = False
@@ -136,10 +138,13 @@ class WeightFacts:
         notes = [str(one) for one in self.carried]
         if self.unpacked is not None:
             notes.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
+        missing, left_out = ("a new head of scores", "the head of logits") if self.scores else ("", "")
         if self.missing:
-            notes.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
+            why = missing or "allow_missing"
+            notes.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised ({why})")
         if self.left_out:
-            notes.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
+            why = left_out or "allow_unexpected"
+            notes.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out ({why})")
         if self.unwrapped:
             notes.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
         if self.untied:

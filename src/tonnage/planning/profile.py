@@ -238,6 +238,8 @@ class ModelProfile:
     has_embedding: bool = True
     has_head: bool = True
     """Of the part of a pipeline's worker, whether it has these."""
+    scores: bool = False
+    """Whether the head gives one number, and no logits."""
     attention_heads: int = 0
     """Of queries."""
     shares_prefixes: bool = False
@@ -329,5 +331,10 @@ class ModelProfile:
 
     @property
     def head_parameters(self) -> int:
-        """Of the vocabulary projection, whether or not it is the embedding too."""
+        """Of the vocabulary projection, whether or not it is the embedding too, or of the head of scores."""
+        return self.hidden_size if self.scores else self.vocabulary_parameters
+
+    @property
+    def vocabulary_parameters(self) -> int:
+        """Of a matrix that has a row for each token."""
         return self.vocab_size * self.hidden_size

@@ -37,7 +37,7 @@ from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
-from tonnage.training.preferences import PairLoss
+from tonnage.training.preferences import loss_of_pairs
 from tonnage.training.reference import with_reference
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
@@ -68,7 +68,7 @@ def assemble(
 def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) -> Job:
     config, plan, world, phases, layout = setting.config, setting.plan, setting.world, setting.phases, setting.layout
     stages = stages_of(setting, load=checkpoint is None)
-    pair_loss = PairLoss(config.objective) if config.objective.has_pairs else None
+    pair_loss = loss_of_pairs(config.objective) if config.objective.has_pairs else None
     for loss_model in stages.loss_models:
         loss_model.own = loss or pair_loss
 

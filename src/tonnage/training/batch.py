@@ -63,6 +63,8 @@ class MicroBatch:
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """Numbers that go with the document of each target, by name: fp32 (supervised,)."""
+    ends: tuple[int, ...] = ()
+    """Of each of ``documents`` the position of its last token."""
     prompts: tuple[int, ...] = ()
     """Where each two of ``documents`` are the answers of a pair, the preferred one first: the tokens of each that both
     go on from."""
@@ -87,8 +89,12 @@ class MicroBatch:
 
     def answer_weights(self) -> Tensor:
         """The weight of every answer in its pair's loss, fp32 (documents,): that of its targets, which all have one."""
+        return self.of_documents(self.weights)
+
+    def of_documents(self, numbers: Tensor) -> Tensor:
+        """Those of ``documents``, (documents,), from numbers of their targets, which all have one: of ``columns``."""
         firsts = [0, *accumulate(self.targets_of)][:-1]
-        return self.weights[torch.tensor(firsts, dtype=torch.int64)]
+        return numbers[torch.tensor(firsts, dtype=torch.int64)]
 
     @property
     def owners(self) -> list[range]:
@@ -131,7 +137,8 @@ class MicroBatch:
         for row, document in enumerate(documents):
             ids[row, : len(document.tokens)] = document.tokens
             places = document.weights.nonzero()[0]
-            supervised.append((row * width + places - 1, document.tokens[places], document.weights[places]))
+            last = row * width + len(document.tokens) - 1
+            supervised.append((row * width + places - 1, document.tokens[places], document.weights[places], last))
         lengths = tuple(len(document.tokens) for document in documents)
         return replace(_supervised(torch.from_numpy(ids), lengths, documents, supervised), is_padded=True)
 
@@ -219,16 +226,18 @@ def documents_of(pack: Pack) -> Iterator[PackedDocument]:
     return (replace(document, fork=fork, reference=reference) for document, fork, reference in pairs)
 
 
-Supervised = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of a document, the positions from which its targets are predicted, the targets, their weights."""
+Supervised = tuple[np.ndarray, np.ndarray, np.ndarray, int]
+"""Of a document, the positions from which its targets are predicted, the targets, their weights, and the position of
+its last token."""
 
 
 def _supervised(
     ids: Tensor, lengths: tuple[int, ...], documents: Sequence[PackedDocument], supervised: Sequence[Supervised]
 ) -> MicroBatch:
     """Documents that are laid out in ``ids``, with what is ``supervised`` of each and what goes with it."""
-    positions, targets, weights = (np.concatenate(arrays) for arrays in zip(*supervised, strict=True))
-    counts = tuple(len(of_document) for _, of_document, _ in supervised)
+    *arrays, ends = zip(*supervised, strict=True)
+    positions, targets, weights = map(np.concatenate, arrays)
+    counts = tuple(map(len, arrays[1]))
     names = documents[0].carried
     carried = {name: np.array([document.carried[name] for document in documents], np.float32) for name in names}
     return MicroBatch(
@@ -243,6 +252,7 @@ def _supervised(
         documents=tuple(document.number for document in documents),
         starts=tuple(document.start for document in documents),
         targets_of=counts,
+        ends=tuple(map(int, ends)),
     )
 
 
@@ -297,7 +307,8 @@ class _Row:
     def _finish(self, document: PackedDocument, begun: np.ndarray) -> None:
         places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
         targets = document.weights.nonzero()[0]
-        self.supervised.append((places[targets - 1], document.tokens[targets], document.weights[targets]))
+        last = int(places[-1])
+        self.supervised.append((places[targets - 1], document.tokens[targets], document.weights[targets], last))
         self.order.append(document)
 
     def _append(self, tokens: np.ndarray) -> np.ndarray:

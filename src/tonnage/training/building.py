@@ -208,6 +208,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         tokenizer=False,
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
+        scores=config.objective.scores,
     )
     largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
     largest_input = largest_row * layout.width * plan.model.hidden_size
@@ -486,7 +487,8 @@ def trains_of(config: Config) -> Trains:
     own = config.adapter
     factor = factor_of(own.rank, own.alpha, rank_stabilised=own.scaling == "rank_stabilised")
     quantize = None if own.quantize == "none" else own.quantize
-    return Trains(AdapterSpec(own.rank, factor, own.targets, own.also, own.dropout), quantize=quantize)
+    also = (*own.also, "head") if config.objective.scores and "head" not in own.also else own.also
+    return Trains(AdapterSpec(own.rank, factor, own.targets, also, own.dropout), quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

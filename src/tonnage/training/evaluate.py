@@ -19,7 +19,7 @@ from tonnage.parallel.world import World
 from tonnage.rundir.figures import Figure, RatioSums, Told
 from tonnage.training.batch import Deal, MicroBatch, Packs, evaluation_steps
 from tonnage.training.pipeline import Pipeline
-from tonnage.training.preferences import PairLoss, evaluated_pairs, ratio_sums
+from tonnage.training.preferences import SeenPairs, evaluated_pairs, ratio_sums
 
 NUMBERS = 12
 """Sums of a source: six for the loss, six for the accuracy."""
@@ -57,7 +57,7 @@ def evaluate_pairs(
     dataset: Packs,
     deal: Deal,
     world: World,
-    pair_loss: PairLoss,
+    pair_loss: SeenPairs,
     *,
     progress: Callable[[int, int], None] = _silent,
 ) -> tuple[int, dict[str, Figure]]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -147,6 +148,20 @@ class Head:
         of_all = all_reduce(largest, ranks, "max")
         tokens = torch.where(largest == of_all, tokens + self.vocabulary.first, self.weight.shape[0])
         return -all_reduce(-tokens, ranks, "max")
+
+
+@dataclass(frozen=True)
+class ScoreHead:
+    """The head of a model of scores: ``weight`` is (1, hidden)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Of rows of hidden states, (rows, hidden), one number each: fp32 (rows,). So few are computed in fp32, where
+        transformers rounds them to the type of the model."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(hidden.float(), self.weight.float(), bias)[:, 0]
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -41,6 +41,7 @@ from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.model import attention
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
+from tonnage.model.scorer import as_causal
 from tonnage.model.tiny import draw, shorten, shrink
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.planning.layout import Arrangement
@@ -118,11 +119,13 @@ def isolation_of(
     """Ask a tiny model of the architecture that ``config`` describes how its documents are kept apart on ``device``.
 
     ``long_documents``: whether any is longer than what the model's positions were first trained for. The answer is kept
-    in ``isolation`` of ``cache``, by the configuration without its sizes, versions and the type of the device.
+    in ``isolation`` of ``cache``, by the configuration without its sizes, versions and the type of the device. A scorer
+    is asked as the model of logits that has its backbone.
 
     Raises:
         UserError: neither layout is exact, or nothing can be shown.
     """
+    config = as_causal(config)
     try:
         small = shrink(config, long_documents=long_documents)
         described = small.to_dict()

@@ -21,7 +21,7 @@ from tonnage.training.batch import Deal, RankStep, training_steps
 from tonnage.training.memory import HeapLimit
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
-from tonnage.training.preferences import PairLoss
+from tonnage.training.preferences import PairLoss, RewardLoss
 from tonnage.training.routing import ExpertLoad
 
 
@@ -43,7 +43,7 @@ class Job:
     deal: Deal
     num_packs: int
     seed: int
-    pair_loss: PairLoss | None = None
+    pair_loss: PairLoss | RewardLoss | None = None
     """The loss of pairs of answers, where that is what is minimised."""
     loss_scale: LossScale = field(default_factory=LossScale)
     skip_limit: int = 0
@@ -77,7 +77,7 @@ class Job:
     others are trained, as some routers' biases."""
 
     def tally(self) -> Tensor:
-        """Sums over the pairs of this rank's last passes, on the device: ``PairLoss.tally``, or nothing."""
+        """Sums over the pairs of this rank's last passes, on the device: ``SeenPairs.tally``, or nothing."""
         if self.pair_loss is None:
             return torch.zeros(0, dtype=torch.float64, device=self.world.device)
         tally = self.pair_loss.tally(self.world.device)

@@ -20,15 +20,15 @@ from tonnage.model.attention import cached_arguments, packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
-from tonnage.training.head import Head, LogitsMemory
+from tonnage.training.head import Head, LogitsMemory, ScoreHead
 from tonnage.training.own_loss import OwnLoss
-from tonnage.training.preferences import PairLoss
+from tonnage.training.preferences import PairLoss, RewardLoss
 from tonnage.training.routing import Routing
 from tonnage.training.tiled_vocabulary import TiledHead
 
 
 class LossModel(nn.Module):
-    """A causal language model that ends in its loss instead of its logits.
+    """A causal language model that ends in its loss instead of its logits, or a model of scores that ends in its.
 
     It owns no parameter: it calls the backbone, picks the supervised positions, and hands them to its ``Head``. As the
     root of the module tree it is also the root unit
@@ -62,7 +62,7 @@ class LossModel(nn.Module):
         self.logits: LogitsMemory | None = LogitsMemory()
         self.tiled: TiledHead | None = None
         """The head, where its weight comes in tiles."""
-        self.own: OwnLoss | PairLoss | None = None
+        self.own: OwnLoss | PairLoss | RewardLoss | None = None
         """The loss, where it is not cross-entropy."""
         if self.doors.first:
             use_fast_embedding(anatomy.embedding, self.to_embedding)
@@ -94,6 +94,24 @@ class LossModel(nn.Module):
         evenness = self.routing.work_out(batch, tokens) if self.routing is not None else None
         if not self.doors.last:
             return hidden
+        result = self._result(hidden, batch, denominator)
+        return result if evenness is None or batch.asks or batch.judges else result + evenness
+
+    def _result(self, hidden: Tensor, batch: MicroBatch, denominator: float) -> Tensor:
+        """What ``forward`` returns of hidden states, without the router's loss."""
+        own = self.own
+        if isinstance(own, RewardLoss):
+            ends = sent(torch.tensor(batch.ends, dtype=torch.int64), hidden.device)
+            head = ScoreHead(self.anatomy.head.weight, self.anatomy.head.bias)
+            scores = head.scores(hidden.flatten(0, 1).index_select(0, ends))
+            return own.value(scores, batch, denominator)
+        assert not self.anatomy.scores, "a model of scores has no logits"
+        return self._of_logits(hidden, batch, denominator, own)
+
+    def _of_logits(
+        self, hidden: Tensor, batch: MicroBatch, denominator: float, own: OwnLoss | PairLoss | None
+    ) -> Tensor:
+        """As ``_result``, with a head that projects to the vocabulary."""
         head, device = self.tiled or self._head(), hidden.device
         if batch.asks:
             return head.likeliest(self.picked(hidden, batch))
@@ -104,13 +122,13 @@ class LossModel(nn.Module):
             likeliest = torch.cat(right) if right else targets
             return torch.stack([-logprobs, (likeliest == targets).float()])
         value, weights = None, sent(batch.weights, device) / denominator
-        if self.own is not None:
-            value, slopes = self.own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
+        if own is not None:
+            value, slopes = own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
             weights = -slopes
         loss = head.loss(picked, targets, weights)
         if value is not None:
             loss = _Instead.apply(loss, value)  # type: ignore[no-untyped-call]
-        return loss if evenness is None else loss + evenness
+        return loss
 
     def _head(self) -> Head:
         """The projection to the vocabulary with a weight that is in memory."""

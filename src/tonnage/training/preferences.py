@@ -1,6 +1,7 @@
 """Losses of pairs of answers of which one is preferred: a function each, with its formula and its source.
 
-A function takes what is known of the pairs of a micro-batch (``Answers``) and gives the loss of each. The engine sums
+Most are made of the answers' log-probabilities (``PairLoss``), that of a reward model of its scores (``RewardLoss``). A
+function takes what is known of the pairs of a micro-batch (``Answers``) and gives the loss of each. The engine sums
 these by the pairs' weights and divides once, by the weight of all pairs of the step: so it does not matter which pairs
 share a row, a micro-batch or a worker. A new kind is a function, its line in ``LOSSES``, and its name in the schema.
 
@@ -122,21 +123,52 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {
 """By ``objective.kind``: the loss of pairs, and what their answers are worth by it."""
 
 FIGURES = ("reward_chosen", "reward_rejected", "reward_accuracy", "logprob_chosen", "logprob_rejected")
-"""Means over pairs that are written down of every step and evaluation."""
+"""Means over pairs that are written down of every step and evaluation; the last two where there are logits."""
+MARGIN = "margin"
+"""The column of rows that says by how much an answer is better than the other."""
 
 
-class PairLoss:
-    """The loss of an objective, and what it has seen of pairs."""
+class SeenPairs:
+    """What a loss has seen of pairs."""
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-        self._loss, self._rewards = LOSSES[objective.kind]
+    figures: tuple[str, ...] = FIGURES
+    """Those of ``FIGURES`` that it tells."""
+    has_reference = False
+    """Whether answers are compared with what the model as it was made of them."""
+
+    def __init__(self) -> None:
         self._pairs: list[Tensor] = []
 
-    @property
-    def has_reference(self) -> bool:
-        """Whether answers are compared with what the model as it was made of them."""
-        return self._objective.has_reference
+    @torch.no_grad()
+    def take_down(self, weights: Tensor, losses: Tensor, rewards: Tensor, logprobs: Sequence[Tensor] = ()) -> None:
+        """Note some pairs: fp64 (pairs,) each, ``rewards`` (pairs, 2)."""
+        chosen, rejected = rewards.unbind(1)
+        right = (chosen > rejected).double() + (chosen == rejected).double() / 2  # nothing is learned yet: even chances
+        self._pairs.append(torch.stack([weights, losses, chosen, rejected, right, *logprobs]).detach())
+
+    def clear(self) -> None:
+        """Forget the pairs that were seen."""
+        self._pairs = []
+
+    def pairs(self, device: torch.device) -> Tensor:
+        """Weight, loss and ``figures`` of the pairs seen since ``clear``: fp64 (2 + figures, pairs)."""
+        none = torch.zeros(2 + len(self.figures), 0, dtype=torch.float64, device=device)
+        return torch.cat([none, *self._pairs], dim=1)
+
+    def tally(self, device: torch.device) -> Tensor:
+        """Sums over those pairs: their weights, and ``figures`` times these: fp64 (1 + figures,)."""
+        weights, _, *figures = self.pairs(device)
+        return torch.stack([weights.sum(), *(weights @ figure for figure in figures)])
+
+
+class PairLoss(SeenPairs):
+    """The loss of an objective that is made of log-probabilities, and what it has seen of pairs."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self._objective = objective
+        self._loss, self._rewards = LOSSES[objective.kind]
+        self.has_reference = objective.has_reference
 
     def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
@@ -155,7 +187,9 @@ class PairLoss:
             counts, number = sent(torch.tensor(batch.targets_of), device), sum(batch.targets_of)
             of_targets = (of_answers.flatten() / denominator).repeat_interleave(counts, output_size=number)
             slopes[:number] = of_targets.float()
-        self._take_down(answers, weights, losses)
+        with torch.no_grad():
+            rewards = self._rewards(answers, self._objective)
+        self.take_down(weights, losses, rewards, answers.logprobs.unbind(1))
         return (value.detach() / denominator).float(), slopes
 
     @staticmethod
@@ -167,25 +201,41 @@ class PairLoss:
         reference = torch.zeros_like(tokens) if batch.reference is None else batch.reference.view(-1, 2)
         return Answers(sums, sent(tokens, sums.device), sent(reference, sums.device))
 
-    @torch.no_grad()
-    def _take_down(self, answers: Answers, weights: Tensor, losses: Tensor) -> None:
-        chosen, rejected = self._rewards(answers, self._objective).unbind(1)
-        right = (chosen > rejected).double() + (chosen == rejected).double() / 2  # nothing is learned yet: even chances
-        figures = (chosen, rejected, right, *answers.logprobs.unbind(1))
-        self._pairs.append(torch.stack([weights, losses, *figures]).detach())
 
-    def clear(self) -> None:
-        """Forget the pairs that were seen."""
-        self._pairs = []
+class RewardLoss(SeenPairs):
+    """-log sigmoid(s_w - s_l - margin) + center (s_w + s_l)^2, of the scores s of both answers; the margin is the
+    row's, or 0.
 
-    def pairs(self, device: torch.device) -> Tensor:
-        """Weight, loss and ``FIGURES`` of the pairs seen since ``clear``: fp64 (2 + figures, pairs)."""
-        return torch.cat([torch.zeros(2 + len(FIGURES), 0, dtype=torch.float64, device=device), *self._pairs], dim=1)
+    Ouyang et al. 2022, "Training language models to follow instructions with human feedback", eq. 1; Touvron et al.
+    2023, "Llama 2", eq. 2, for the margin; Eisenstein et al. 2023, "Helping or Herding?", eq. 2, for the center.
+    """
 
-    def tally(self, device: torch.device) -> Tensor:
-        """Sums over those pairs: their weights, and ``FIGURES`` times these: fp64 (1 + figures,)."""
-        weights, _, *figures = self.pairs(device)
-        return torch.stack([weights.sum(), *(weights @ figure for figure in figures)])
+    figures = FIGURES[:3]
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self._center = objective.center
+
+    def value(self, scores: Tensor, batch: MicroBatch, denominator: float) -> Tensor:
+        """The loss of a micro-batch over ``denominator``, an fp32 scalar with a gradient.
+
+        Args:
+            scores: fp32 (documents,), of all answers of the micro-batch.
+        """
+        if not batch.documents:
+            return scores.sum()  # zero, with the gradients that all ranks must have
+        rewards, device = scores.double().view(-1, 2), scores.device
+        weights = sent(batch.answer_weights()[::2].double(), device)
+        margins = batch.of_documents(batch.columns[MARGIN])[::2].double() if MARGIN in batch.columns else None
+        difference = _difference(rewards) - (0.0 if margins is None else sent(margins, device))
+        losses = -F.logsigmoid(difference) + self._center * rewards.sum(1) ** 2
+        self.take_down(weights, losses, rewards)
+        return ((weights * losses).sum() / denominator).float()
+
+
+def loss_of_pairs(objective: Objective) -> PairLoss | RewardLoss:
+    """The loss of an objective that has pairs."""
+    return RewardLoss(objective) if objective.scores else PairLoss(objective)
 
 
 def figures_of(tally: Sequence[float]) -> dict[str, float]:
@@ -193,12 +243,12 @@ def figures_of(tally: Sequence[float]) -> dict[str, float]:
     weight, *sums = tally or (0.0,)
     if not weight:
         return {}
-    figures = {name: value / weight for name, value in zip(FIGURES, sums, strict=True)}
+    figures = {name: value / weight for name, value in zip(FIGURES, sums, strict=False)}
     return figures | {"reward_margin": figures["reward_chosen"] - figures["reward_rejected"]}
 
 
 def ratio_sums(pairs: Tensor) -> list[float]:
-    """Of what ``PairLoss.pairs`` gives, the sums from which loss, margin and accuracy follow: ``EVALUATED`` times 6."""
+    """Of what ``SeenPairs.pairs`` gives, the sums that loss, margin and accuracy follow from: ``EVALUATED`` times 6."""
     weights, losses, chosen, rejected, right, *_ = pairs
     values = (losses, chosen - rejected, right)
     columns = [

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from tonnage.errors import user_error
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.model.scorer import as_causal
 from tonnage.model.tiny import count_layers
 from tonnage.parallel.compile import Compile, compile_blocks
 from tonnage.parallel.world import World
@@ -77,7 +78,7 @@ def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, l
 
 
 def _one_block(config: PreTrainedConfig) -> PreTrainedConfig:
-    small = copy.deepcopy(config)
+    small = copy.deepcopy(as_causal(config))
     if count := count_layers(small.to_dict())[0]:
         setattr(small, count, 1)
     small.vocab_size = VOCABULARY

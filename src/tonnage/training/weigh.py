@@ -77,10 +77,11 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 31
+FORMAT = 32
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
+NO_HEAD = HeadCost(Line(0, 0), Line(0, 0), Line(0, 0), Line(0, 0), Line(0, 0), Line(0, 0))
 BLOCKS = 3
 """Blocks that are run. The costs are those of the last: the inputs of the first ones are still held by their caller."""
 
@@ -206,7 +207,8 @@ def _weigh(
         hidden_size=anatomy.head.in_features,
         attention_size=round(fmean(number * size for number, size in traced.heads)) if traced.heads else 0,
         attention_heads=max((number for number, _ in traced.heads), default=0),
-        vocab_size=len(anatomy.head.weight),
+        vocab_size=anatomy.embedding.num_embeddings if anatomy.scores else len(anatomy.head.weight),
+        scores=anatomy.scores,
         blocks=traced.blocks,
         outside=traced.outside,
         shares_prefixes=bool(traced.rows) and all(row.can_share for row in traced.rows),
@@ -703,7 +705,10 @@ def _let_last_be(model: PreTrainedModel, block: nn.Module, number: int) -> None:
 def _trace_head(
     model: PreTrainedModel, anatomy: Anatomy, dtype: torch.dtype, device_type: DeviceType
 ) -> list[HeadCost]:
-    """Costs of head and loss: up to a chunk, and beyond."""
+    """Costs of head and loss: up to a chunk, and beyond. That of scores takes one row of each answer, and costs next to
+    nothing."""
+    if anatomy.scores:
+        return [NO_HEAD] * 2
     chunk = head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad)
 
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
