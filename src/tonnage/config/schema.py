@@ -58,9 +58,9 @@ PREFERENCE_LR, PREFERENCE_ADAPTER_LR = 1e-6, 1e-5
 """The same for pairs of answers: a twentieth, since what is compared are sums over whole answers."""
 
 
-def usual_lr(*, is_adapted: bool, has_pairs: bool) -> float:
+def usual_lr(*, is_adapted: bool, compares: bool) -> float:
     """The learning rate where none is given."""
-    if has_pairs:
+    if compares:
         return PREFERENCE_ADAPTER_LR if is_adapted else PREFERENCE_LR
     return ADAPTER_LR if is_adapted else DEFAULT_LR
 
@@ -403,6 +403,11 @@ class Objective(Section):
     def has_pairs(self) -> bool:
         """Whether rows are pairs of answers."""
         return self.kind in PREFERENCES
+
+    @property
+    def compares(self) -> bool:
+        """Whether the log-probabilities of two answers are compared."""
+        return self.kind in COMPARED
 
     @property
     def has_reference(self) -> bool:
@@ -799,16 +804,16 @@ class Config(Section):
         if not isinstance(optimizer, Mapping) or "lr" in optimizer:
             return value
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", objective)
-        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, has_pairs=kind in COMPARED)}}
+        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, compares=kind in COMPARED)}}
 
     @field_validator("optimizer")
     @classmethod
     def _default_lr_of_pairs(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
         """The default of ``optimizer.lr`` where preferences are learned. It stays one that nobody has said."""
         objective = info.data.get("objective")
-        if objective is None or not objective.has_pairs or "lr" in optimizer.model_fields_set:
+        if objective is None or not objective.compares or "lr" in optimizer.model_fields_set:
             return optimizer
-        lower = optimizer.model_copy(update={"lr": usual_lr(is_adapted=False, has_pairs=True)})
+        lower = optimizer.model_copy(update={"lr": usual_lr(is_adapted=False, compares=True)})
         lower.model_fields_set.discard("lr")
         return lower
 
@@ -822,7 +827,7 @@ class Config(Section):
         another was given."""
         if not self.leaves_lr_open:
             return self.optimizer
-        lr = usual_lr(is_adapted=True, has_pairs=self.objective.has_pairs)
+        lr = usual_lr(is_adapted=True, compares=self.objective.compares)
         return self.optimizer.model_copy(update={"lr": lr})
 
     @property
