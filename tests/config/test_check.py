@@ -76,12 +76,23 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
             ["memory.recompute_blocks=3", "launch.workers=2", "parallel.pipeline=2"],
             "memory.recompute_blocks is 3, and parallel.pipeline is 2: first stages hold more activations than last",
         ),
+        (["objective=distil"], "objective.kind is distil, and there is no objective.teacher"),
+        (["objective={kind: distil, teacher: t, supervised: 2.0}"], "objective.supervised is 2, and objective.kind is"),
+        (["objective={kind: distil, teacher: t}", "data.carry=[score]"], "data.carry is score, and objective.kind is"),
+        (["objective={kind: distil, teacher: t, beta: 0.5}"], "objective.beta is 0.5, and objective.kind is distil"),
+        (["objective.top_k=3"], "objective.top_k is 3, and objective.kind is supervised"),
+        (["objective.teacher=t"], "objective.teacher is 't', and objective.kind is supervised"),
         (["template=x", "data.template=chat/none.jinja"], "unknown key template"),
         (["data.template=none.jinja"], "data.template: no file none.jinja"),
     ],
 )
 def test_contradictions(path: Path, overrides: list[str], message: str) -> None:
     assert found(path, *overrides)[0].found.startswith(message)
+
+
+def test_a_teacher_and_a_vocabulary_in_tiles(path: Path) -> None:
+    problems = found(path, "objective={kind: distil, teacher: t}", "memory.tiles=4", "launch.workers=2")
+    assert any("memory.tiles is 4, and objective.kind is distil" in problem.found for problem in problems)
 
 
 @pytest.mark.parametrize(

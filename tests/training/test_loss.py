@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tonnage.kernels.softmax import softmax_loss
 from tonnage.training.head import Head, LogitsMemory
+from tonnage.training.vocabulary import Soft
 
 
 def reference(
@@ -159,3 +160,55 @@ def test_a_loss_before_the_backward_pass_of_another_has_logits_of_its_own() -> N
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
     assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(("share", "temperature"), [(0.0, 1.0), (0.3, 1.0), (0.0, 2.5), (0.4, 2.0), (1.0, 3.0)])
+@pytest.mark.parametrize(("scale", "softcap", "with_bias"), [(1.0, None, False), (0.5, 2.0, True)])
+@pytest.mark.parametrize(("number", "chunk_tokens"), [(53, 1000), (6, 16), (1, 37)])
+def test_soft_targets_are_those_of_torch(
+    share: float,
+    temperature: float,
+    scale: float,
+    softcap: float | None,
+    with_bias: bool,
+    number: int,
+    chunk_tokens: int,
+) -> None:
+    """``F.kl_div`` of full logits; with all tokens that is the divergence of the whole distributions."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(37, 16), torch.randn(53, 16)
+    bias = torch.randn(53) if with_bias else None
+    targets, weights = torch.randint(53, (37,)), torch.rand(37)
+    top = (torch.randn(37, 53) * 3).log_softmax(1).topk(number)
+    soft = Soft(top.indices, (top.values / temperature).log_softmax(1), share, temperature)
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias) if t is not None]
+    others = [t.detach().clone().requires_grad_() for t in leaves]
+
+    head = Head(leaves[1], leaves[2] if with_bias else None, scale, softcap, chunk_tokens)
+    got = head.loss(leaves[0], targets, weights, soft)
+    logits = F.linear(others[0], others[1], others[2] if with_bias else None) * scale
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    student = F.log_softmax(logits / temperature, 1).gather(1, top.indices)
+    teacher = F.softmax(top.values / temperature, 1)
+    each = F.kl_div(student, teacher, reduction="none").sum(1)
+    want = (1 - share) * temperature**2 * (each * weights).sum()
+    want = want + share * (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-6)
+    (got * 3.0).backward()
+    (want * 3.0).backward()
+    for leaf, other in zip(leaves, others, strict=True):
+        assert leaf.grad is not None
+        assert other.grad is not None
+        assert float((leaf.grad - other.grad).norm() / other.grad.norm()) < 2e-6
+    torch.testing.assert_close(head.divergences(hidden, soft), each.detach(), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(head.loss(hidden, targets, weights, soft).detach(), want.detach(), rtol=2e-6, atol=2e-6)
+
+
+def test_the_likeliest_tokens_are_those_of_full_logits() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(37, 16), torch.randn(53, 16)
+    logprobs, tokens = Head(weight, None, 0.5, 2.0, 16).top(hidden, 7, 50)
+    full = (2.0 * torch.tanh(hidden @ weight.t() * 0.5 / 2.0)).log_softmax(1)
+    expected = full[:, :50].topk(7)
+    assert torch.equal(tokens.long(), expected.indices)
+    torch.testing.assert_close(logprobs, expected.values, rtol=2e-6, atol=2e-6)

@@ -91,7 +91,7 @@ def tried(loss: Loss, decision: Decision) -> LossNote:
     from tonnage.training.own_loss import OwnLoss, check_sum, note_of, rows_of
 
     config, rows = decision.config, decision.prepared.train
-    if config.objective.has_pairs:
+    if config.objective.kind != "supervised":
         observed = f"a loss of one's own, and objective.kind {config.objective.kind}"
         raise user_error(observed, "one of them", "leave objective out, or loss", "loss")
     own, note = OwnLoss.of(loss, config.data.carry), note_of(loss)

@@ -1,4 +1,4 @@
-"""What ``objective`` may not say, and what pairs of answers do not go with."""
+"""What ``objective`` may not say, and what pairs of answers and a teacher do not go with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
     "margin": ("simpo",),
     "center": ("reward",),
     "per_token": ("dpo", "hinge"),
-    "supervised": ("dpo", "ipo", "hinge", "simpo"),
+    "supervised": ("distil", "dpo", "ipo", "hinge", "simpo"),
+    "teacher": ("distil",),
+    "teacher_revision": ("distil",),
+    "top_k": ("distil",),
+    "temperature": ("distil",),
 }
 """Keys of ``objective`` -> the kinds that know them."""
 
@@ -30,6 +34,8 @@ def check_objective(config: Config) -> Iterator[Contradiction]:
         yield from _of_pairs(config)
     if objective.scores:
         yield from _of_scores(config)
+    if objective.distils:
+        yield from _of_teacher(config)
 
 
 def _unknown(objective: Objective, name: str, default: Any) -> Contradiction:
@@ -88,4 +94,36 @@ def _of_scores(config: Config) -> Iterator[Contradiction]:
             "trust_remote_code, and objective.kind is reward",
             "a family that transformers itself can give a head of scores",
             "leave trust_remote_code out",
+        )
+
+
+def _of_teacher(config: Config) -> Iterator[Contradiction]:
+    objective, tiles = config.objective, config.memory.tiles
+    if objective.teacher is None:
+        yield Contradiction(
+            ("objective.kind",),
+            "objective.kind is distil, and there is no objective.teacher",
+            "a model to learn from, a directory or a hub id",
+            "write objective.teacher: MODEL",
+        )
+    if objective.supervised > 1:
+        yield Contradiction(
+            ("objective.supervised",),
+            f"objective.supervised is {objective.supervised:g}, and objective.kind is distil",
+            "the share of the answers' own loss, from 0 to 1, which leaves the rest to the teacher",
+            "write a number from 0 to 1",
+        )
+    if tiles != "auto" and tiles > 1:
+        yield Contradiction(
+            ("memory.tiles", "objective.kind"),
+            f"memory.tiles is {tiles}, and objective.kind is distil",
+            "a vocabulary that is whole, or divided by parallel.tensor: a teacher's tokens are not looked for in tiles",
+            "leave memory.tiles out, or use parallel.tensor",
+        )
+    if config.data.carry:
+        yield Contradiction(
+            ("data.carry", "objective.kind"),
+            f"data.carry is {', '.join(config.data.carry)}, and objective.kind is distil",
+            "objective.kind supervised: columns are for a loss of one's own",
+            "leave data.carry out",
         )

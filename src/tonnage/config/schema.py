@@ -375,6 +375,8 @@ PREFERENCES = (*COMPARED, "reward")
 BETAS = {"simpo": 2.0}
 """``objective.beta`` where it is not said, if it is another than ``DEFAULT_BETA``."""
 DEFAULT_BETA = 0.1
+MOST_TAUGHT = 1 << 16
+"""Of a teacher's likeliest tokens."""
 
 
 def _kind(value: Any) -> Any:
@@ -382,10 +384,10 @@ def _kind(value: Any) -> Any:
 
 
 class Objective(Section):
-    """What is minimised: the loss of answers, or a loss of pairs of which one answer is preferred."""
+    """What is minimised: the loss of answers, alone or beside a teacher, or of pairs of which one is preferred."""
 
-    kind: Literal["supervised", "dpo", "ipo", "hinge", "orpo", "simpo", "reward"] = "supervised"
-    """`supervised`: cross-entropy; others learn from rows with `chosen` and `rejected`; `reward`: a model of scores."""
+    kind: Literal["supervised", "distil", "dpo", "ipo", "hinge", "orpo", "simpo", "reward"] = "supervised"
+    """`supervised`: cross-entropy; `distil`: a teacher's; `reward`: a model of scores; `reward` and others: pairs."""
     beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -397,7 +399,20 @@ class Objective(Section):
     per_token: bool = False
     """Of `dpo` and `hinge`: divide the log-probability of an answer by its tokens (`ipo`, `orpo` and `simpo` do)."""
     supervised: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Weight of the chosen answers' own loss, nats a token of each, beside that of the pairs; `orpo` has it with 1."""
+    """Weight of the chosen answers' own loss, nats a token (`orpo`: 1); of `distil`: its share beside the teacher's."""
+    teacher: PathOrId | None = None
+    """Of `distil`: a model of the same vocabulary, whose likeliest tokens are computed once, before training."""
+    teacher_revision: Name = None
+    """Branch, tag or commit of a teacher on the hub; none is its newest state."""
+    top_k: Annotated[int, Field(ge=1, le=MOST_TAUGHT)] = 64
+    """Of `distil`: how many of the teacher's likeliest tokens are kept for every supervised token."""
+    temperature: Annotated[float, Field(gt=0, le=1e3)] = 1.0
+    """Of `distil`: what the logits of teacher and student are divided by; above 1, unlikely tokens count for more."""
+
+    @property
+    def distils(self) -> bool:
+        """Whether a teacher is learned from."""
+        return self.kind == "distil"
 
     @property
     def has_pairs(self) -> bool:

@@ -18,6 +18,7 @@ from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.reference import reference_of, with_reference
 from tonnage.decide.rows import prepare_data
+from tonnage.decide.teacher import check_no_token_is_new, entry_of, find_teacher, with_teacher
 from tonnage.planning.ways import choose
 
 if TYPE_CHECKING:
@@ -85,8 +86,13 @@ def decide_on(
     model = find(config, fresh_output=fresh_output)
     if model.files.commit is not None:  # of a hub model, so that whoever goes on with the run finds the same
         config = config.model_copy(update={"revision": model.files.commit})
-    config = with_adapter(config, model)
+    config, teacher = with_adapter(config, model), find_teacher(config, model)
     prepared = prepare_data(config, model, progress)
+    if teacher is not None:
+        check_no_token_is_new(prepared, model)
+        if teacher.files.commit is not None:
+            objective = config.objective.model_copy(update={"teacher_revision": teacher.files.commit})
+            config = config.model_copy(update={"objective": objective})
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
     prompts, questions = prompts_of(config, prepared), questions_of(config, prepared)
@@ -116,6 +122,11 @@ def decide_on(
     if settled.objective.has_reference:
         place_of = reference_of(settled, model, plan, progress)
         plan, others = with_reference(plan, place_of), tuple(with_reference(one, place_of) for one in others)
+    if teacher is not None:
+        entry, validation = entry_of(settled, teacher, plan, progress), prepared.validation
+        tokens = validation.supervised_tokens if validation is not None else 0
+        plan, *rest = (with_teacher(settled, one, entry, tokens) for one in (plan, *others))
+        others = tuple(rest)
     settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs
     return Decision(settled, model, prepared, plan, others, prompts, questions)
 
@@ -127,8 +138,10 @@ def asked(
     another one. Raises as ``decide``, but for what does not fit."""
     config = counted(read_config(path, overrides), machine)
     model = find(config)
-    config = with_adapter(config, model)
+    config, teacher = with_adapter(config, model), find_teacher(config, model)
     prepared = prepare_data(config, model, progress)
+    if teacher is not None:
+        check_no_token_is_new(prepared, model)
     return asked_of(config, model, prepared, where(config, machine, progress))
 
 

@@ -336,7 +336,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import Conditions, weigh_once
 
-    model_config, data, machine = subject.model_config, subject.data, place.machine
+    model_config, data, machine, objective = subject.model_config, subject.data, place.machine, config.objective
     if _is_elsewhere(config, place):  # on nodes that are taken to be like this one, where the config has no others
         assert isinstance(config.launch, SlurmLaunch | RayLaunch)
         machine = replace(machine, nodes=config.launch.nodes)
@@ -355,6 +355,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         arrangement=isolation.arrangement,
         attention=isolation.attention,
         trains=trains_of(config),
+        teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
     parts = {
         degree: weigh_once(
@@ -373,7 +374,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
             part.blocks.pop(mode, None)
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
-    if config.objective.has_pairs and not config.objective.scores:
+    if objective.compares:
         parts = {
             degree: replace(part, outside=part.outside and part.outside.scoring_first())
             for degree, part in parts.items()

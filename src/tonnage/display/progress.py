@@ -44,13 +44,14 @@ PHASES = {
     "load": "loading the model",
     "optimizer": "making the optimizer's state",
     "reference": "computing the reference",
+    "teacher": "asking the teacher",
     "evaluate": "evaluating",
     "answer": "answering",
     "save": "saving",
     "done": "done",
     "stopped": "stopped",
 }
-UNITS = {"reference": "packs", "evaluate": "packs", "answer": "prompts"}
+UNITS = {"reference": "packs", "teacher": "packs", "evaluate": "packs", "answer": "prompts"}
 """What is counted in a phase that is no step."""
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 LONGEST_SPARKLINE = 40

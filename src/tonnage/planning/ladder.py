@@ -102,7 +102,7 @@ def climb(search: Search) -> list[Choice]:
     for last_resort in (False, True):
         if not any(map(search.holds, choices)):
             choices += [less_on_disk(choice, search) for choice in candidates(search, last_resort=last_resort)]
-    if search.config.memory.tiles != "auto" or search.before is not None or any(map(search.holds, choices)):
+    if not search.tiles_are_open or search.before is not None or any(map(search.holds, choices)):
         return choices
     in_most = in_tiles(search, TILES[-1])
     if not any(map(search.holds, in_most)):
@@ -193,7 +193,7 @@ def costs(search: Search, chosen: Choice) -> list[Cost]:
     """What every rung would have cost, with weights that come whole and, last, in tiles."""
     assert search.budget is not None
     every = [less_on_disk(choice, search) for choice in candidates(search, last_resort=None)]
-    rungs, open_tiles = list(map(rung_of, every)), search.config.memory.tiles == "auto"
+    rungs, open_tiles = list(map(rung_of, every)), search.tiles_are_open
     rows = [
         _cost(rung.name, [choice for choice, at in zip(every, rungs, strict=True) if at == number], search)
         for number, rung in enumerate(LADDER)

@@ -47,6 +47,11 @@ class Search:
         return Steps(num_packs, min(config.packs_per_step, num_packs), share, padded, model.chunk)
 
     @property
+    def tiles_are_open(self) -> bool:
+        """Whether large weights may come in tiles, in which a teacher's tokens are not looked for."""
+        return self.config.memory.tiles == "auto" and not self.config.objective.distils
+
+    @property
     def num_steps(self) -> int:
         """Of the run."""
         return math.ceil(self.steps.num_packs / self.steps.packs)

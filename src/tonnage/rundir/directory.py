@@ -96,6 +96,7 @@ class RunDirectory:
         self.resume = self.path / "resume.json"
         self.loss = self.path / "loss.json"
         self.reference = self.path / "reference.npz"
+        self.teacher = self.path / "teacher"
         self.by_hand = self.path / "by-hand"
         self.lock = self.path / "lock"
         self.job_script = self.path / "job.sh"

@@ -113,6 +113,8 @@ class Told:
     """Nats a supervised token."""
     token_accuracy: Figure
     """Share of the supervised tokens that the model finds likeliest."""
+    divergence: Figure | None = None
+    """From a teacher, nats a supervised token, where there is one."""
 
     @property
     def perplexity(self) -> Figure:
@@ -122,13 +124,15 @@ class Told:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         loss, token_accuracy = self.loss.to_json(), self.token_accuracy.to_json()
-        return {"rows": self.rows, "tokens": self.tokens, "loss": loss, "token_accuracy": token_accuracy}
+        divergence = {} if self.divergence is None else {"divergence": self.divergence.to_json()}
+        return {"rows": self.rows, "tokens": self.tokens, "loss": loss, "token_accuracy": token_accuracy, **divergence}
 
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Told:
         """Back from ``to_json``."""
-        figures = (Figure.of_json(value[name]) for name in ("loss", "token_accuracy"))
-        return Told(int(value["rows"]), int(value["tokens"]), *figures)
+        loss, token_accuracy = (Figure.of_json(value[name]) for name in ("loss", "token_accuracy"))
+        divergence = Figure.of_json(value["divergence"]) if "divergence" in value else None
+        return Told(int(value["rows"]), int(value["tokens"]), loss, token_accuracy, divergence)
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class Evaluated:
         if self.rows is not None:
             figures_by_name |= {"eval_loss": self.rows.loss, "perplexity": self.rows.perplexity}
             figures_by_name["token_accuracy"] = self.rows.token_accuracy
+            if self.rows.divergence is not None:
+                figures_by_name["eval_kl"] = self.rows.divergence
         figures_by_name |= {**self.pair_figures, **self.scores}
         if self.general is not None and before is not None and before.general is not None:
             rose = self.general.loss.value - before.general.loss.value

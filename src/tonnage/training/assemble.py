@@ -30,6 +30,7 @@ from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import Stages, stages_of, trains_of
+from tonnage.training.distillation import Distillation
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.loop import BetweenSteps
@@ -43,6 +44,7 @@ from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
 from tonnage.training.scorers import scorer_of
 from tonnage.training.setting import WorkerSetting
+from tonnage.training.teacher import ask_teacher, with_teacher
 
 
 def assemble(
@@ -59,7 +61,13 @@ def assemble(
     setting = WorkerSetting(config, plan, world, log, phases)
     check_tiers(plan.layout, world)
     _prepare_process(setting)
+    distils = config.objective.distils and loss is None
+    if distils:  # before there is anything of the model that is trained
+        datasets = _datasets(config, plan)
+        ask_teacher(setting, datasets["train_data"], datasets["validation_data"])
     job = _job(setting, checkpoint, loss)
+    if distils:
+        job = with_teacher(job, setting)
     if config.objective.has_reference and loss is None:
         job = with_reference(job, RunDirectory(config.output), plan, phases, log)
     return job
@@ -71,6 +79,8 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
     pair_loss = loss_of_pairs(config.objective) if config.objective.has_pairs else None
     for loss_model in stages.loss_models:
         loss_model.own = loss or pair_loss
+        if config.objective.distils and loss is None:
+            loss_model.distillation = Distillation(config.objective.supervised, config.objective.temperature)
 
     phases.enter("optimizer")
     optimizer = optimizer_of(setting, stages)

@@ -70,11 +70,23 @@ class MicroBatch:
     go on from."""
     reference: Tensor | None = None
     """fp64 (documents,): log-probabilities of answers under the reference, if there is one."""
+    teacher_tokens: Tensor | None = None
+    """int32 (supervised, k): a teacher's likeliest tokens in the place of every target, if there is one."""
+    teacher_logprobs: Tensor | None = None
+    """fp32 (supervised, k): their log-probabilities."""
+    top: tuple[int, int] | None = None
+    """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
+    asked for in the place of every target, and no loss."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens in the row, or in all rows, padding included."""
         return self.input_ids.numel()
+
+    @property
+    def wants_loss(self) -> bool:
+        """Whether nothing else is asked for."""
+        return not self.asks and not self.judges and self.top is None
 
     @property
     def pairs(self) -> bool:
@@ -154,6 +166,8 @@ class MicroBatch:
             targets=F.pad(self.targets, (0, few)),
             weights=F.pad(self.weights, (0, few)),
             columns={name: F.pad(column, (0, few)) for name, column in self.columns.items()},
+            teacher_tokens=None if self.teacher_tokens is None else F.pad(self.teacher_tokens, (0, 0, 0, few)),
+            teacher_logprobs=None if self.teacher_logprobs is None else F.pad(self.teacher_logprobs, (0, 0, 0, few)),
         )
 
     @staticmethod
@@ -185,6 +199,8 @@ class PackedDocument:
     """Where it is one of the two answers of a pair, with its prompt: the tokens that the other one has, too."""
     reference: tuple[float, ...] = ()
     """Log-probabilities under the reference: of both answers, or of the one that it is."""
+    taught: np.ndarray | None = None
+    """What a teacher expects of its supervised tokens, if there is one."""
 
     def answers(self) -> tuple[PackedDocument, PackedDocument]:
         """The two of a pair, each with the prompt before it."""
@@ -219,6 +235,11 @@ def documents_of(pack: Pack) -> Iterator[PackedDocument]:
     described = (array.tolist() for array in (pack.documents, pack.prefixes, pack.starts))
     carried = [dict(zip(pack.carried, numbers, strict=True)) for numbers in zip(*pack.carried.values(), strict=True)]
     plain = starmap(PackedDocument, zip(tokens, weights, *described, carried or repeat({}), strict=False))
+    if pack.taught is not None:
+        counts = [np.count_nonzero(of_document) for of_document in weights]
+        assert len(pack.taught) == sum(counts), "a teacher's rows are those of the supervised tokens"
+        taught = np.split(pack.taught, np.cumsum(counts)[:-1])
+        return (replace(document, taught=rows) for document, rows in zip(plain, taught, strict=True))
     if pack.forks is None:
         return plain
     references = repeat(()) if pack.reference is None else map(tuple, pack.reference.tolist())
@@ -240,6 +261,8 @@ def _supervised(
     counts = tuple(map(len, arrays[1]))
     names = documents[0].carried
     carried = {name: np.array([document.carried[name] for document in documents], np.float32) for name in names}
+    taught = [document.taught for document in documents if document.taught is not None]
+    of_teacher = np.concatenate(taught) if taught else None
     return MicroBatch(
         ids,
         lengths,
@@ -253,6 +276,8 @@ def _supervised(
         starts=tuple(document.start for document in documents),
         targets_of=counts,
         ends=tuple(map(int, ends)),
+        teacher_tokens=None if of_teacher is None else torch.from_numpy(of_teacher["tokens"].copy()),
+        teacher_logprobs=None if of_teacher is None else torch.from_numpy(of_teacher["logprobs"].astype(np.float32)),
     )
 
 

@@ -193,8 +193,17 @@ class ByHand:
         for stage in self.job.pipeline.stages:
             stage.own = own or self.job.pair_loss
 
+    @property
+    def _distils(self) -> bool:
+        return any(stage.distillation is not None for stage in self.job.pipeline.stages)
+
     def _check_reference(self, packs: Packs) -> None:
-        """Refuse pairs of which nobody knows what the model made of them before. Raises ``UserError``."""
+        """Refuse pairs of which nobody knows what the model made of them before, and rows of which nobody has asked
+        the teacher. Raises ``UserError``."""
+        if self._distils and isinstance(packs, HeldPacks):
+            observed = "rows in memory, and an objective with a teacher, which was asked before the first step"
+            needed = "the run's own rows, of which it was: session.batches(), or data.validation"
+            raise user_error(observed, needed, 'objective="supervised", which has no teacher', "batch")
         pair_loss = self.job.pair_loss
         if pair_loss is not None and pair_loss.has_reference and isinstance(packs, HeldPacks):
             observed = "pairs in memory, and an objective that compares with the model as it was before the first step"
@@ -203,8 +212,8 @@ class ByHand:
 
     def _settle(self, own: OwnLoss | None, rows: Packs) -> None:
         """Try a loss on the first rows that come, until some told something. Raises ``UserError``."""
-        if own is not None and self.job.pair_loss is not None:
-            observed = "a loss of one's own, and an objective of pairs"
+        if own is not None and (self.job.pair_loss is not None or self._distils):
+            observed = f"a loss of one's own, and an objective {'with a teacher' if self._distils else 'of pairs'}"
             raise user_error(observed, "one of them", "leave objective out, or loss", "loss")
         if own is not None and own not in self._settled and check_sum(own, rows_of(rows, range(rows.num_packs))):
             self._settled.add(own)

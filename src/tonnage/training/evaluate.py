@@ -21,8 +21,8 @@ from tonnage.training.batch import Deal, MicroBatch, Packs, evaluation_steps
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.preferences import SeenPairs, evaluated_pairs, ratio_sums
 
-NUMBERS = 12
-"""Sums of a source: six for the loss, six for the accuracy."""
+NUMBERS = 18
+"""Sums of a source: six for the loss, six for the accuracy, six for the divergence from a teacher."""
 
 
 def _silent(done: int, total: int) -> None: ...
@@ -126,12 +126,12 @@ def _sums(
 def of_documents(batch: MicroBatch, judgement: Tensor) -> np.ndarray:
     """What each document of a micro-batch adds to the sums of its source: float64 (documents, ``NUMBERS``).
 
-    ``judgement``: fp32 (2, supervised), losses and whether the likeliest token is right, as a micro-batch that judges
-    gives them.
+    ``judgement``: fp32 (2 or 3, supervised), losses, whether the likeliest token is right and, with a teacher, the
+    divergence from it, as a micro-batch that judges gives them.
     """
     counts = np.array(batch.targets_of, dtype=np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
-    losses, right = judgement.double().cpu().numpy()[:, : len(owner)]
+    losses, right, *divergences = judgement.double().cpu().numpy()[:, : len(owner)]
     weights = batch.weights[: len(owner)].double().numpy()
     weighs = (weights > 0).astype(np.float64)
 
@@ -140,11 +140,12 @@ def of_documents(batch: MicroBatch, judgement: Tensor) -> np.ndarray:
 
     rows = (counts > 0).astype(np.float64)
     pairs = [(by_document(losses * weights), by_document(weights)), (by_document(right * weighs), by_document(weighs))]
+    pairs.append((by_document(divergences[0] * weights), pairs[0][1]) if divergences else (0 * rows, 0 * rows))
     columns = [column for x, y in pairs for column in (rows, x, y, x * x, x * y, y * y)]
     return np.stack(columns, axis=1)
 
 
 def _told(sums: np.ndarray) -> Told:
-    half = NUMBERS // 2
-    loss, right = RatioSums(*map(float, sums[:half])), RatioSums(*map(float, sums[half:]))
-    return Told(int(loss.rows), int(right.y), loss.figure, right.figure.within(0.0, 1.0))
+    loss, right, divergence = (RatioSums(*map(float, sums[start : start + 6])) for start in range(0, NUMBERS, 6))
+    from_teacher = divergence.figure if divergence.y else None
+    return Told(int(loss.rows), int(right.y), loss.figure, right.figure.within(0.0, 1.0), from_teacher)

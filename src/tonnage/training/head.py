@@ -9,6 +9,7 @@ matrix, and the hidden states and slopes of the one chunk or the gradient of the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,7 @@ from tonnage.kernels.regions import local_part
 from tonnage.kernels.sums import adds_up, handed_over
 from tonnage.parallel.tensor import all_reduce, enter
 from tonnage.planning.profile import HEAD_PIECE, head_chunk
-from tonnage.training.vocabulary import Vocabulary, softmax_loss
+from tonnage.training.vocabulary import Soft, Vocabulary, distilled_loss, divergence, softmax_loss
 
 
 class LogitsMemory:
@@ -47,6 +48,17 @@ class LogitsMemory:
     def give_back(self, memory: Tensor) -> None:
         """Let the next one have it."""
         self._memory = memory
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the logits of some rows are held against."""
+
+    tokens: Tensor
+    """int64 (rows,)"""
+    weights: Tensor
+    """fp32 (rows,)"""
+    soft: Soft | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,9 @@ class Head:
             return self.chunk_tokens
         return head_chunk(len(local_part(self.weight)), trains=self.weight.requires_grad)
 
-    def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor) -> Tensor:
-        """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
+    def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor, soft: Soft | None = None) -> Tensor:
+        """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar. With
+        ``soft`` targets besides, ``distilled_loss`` in the place of cross-entropy.
 
         Shapes: ``hidden`` (tokens, hidden), ``targets`` int64 (tokens,), ``target_weights`` fp32 (tokens,). Softmax and
         sums are fp32; products run in the dtype of ``hidden``. No tokens give zero, with zero gradients.
@@ -101,7 +114,7 @@ class Head:
             # Of none that comes this way torch 2.11 makes one of zeros.
             part = part.detach().requires_grad_(part.requires_grad)
         loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden, part, bias, targets, target_weights, self, to_embedding
+            hidden, part, bias, Targets(targets, target_weights, soft), self, to_embedding
         )
         return loss
 
@@ -119,12 +132,42 @@ class Head:
             logits = _logits(hidden[chunk], weight, bias, room)
             if likeliest_of is not None:
                 likeliest_of.append(self._largest(logits.float()))
-            of_chunk = _of_logits(logits, targets[chunk], ones[chunk], vocabulary, wants_gradient=False)
+            of_chunk = _of_logits(logits, Targets(targets[chunk], ones[chunk]), vocabulary, wants_gradient=False)
             losses.append(of_chunk[0].flatten())
             del logits, of_chunk
         if self.memory is not None and room is not None:
             self.memory.give_back(room)
         return -torch.cat(losses) if losses else torch.zeros(0, device=hidden.device)
+
+    @torch.no_grad()
+    def divergences(self, hidden: Tensor, soft: Soft) -> Tensor:
+        """That of every row from its teacher (``vocabulary.divergence``), fp32 (tokens,), for which nothing is kept."""
+        found = [
+            divergence(logits.div_(soft.temperature), self.vocabulary, soft.rows(chunk))[0].flatten()
+            for chunk, logits in self._capped(hidden)
+        ]
+        return torch.cat(found) if found else torch.zeros(0, device=hidden.device)
+
+    @torch.no_grad()
+    def top(self, hidden: Tensor, num_tokens: int, first: int) -> Tensor:
+        """The likeliest ``num_tokens`` of the ``first`` tokens after every row: their log-probabilities, and which
+        they are, fp32 (2, rows, tokens). No vocabulary has so many that fp32 would not know their numbers."""
+        assert self.vocabulary.ranks is None, "a teacher is not divided by vocabulary"
+        found = [
+            torch.stack([top.values - logits.logsumexp(1, keepdim=True), top.indices.float()])
+            for _, logits in self._capped(hidden)
+            for top in [logits[:, :first].topk(num_tokens)]
+        ]
+        return torch.cat(found, 1) if found else torch.zeros(2, 0, num_tokens, device=hidden.device)
+
+    def _capped(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of a chunk and their logits, fp32, chunk by chunk."""
+        hidden, weight = hidden.detach(), local_part(self.weight).detach()
+        bias = None if self.bias is None else local_part(self.bias).detach()
+        chunk_tokens = _equal(self.most_tokens, len(hidden))
+        for start in range(0, len(hidden), max(1, chunk_tokens)):
+            chunk = slice(start, start + chunk_tokens)
+            yield chunk, self.vocabulary.scale_and_cap(_logits(hidden[chunk], weight, bias, None).float())
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """The token with the largest logit after every row, the first of several: int64 (tokens,). A scale or a cap of
@@ -173,15 +216,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        targets: Tensor,
-        target_weights: Tensor,
+        targets: Targets,
         head: Head,
         to_embedding: HeadsGradient | None,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens, wants_gradient = hidden.shape[0], need_hidden or need_weight or need_bias
         chunk_tokens = _equal(head.most_tokens, num_tokens)
-        is_divided, room = num_tokens > chunk_tokens, head.room_for(chunk_tokens, hidden)
+        is_divided, soft = num_tokens > chunk_tokens, targets.soft
+        room = head.room_for(chunk_tokens, hidden) if soft is None else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight and is_divided else None
@@ -191,10 +234,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_tokens, max(1, chunk_tokens)):
             chunk = slice(start, start + chunk_tokens)
             logits = _logits(hidden[chunk], weight, bias, room)
-            weights = target_weights[chunk, None]
-            losses, gradient = _of_logits(
-                logits, targets[chunk], weights, head.vocabulary, wants_gradient=wants_gradient
+            of_chunk = Targets(
+                targets.tokens[chunk], targets.weights[chunk, None], None if soft is None else soft.rows(chunk)
             )
+            losses, gradient = _of_logits(logits, of_chunk, head.vocabulary, wants_gradient=wants_gradient)
             del logits
             loss += losses.sum()
             if not wants_gradient:
@@ -240,7 +283,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             ctx.to_embedding.gradient, of_weight = of_weight, None
         elif of_weight is not None:
             of_weight = handed_over(ctx.weight, of_weight)
-        return of_hidden, of_weight, of_bias, *(None,) * 4
+        return of_hidden, of_weight, of_bias, *(None,) * 3
 
 
 def _equal(chunk_tokens: int, num_tokens: int) -> int:
@@ -259,17 +302,18 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, room: Tensor | 
 
 
 def _of_logits(
-    logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: Vocabulary, *, wants_gradient: bool
+    logits: Tensor, targets: Targets, vocabulary: Vocabulary, *, wants_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Loss of every row of a chunk and, where it is wanted, the gradient of their sum with respect to the logits, which
-    are gone afterwards.
-
-    Shapes: ``targets`` (rows,), ``weights`` (rows, 1).
+    are gone afterwards. The weights of ``targets`` are (rows, 1).
     """
+    tokens, weights, soft = targets.tokens, targets.weights, targets.soft
+    if soft is not None:
+        return distilled_loss(logits.float(), tokens[:, None], weights, vocabulary, soft, wants_gradient=wants_gradient)
     if vocabulary.softcap is None and vocabulary.ranks is None and softmax.takes(logits):
-        losses = softmax.softmax_loss(logits, targets, weights[:, 0], vocabulary.scale, wants_gradient=wants_gradient)
+        losses = softmax.softmax_loss(logits, tokens, weights[:, 0], vocabulary.scale, wants_gradient=wants_gradient)
         return losses, logits  # the gradient is in their own memory
-    return softmax_loss(logits.float(), targets[:, None], weights, vocabulary, wants_gradient=wants_gradient)
+    return softmax_loss(logits.float(), tokens[:, None], weights, vocabulary, wants_gradient=wants_gradient)
 
 
 def _is_one(upstream: Tensor) -> bool:

@@ -20,6 +20,7 @@ from tonnage.model.attention import cached_arguments, packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
+from tonnage.training.distillation import Distillation
 from tonnage.training.head import Head, LogitsMemory, ScoreHead
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.preferences import PairLoss, RewardLoss
@@ -64,6 +65,8 @@ class LossModel(nn.Module):
         """The head, where its weight comes in tiles."""
         self.own: OwnLoss | PairLoss | RewardLoss | None = None
         """The loss, where it is not cross-entropy."""
+        self.distillation: Distillation | None = None
+        """How a teacher counts, where there is one."""
         if self.doors.first:
             use_fast_embedding(anatomy.embedding, self.to_embedding)
         self.eval()
@@ -80,7 +83,8 @@ class LossModel(nn.Module):
         """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
 
         Of a micro-batch that ``asks``: the likeliest tokens instead, int64 (positions,). Of one that ``judges``: fp32
-        (2, supervised), the cross-entropy of every target, and 1 where that is the likeliest token.
+        (2, supervised), the cross-entropy of every target, and 1 where that is the likeliest token; with a teacher
+        (3, supervised), the divergence from it too. Of one that wants the ``top``: as ``Head.top``.
 
         Of a stage that is not the last: its hidden states, (1, tokens, hidden). ``received`` are those of the stage
         before.
@@ -95,7 +99,7 @@ class LossModel(nn.Module):
         if not self.doors.last:
             return hidden
         result = self._result(hidden, batch, denominator)
-        return result if evenness is None or batch.asks or batch.judges else result + evenness
+        return result if evenness is None or not batch.wants_loss else result + evenness
 
     def _result(self, hidden: Tensor, batch: MicroBatch, denominator: float) -> Tensor:
         """What ``forward`` returns of hidden states, without the router's loss."""
@@ -116,16 +120,28 @@ class LossModel(nn.Module):
         if batch.asks:
             return head.likeliest(self.picked(hidden, batch))
         picked, targets = self.picked(hidden, batch), sent(batch.targets, device)
+        if batch.top is not None:
+            assert isinstance(head, Head)
+            return head.top(picked, *batch.top)
+        soft = None if self.distillation is None else self.distillation.soft(batch, device)
         if batch.judges:
             right: list[Tensor] = []
             logprobs = head.log_probabilities(picked, targets, likeliest_of=right)
             likeliest = torch.cat(right) if right else targets
-            return torch.stack([-logprobs, (likeliest == targets).float()])
+            judgement = [-logprobs, (likeliest == targets).float()]
+            if soft is not None:
+                assert isinstance(head, Head)
+                judgement.append(head.divergences(picked, soft))
+            return torch.stack(judgement)
         value, weights = None, sent(batch.weights, device) / denominator
         if own is not None:
             value, slopes = own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
             weights = -slopes
-        loss = head.loss(picked, targets, weights)
+        if soft is None:
+            loss = head.loss(picked, targets, weights)
+        else:
+            assert isinstance(head, Head)
+            loss = head.loss(picked, targets, weights, soft)
         if value is not None:
             loss = _Instead.apply(loss, value)  # type: ignore[no-untyped-call]
         return loss

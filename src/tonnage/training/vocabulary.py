@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,16 +52,36 @@ class Vocabulary:
 
     def subtract_targets(self, gradient: Tensor, targets: Tensor) -> None:
         """Take 1 from where the target is, if this rank has it."""
-        if self.ranks is None:
-            gradient.scatter_add_(1, targets, torch.full_like(targets, -1, dtype=gradient.dtype))
-        else:
-            is_local, places = self.places_of(targets, gradient)
-            gradient.scatter_add_(1, places, -is_local.to(gradient.dtype))
+        self.subtract(gradient, targets, torch.ones_like(targets, dtype=gradient.dtype))
+
+    def subtract(self, gradient: Tensor, tokens: Tensor, amounts: Tensor) -> None:
+        """Take ``amounts``, (rows, tokens) as ``tokens``, from where these are, if this rank has them."""
+        if self.ranks is not None:
+            is_local, tokens = self.places_of(tokens, gradient)
+            amounts = amounts * is_local
+        gradient.scatter_add_(1, tokens, -amounts)
 
     def places_of(self, targets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Whether targets are among the tokens of this rank, and where among its ``logits`` (0 if not)."""
         is_local = (targets >= self.first) & (targets < self.first + logits.shape[1])
         return is_local, torch.where(is_local, targets - self.first, 0)
+
+
+@dataclass(frozen=True)
+class Soft:
+    """What a teacher expects after every position, and how it counts beside the targets."""
+
+    tokens: Tensor
+    """int64 (rows, k): the teacher's likeliest tokens."""
+    logprobs: Tensor
+    """fp32 (rows, k): their log-probabilities at ``temperature``, of which all k together have a probability of 1."""
+    share: float
+    """Of the cross-entropy of the targets; the divergence from the teacher has the rest."""
+    temperature: float
+
+    def rows(self, chunk: slice) -> Soft:
+        """Those of some rows."""
+        return replace(self, tokens=self.tokens[chunk], logprobs=self.logprobs[chunk])
 
 
 def softmax_loss(
@@ -81,3 +101,52 @@ def softmax_loss(
     vocabulary.subtract_targets(gradient, targets)
     gradient.mul_(weights * vocabulary.scale)
     return losses, gradient if slope is None else gradient.mul_(slope)
+
+
+def distilled_loss(
+    logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: Vocabulary, soft: Soft, *, wants_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """As ``softmax_loss``, where a teacher's probabilities are targets as well. Of every row, ``weights`` times
+
+        share * -log q_1(target) + (1 - share) * T^2 * sum_j p(j) * (log p(j) - log q_T(j))
+
+    with q_T the softmax over the whole vocabulary of the logits divided by the temperature T, and p the teacher's at T
+    over its k likeliest tokens j, which it has renormalised to 1. The sum is the Kullback-Leibler divergence of q_T
+    from p; T^2 keeps its gradient, which falls with 1 / T^2, as large as that of the targets.
+
+    Hinton, Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network", section 2, eq. 1 and 2.
+    """
+    share, rest, temperature = soft.share, 1 - soft.share, soft.temperature
+    vocabulary.scale_and_cap(logits)
+    slope = vocabulary.slope_of_cap(logits) if wants_gradient else None
+    heated = logits if temperature == 1 else logits / temperature
+    divergences, normaliser = divergence(heated, vocabulary, soft)
+    losses = rest * temperature**2 * divergences
+    if share:
+        of_targets, picked = vocabulary.normaliser_and_picked(logits, targets)
+        losses = losses + share * (of_targets - picked)
+    losses = losses * weights
+    if not wants_gradient:
+        return losses, logits
+    amounts = rest * soft.logprobs.exp()
+    if heated is logits:
+        gradient = logits.sub_(normaliser).exp_()
+    else:
+        gradient = heated.sub_(normaliser).exp_().mul_(rest * temperature)
+        amounts = amounts * temperature
+        if share:
+            gradient += logits.sub_(of_targets).exp_().mul_(share)
+    vocabulary.subtract(gradient, soft.tokens, amounts)
+    if share:
+        vocabulary.subtract(gradient, targets, torch.full_like(targets, share, dtype=gradient.dtype))
+    gradient.mul_(weights * vocabulary.scale)
+    return losses, gradient if slope is None else gradient.mul_(slope)
+
+
+def divergence(heated: Tensor, vocabulary: Vocabulary, soft: Soft) -> tuple[Tensor, Tensor]:
+    """The sum over j in ``distilled_loss``, of logits that are divided by the temperature, and the logarithm of the
+    sum of their exponentials; fp32 (rows, 1) each."""
+    normaliser, picked = vocabulary.normaliser_and_picked(heated, soft.tokens)
+    probabilities = soft.logprobs.exp()
+    terms = probabilities * (soft.logprobs - picked + normaliser)
+    return torch.where(probabilities > 0, terms, 0.0).sum(1, keepdim=True), normaliser

@@ -75,6 +75,7 @@ from tonnage.planning.profile import (
 from tonnage.training.head import Head
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.tiling import large_weights
+from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
 FORMAT = 32
@@ -101,6 +102,9 @@ class Conditions:
     attention: str = PACKED
     """As ``isolation`` has them."""
     trains: Trains = EVERYTHING
+    teacher: tuple[int, float, float] | None = None
+    """Of a teacher, if there is one: how many of its tokens are kept, the share of the targets' own loss, and the
+    temperature."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -375,7 +379,7 @@ def _trace(
         heads += number * [mark.heads for mark in evaluated[-1][0][1] if mark.heads is not None][-1:]
         chunk = max(chunk, of_chunk)
     blocks: dict[str, BlockCost] = {kind: _mean(costs) for kind, costs in by_recompute.items()}
-    small_head, large_head = _trace_head(model, anatomy, conditions.dtype, conditions.device_type)
+    small_head, large_head = _trace_head(anatomy, conditions)
     outside = OutsideCost(
         embedded=_line(trained[-1], lambda m: m[-1].live),
         final=_line(trained[-1], lambda m: m[4].live - m[3].live + _held(m)),
@@ -702,13 +706,12 @@ def _let_last_be(model: PreTrainedModel, block: nn.Module, number: int) -> None:
                     module[position] = copy.deepcopy(block)
 
 
-def _trace_head(
-    model: PreTrainedModel, anatomy: Anatomy, dtype: torch.dtype, device_type: DeviceType
-) -> list[HeadCost]:
+def _trace_head(anatomy: Anatomy, conditions: Conditions) -> list[HeadCost]:
     """Costs of head and loss: up to a chunk, and beyond. That of scores takes one row of each answer, and costs next to
     nothing."""
     if anatomy.scores:
         return [NO_HEAD] * 2
+    dtype, device_type = conditions.dtype, conditions.device_type
     chunk = head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad)
 
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
@@ -721,9 +724,14 @@ def _trace_head(
             hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=trains)
             targets = torch.zeros(tokens, dtype=torch.int64, device=device)
             weights = torch.ones(tokens, device=device)
+            soft = None
+            if conditions.teacher is not None:
+                top_k, share, temperature = conditions.teacher
+                of_teacher = torch.zeros(tokens, top_k, device=device)
+                soft = Soft(of_teacher.long(), of_teacher, share, temperature)
             before = ledger.mark()
             whole = Head(weight, bias, anatomy.logit_scale, anatomy.logit_softcap, chunk)
-            loss = whole.loss(hidden, targets, weights)
+            loss = whole.loss(hidden, targets, weights, soft)
             forward = ledger.mark()
             if not trains:
                 return {"evaluation_peak": max(forward.heights) - before.live}

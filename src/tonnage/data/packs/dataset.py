@@ -25,6 +25,7 @@ import numpy as np
 from tonnage.data.packs.order import first_packs, pack_at
 from tonnage.data.packs.padding import in_chunks, of_pairs
 from tonnage.data.packs.prefixes import Prefix, chain
+from tonnage.data.packs.taught import Taught
 from tonnage.data.text.masks import Span
 from tonnage.data.tokens.documents import Documents
 
@@ -54,6 +55,8 @@ class Pack:
     """int64 (num_documents, 2): where each parts into two answers (``Fork``), if they are pairs."""
     reference: np.ndarray | None = None
     """float64 (num_documents, 2): log-probabilities of both answers under the reference, if there is one."""
+    taught: np.ndarray | None = None
+    """``taught.row_type`` (supervised tokens,): what a teacher expects of each, in their order, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class PackedDataset:
     """Whether every document is a pair of answers to one prompt."""
     reference: np.ndarray | None = field(default=None, repr=False, compare=False)
     """float64 (documents of the source, 2): log-probabilities of both answers under the reference."""
+    taught: Taught | None = field(default=None, repr=False, compare=False)
+    """What a teacher expects of the supervised tokens of packs."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:
@@ -191,6 +196,7 @@ class PackedDataset:
             dict(zip(carry, carried, strict=True)),
             forks,
             None if self.reference is None else self.reference[documents],
+            None if self.taught is None else self.taught.of_pack(index),
         )
 
     def documents(self, index: int) -> np.ndarray:
