@@ -26,7 +26,7 @@ def sources(tmp_path: Path, rows: list[dict[str, Any]], *overrides: str, **sourc
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"model": "owner/model", "data": {"train": {"path": str(file), **source}}}))
     config = read_config(str(path), list(overrides))
-    return read_sources(config.data, config.objective.has_pairs)
+    return read_sources(config.data, config.objective.rows)
 
 
 def refusal(tmp_path: Path, rows: list[dict[str, Any]], *overrides: str, **source: Any) -> Problem:
@@ -164,5 +164,5 @@ def test_all_sources_must_hold_pairs(tmp_path: Path) -> None:
     data = {"train": [str(pairs), str(others)], "validation": str(others)}
     path.write_text(json.dumps({"model": "owner/model", "objective": "dpo", "data": data}))
     with pytest.raises(UserError) as error:
-        read_sources(read_config(str(path)).data, pairs=True)
+        read_sources(read_config(str(path)).data, purpose="pairs")
     assert [problem.where for problem in error.value.problems] == [f"data: {others}"] * 2

@@ -48,6 +48,13 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "shp": [{"history": "Which day?", "human_ref_A": "Friday.", "human_ref_B": "Monday.", "labels": 1}],
     "arena": [{"conversation_a": TURNS, "conversation_b": TURNS, "winner": "model_a"}],
     "helpsteer": [{"context": TURNS[:1], "response1": "a", "response2": "b", "overall_preference": 2}],
+    "labelled": [
+        {"prompt": "Which day?", "completion": "Friday.", "label": True},
+        {"prompt": TURNS[:1], "completion": TURNS[1:], "label": False},
+        {"completion": TURNS, "label": "True"},
+        {"instruction": "Which day?", "input": "", "output": "Friday.", "kto_tag": False},
+        {"messages": TURNS, "label": True},
+    ],
 }
 
 
@@ -60,9 +67,9 @@ def test_every_form_is_here() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_told_by_their_fields(name: str) -> None:
     for row in ROWS[name]:
-        pairs = FORMATS[name].is_pair
-        assert candidates(row, pairs=pairs) == (name,), row
-        assert detect([{"nothing": "known"}, row], pairs=pairs) == (name,)
+        purpose = FORMATS[name].purpose
+        assert candidates(row, purpose=purpose) == (name,), row
+        assert detect([{"nothing": "known"}, row], purpose=purpose) == (name,)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +83,7 @@ def test_rows_are_told_by_their_fields(name: str) -> None:
 )
 def test_rows_that_fit_nothing(row: dict[str, Any]) -> None:
     assert candidates(row) == ()
-    assert candidates(row, pairs=True) == ()
+    assert candidates(row, purpose="pairs") == ()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_rows_that_fit_nothing(row: dict[str, Any]) -> None:
     ],
 )
 def test_rows_that_are_no_pairs(row: dict[str, Any]) -> None:
-    assert candidates(row, pairs=True) == ()
+    assert candidates(row, purpose="pairs") == ()
 
 
 def test_nothing_is_guessed_between_two_forms() -> None:
@@ -157,7 +164,7 @@ def test_presets(name: str) -> None:
     (conversation,) = Reader(form).read(row)
     assert [(message["role"], message["content"]) for message in conversation.messages] == expected
     assert [turn.weight for turn in conversation.turns] == [float(role == "assistant") for role, _ in expected]
-    assert (conversation.rejected is not None) == FORMATS[form.format].is_pair
+    assert (conversation.rejected is not None) == (FORMATS[form.format].purpose == "pairs")
     if conversation.rejected is not None:
         assert [message["content"] for message in conversation.rejected.messages] == ["q", "b"]
 

@@ -323,7 +323,7 @@ def test_rows_of_known_data_sets_are_told_and_read(name: str, as_text: bool) -> 
     if as_text and name != "LLaMA-Factory, two outputs":  # as CSV and Parquet files hold lists and numbers
         row = {field: json.dumps(value) if isinstance(value, list | dict) else value for field, value in row.items()}
         row = {field: str(value) if isinstance(value, int | float) else value for field, value in row.items()}
-    assert detect([row], pairs=True) == (format,)
+    assert detect([row], purpose="pairs") == (format,)
     pair = read(row, format)
     check(pair, *expected)
     assert (pair.tools is not None) == ("tools" in row)
@@ -560,7 +560,7 @@ def test_comparisons_without_a_preference_are_refused(format: str, row: dict[str
     ],
 )
 def test_other_preferences_are_refused_by_name(row: dict[str, Any], kind: str) -> None:
-    assert detect([row], pairs=True) == ()
+    assert detect([row], purpose="pairs") == ()
     error = other_preference(row)
     assert error is not None
     assert (error.kind, bool(error.change)) == (kind, True)
@@ -627,7 +627,7 @@ def test_a_row_changed_by_chance_is_a_pair_or_refused_by_a_sentence(name: str) -
         changed = mutations.changed(chance, row, chance.choice((1, 1, 2, 3)))
         if not isinstance(changed, dict):
             continue
-        candidates(changed, pairs=True)
+        candidates(changed, purpose="pairs")
         with suppress(RowError, RecursionError):
             check_sound(read(changed, format))
 
@@ -651,4 +651,4 @@ def check_sound(pair: Conversation) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_only_pairs_have_a_rejected_answer(name: str) -> None:
-    assert FORMATS[name].is_pair == (name in {format for _, format, _ in DATA_SETS.values()})
+    assert (FORMATS[name].purpose == "pairs") == (name in {format for _, format, _ in DATA_SETS.values()})

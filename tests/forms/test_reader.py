@@ -276,7 +276,7 @@ def test_rows_give_the_messages_weights_and_tools_that_one_expects(name: str) ->
 
 
 def test_every_form_is_held() -> None:
-    alone = {name for name, format in FORMATS.items() if not format.is_pair}  # the others: test_preferences.py
+    alone = {name for name, format in FORMATS.items() if format.purpose == "supervised"}  # others: test_preferences.py
     assert {form for form, _, _ in CASES.values()} | {"tree", "instances"} == alone
 
 

@@ -22,7 +22,6 @@ T: dict[str, Any] = {"model_name_or_path": "a/b", "dataset_name": "c/d", "learni
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
 NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "rewards": (A | {"process_reward_model": True}, T | {"reward_funcs": "f"}),
-    "kto": (A | {"rl": "kto"}, F | {"stage": "kto"}, T | {"trl": "kto"}),
     "grpo": (A | {"rl": "grpo"}, T | {"trl": "grpo"}),
     "ppo": (F | {"stage": "ppo"}, T | {"trl": "ppo"}),
     "reward models": (A | {"reward_model": True}, F | {"stage": "rm"}, T | {"trl": "reward"}),

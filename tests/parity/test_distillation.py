@@ -136,8 +136,8 @@ def test_every_step_is_that_of_a_plain_loop(make: Make, objective: dict[str, Any
     for step, record in zip(steps, expected, strict=True):
         for figure, value in record.items():
             assert step[figure] == pytest.approx(value, rel=1e-5, abs=1e-6), (step["step"], figure)
-    for name, value in final_weights(run_of(decision), STEPS).items():
-        assert float((value - weights[name]).norm() / weights[name].norm()) < 1e-5, name
+    for name, trained in final_weights(run_of(decision), STEPS).items():
+        assert float((trained - weights[name]).norm() / weights[name].norm()) < 1e-5, name
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

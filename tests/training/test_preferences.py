@@ -23,7 +23,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.training.batch import MicroBatch, documents_of
 from tonnage.training.loss import LossModel
-from tonnage.training.preferences import FIGURES, Answers, PairLoss, figures_of, orpo
+from tonnage.training.preferences import FIGURES, Answers, PairLoss, orpo
 
 OBJECTIVES = [
     Objective(kind="dpo"),
@@ -170,12 +170,12 @@ def test_losses_and_gradients_are_those_of_answers_alone(
     for name, parameter in ours.model.named_parameters():
         assert parameter.grad is not None
         assert float((parameter.grad - named[name].grad).norm() / named[name].grad.norm()) < 5e-5, name
-    found = figures_of(pair_loss.tally(torch.device("cpu")).tolist())
+    found = pair_loss.figures(pair_loss.tally(torch.device("cpu")).tolist())
     assert found.keys() == figures.keys()
     for name, value in figures.items():
         assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
     pair_loss.clear()
-    assert figures_of(pair_loss.tally(torch.device("cpu")).tolist()) == {}
+    assert pair_loss.figures(pair_loss.tally(torch.device("cpu")).tolist()) == {}
     with torch.no_grad():
         torch.testing.assert_close(ours(batch, 4.0).double(), expected / 4.0, rtol=1e-5, atol=1e-6)
     assert float(ours(MicroBatch.blank(), 4.0).detach()) == 0

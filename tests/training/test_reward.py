@@ -24,7 +24,7 @@ from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.scorer import is_scorer, make_scorer
 from tonnage.training.batch import MicroBatch, documents_of
 from tonnage.training.loss import LossModel
-from tonnage.training.preferences import RewardLoss, figures_of
+from tonnage.training.preferences import RewardLoss
 from tonnage.training.weigh import Conditions, weigh
 
 PROMPTS, ANSWERS = (9, 14, 5), ((4, 7), (6, 3), (2, 8))
@@ -140,7 +140,7 @@ def test_losses_and_gradients_are_those_of_answers_alone(models: tuple[LossModel
     for name, parameter in ours.model.named_parameters():
         assert parameter.grad is not None, name
         assert float((parameter.grad - named[name].grad).norm() / named[name].grad.norm()) < 5e-5, name
-    figures, total = figures_of(reward_loss.tally(torch.device("cpu")).tolist()), sum(WEIGHTS)
+    figures, total = reward_loss.figures(reward_loss.tally(torch.device("cpu")).tolist()), sum(WEIGHTS)
     means = (torch.tensor(WEIGHTS) @ torch.stack(scores).detach()) / total
     assert figures["reward_chosen"] == pytest.approx(float(means[0]), rel=1e-5, abs=1e-5)
     assert figures["reward_rejected"] == pytest.approx(float(means[1]), rel=1e-5, abs=1e-5)
@@ -164,7 +164,7 @@ def test_scores_in_bf16_are_as_near_as_those_of_transformers(models: tuple[LossM
     theirs.bfloat16()
     ours.own = reward_loss = RewardLoss(Objective(kind="reward"))
     ours(batches()["apart"], 1.0)
-    scores = reward_loss.pairs(torch.device("cpu"))[2:4].t().flatten()
+    scores = reward_loss.seen(torch.device("cpu"))[2:4].t().flatten()
     assert float((scores - exact).norm()) < 2 * float((in_transformers() - exact).norm())
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from tonnage.data.building.mates import LABEL
 from tonnage.data.pictures import pieces
 from tonnage.data.telling import file_name, grouped, remarks, table_lines
 from tonnage.display.terminal import say
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from tonnage.data import Account, PackedDataset, Prepared
 
 BARS = "▏▎▍▌▋▊▉█"
+NAMES = {
+    None: ("chosen", "rejected"),
+    True: ("desirable", "of another row"),
+    False: ("undesirable", "of another row"),
+}
+"""What the two answers of a document are called, by its label if it has one."""
 
 
 def show_account(account: Account, console: Console) -> None:
@@ -75,7 +82,10 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
         pack = dataset.pack(index)
         at = 0
         forks = repeat(None) if pack.forks is None else pack.forks.tolist()
-        for document, length, fork in zip(pack.documents.tolist(), pack.lengths.tolist(), forks, strict=False):
+        labels = pack.carried[LABEL].tolist() if LABEL in pack.carried else repeat(None)
+        for document, length, fork, label in zip(
+            pack.documents.tolist(), pack.lengths.tolist(), forks, labels, strict=False
+        ):
             if shown == count:
                 return
             file, row = dataset.where(document)
@@ -84,6 +94,7 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
                 "row": row,
                 "pack": index,
                 **({} if fork is None else {"prompt_tokens": fork[0], "rejected_from": fork[1]}),
+                **({} if label is None else {"desirable": bool(label)}),
                 "ids": pack.input_ids[at : at + length].tolist(),
                 "weights": pack.weights[at : at + length].tolist(),
             }
@@ -103,15 +114,17 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
     for document in first_documents(prepared.train, count, seed):
         ids, weights, second = document["ids"], document["weights"], document.get("rejected_from")
         supervised = f"{sum(weight > 0 for weight in weights):,} supervised"
+        names = NAMES[document.get("desirable")]
         if second is not None:
             prompt = document["prompt_tokens"]
-            supervised = f"{prompt:,} before both answers, {second - prompt:,} chosen, {len(ids) - second:,} rejected"
+            supervised = f"{prompt:,} before both answers, {second - prompt:,} {names[0]}, "
+            supervised += f"{len(ids) - second:,} {names[1]}"
         title = f"{_short(document['file'])}:{document['row']}  {len(ids):,} tokens, "
         title += f"{supervised}, pack {document['pack']}"
         console.print(Rule(Text(visible(title)), align="left", style="dim"))
         console.print(_coloured(ids[:second], weights[:second], prepared.tokenizer, plain), soft_wrap=True)
         if second is not None:
-            console.print(Text("rejected:", style="" if plain else "red"))
+            console.print(Text(f"{names[1]}:", style="" if plain else "red"))
             console.print(_coloured(ids[second:], weights[second:], prepared.tokenizer, plain), soft_wrap=True)
     console.print(Rule(style="dim"))
 

@@ -68,7 +68,12 @@ def check_evaluate(config: Config) -> Iterator[Contradiction]:
 def computed(config: Config) -> tuple[str, ...]:
     """Figures that evaluations of a run with validation rows, or pairs, compute."""
     scored = figure_of(config.evaluate.scorer)
-    always = ("eval_loss", *get_args(OfPairs)) if config.objective.has_pairs else ALWAYS
+    of_rows: dict[str, tuple[str, ...]] = {
+        "supervised": ALWAYS,
+        "pairs": ("eval_loss", *get_args(OfPairs)),
+        "verdicts": ("eval_loss", "eval_reward_margin"),
+    }
+    always = of_rows[config.objective.rows]
     return (*always, *(dict.fromkeys(["exact_match", scored]) if scored else ()))
 
 

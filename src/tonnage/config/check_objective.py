@@ -1,4 +1,4 @@
-"""What ``objective`` may not say, and what pairs of answers and a teacher do not go with."""
+"""What ``objective`` may not say, and what preferences and a teacher do not go with."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
     "teacher_revision": ("distil",),
     "top_k": ("distil",),
     "temperature": ("distil",),
+    "desirable": ("kto",),
+    "undesirable": ("kto",),
 }
 """Keys of ``objective`` -> the kinds that know them."""
 
 
 def check_objective(config: Config) -> Iterator[Contradiction]:
-    """Keys that the kind of objective does not know, and ways to read rows that leave no pair whole."""
+    """Keys that the kind of objective does not know, and ways to read rows that leave no answer whole."""
     objective = config.objective
     defaults = Objective(kind=objective.kind)
     for name, kinds in ONLY_OF.items():
         if objective.kind not in kinds and getattr(objective, name) != getattr(defaults, name):
             yield _unknown(objective, name, getattr(defaults, name))
-    if objective.has_pairs:
-        yield from _of_pairs(config)
+    if objective.is_preference:
+        yield from _of_preferences(config)
     if objective.scores:
         yield from _of_scores(config)
     if objective.distils:
@@ -48,20 +50,21 @@ def _unknown(objective: Objective, name: str, default: Any) -> Contradiction:
     )
 
 
-def _of_pairs(config: Config) -> Iterator[Contradiction]:
+def _of_preferences(config: Config) -> Iterator[Contradiction]:
     data, kind = config.data, config.objective.kind
     if data.over_length in ("truncate", "split"):
         yield Contradiction(
             ("data.over_length", "objective.kind"),
             f"data.over_length is {data.over_length}, and objective.kind is {kind}",
-            "whole pairs: of one that is cut, what is compared is not what was preferred",
-            "write data.over_length: drop, or raise data.max_length, which holds a prompt and both its answers",
+            "whole rows: of an answer that is cut, what is compared is not what was judged",
+            "write data.over_length: drop, or raise data.max_length, which holds a prompt and both answers of a pair; "
+            "with kto the row's answer and one of another row",
         )
     if data.train_on != "assistant":
         yield Contradiction(
             ("data.train_on", "objective.kind"),
             f"data.train_on is {data.train_on}, and objective.kind is {kind}",
-            "assistant: of a pair the two answers are compared, and nothing before them",
+            "assistant: answers are compared, and nothing before them",
             "leave data.train_on out",
         )
     if data.carry:

@@ -49,6 +49,7 @@ from pydantic import (
 from tonnage.config.bounds import SCORERS, Best, Bound, Gated
 from tonnage.files.paths import expanded, is_jinja
 from tonnage.forms.formats import NAMES as FORMATS
+from tonnage.forms.formats import RowPurpose
 
 DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
@@ -366,12 +367,12 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
-REFERRED = ("dpo", "ipo", "hinge")
+REFERRED = ("dpo", "ipo", "hinge", "kto")
 """Kinds of ``objective`` that compare with the model as it was."""
 COMPARED = (*REFERRED, "orpo", "simpo")
-"""Kinds of ``objective`` that compare the log-probabilities of two answers."""
+"""Kinds of ``objective`` whose loss is made of log-probabilities of two answers."""
 PREFERENCES = (*COMPARED, "reward")
-"""Kinds of ``objective`` that learn from pairs of answers."""
+"""Kinds of ``objective`` that learn which answers are preferred."""
 BETAS = {"simpo": 2.0}
 """``objective.beta`` where it is not said, if it is another than ``DEFAULT_BETA``."""
 DEFAULT_BETA = 0.1
@@ -384,10 +385,11 @@ def _kind(value: Any) -> Any:
 
 
 class Objective(Section):
-    """What is minimised: the loss of answers, alone or beside a teacher, or of pairs of which one is preferred."""
+    """What is minimised: the loss of answers, alone or beside a teacher, or one that prefers some to others."""
 
-    kind: Literal["supervised", "distil", "dpo", "ipo", "hinge", "orpo", "simpo", "reward"] = "supervised"
-    """`supervised`: cross-entropy; `distil`: a teacher's; `reward`: a model of scores; `reward` and others: pairs."""
+    kind: Literal["supervised", "distil", "dpo", "ipo", "hinge", "orpo", "simpo", "kto", "reward"] = "supervised"
+    """`supervised`: cross-entropy; `distil`: a teacher's; `reward`: a model of scores; `kto`: rows with a `label`;
+    `reward` and the others: with a `chosen` and a `rejected` answer."""
     beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -408,6 +410,10 @@ class Objective(Section):
     """Of `distil`: how many of the teacher's likeliest tokens are kept for every supervised token."""
     temperature: Annotated[float, Field(gt=0, le=1e3)] = 1.0
     """Of `distil`: what the logits of teacher and student are divided by; above 1, unlikely tokens count for more."""
+    desirable: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Of `kto`: weight of the loss of desirable answers."""
+    undesirable: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Of `kto`: weight of the loss of undesirable answers."""
 
     @property
     def distils(self) -> bool:
@@ -415,13 +421,20 @@ class Objective(Section):
         return self.kind == "distil"
 
     @property
-    def has_pairs(self) -> bool:
-        """Whether rows are pairs of answers."""
-        return self.kind in PREFERENCES
+    def rows(self) -> RowPurpose:
+        """What rows are for."""
+        if self.kind == "kto":
+            return "verdicts"
+        return "pairs" if self.kind in PREFERENCES else "supervised"
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether answers are compared, so that a document holds two of them."""
+        return self.rows != "supervised"
 
     @property
     def compares(self) -> bool:
-        """Whether the log-probabilities of two answers are compared."""
+        """Whether the loss is made of log-probabilities of two answers."""
         return self.kind in COMPARED
 
     @property

@@ -133,6 +133,10 @@ class SourceAccount:
     """Rows with documents whose own words hold the characters of control tokens."""
     rows_tied: int = 0
     """Pairs of which both answers have the same score, and one is preferred all the same."""
+    rows_desirable: int = 0
+    """Rows with documents whose label says that their answer is a good one."""
+    rows_undesirable: int = 0
+    """The others of those with a label."""
     control_tokens: Mapping[str, int] = field(default_factory=dict)
     """Those tokens -> such rows that hold them, the most frequent first."""
     control_token_rows: tuple[str, ...] = ()

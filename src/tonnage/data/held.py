@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.building.builder import PartBuilder
+from tonnage.data.building.mates import LABEL
 from tonnage.data.building.recipe import Recipe
 from tonnage.data.packs.dataset import Pack, piece_weights
 from tonnage.data.packs.packing import best_fit
@@ -100,6 +101,7 @@ class Packer:
 
     def _pack(self, documents: Sequence[tuple[int, Document]]) -> Pack:
         carried = np.array([document.carried for _, document in documents], dtype=np.float64).T
+        carry = (LABEL,) if documents[0][1].has_mate else self._recipe.options.carry
         weights = [piece_weights(document.spans, 0, len(document.tokens)) for _, document in documents]
         return Pack(
             input_ids=np.concatenate([document.tokens for _, document in documents]).astype(np.int32),
@@ -108,7 +110,7 @@ class Packer:
             documents=np.array([number for number, _ in documents], dtype=np.int64),
             prefixes=np.full(len(documents), -1, dtype=np.int16),
             starts=np.zeros(len(documents), dtype=np.int32),
-            carried=dict(zip(self._recipe.options.carry, carried, strict=True)),
+            carried=dict(zip(carry, carried, strict=True)),
             forks=np.array([document.fork for _, document in documents]) if documents[0][1].fork.shared else None,
         )
 
@@ -117,8 +119,8 @@ class Packer:
         for form in self._forms:
             if form.columns and {*form.columns.values()}.difference(form.optional) <= rows[0].keys():
                 return form
-        pairs = any(FORMATS[form.format].is_pair for form in self._forms)
-        formats = detect(rows, pairs=pairs)
+        purpose = FORMATS[self._forms[0].format].purpose
+        formats = detect(rows, purpose)
         if len(formats) == 1:
             return next(
                 (form for form in self._forms if form.format == formats[0] and not form.columns), Form(formats[0])
@@ -127,4 +129,4 @@ class Packer:
         fault = (
             f"rows that fit several forms: {', '.join(formats)} (fields: {fields})" if formats else f"fields {fields}"
         )
-        raise user_error(fault, f"rows of one form that is known: {known_forms(pairs=pairs)}", where=SHOWN)
+        raise user_error(fault, f"rows of one form that is known: {known_forms(purpose=purpose)}", where=SHOWN)

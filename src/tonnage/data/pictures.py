@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tonnage.data.building.mates import LABEL
+
 if TYPE_CHECKING:
     from tonnage.data.prepare import Prepared
 
@@ -99,6 +101,7 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
                 break
             pack, at = dataset.pack(dataset.pack_at(position, seed)), 0
             seconds = pack.lengths if pack.forks is None else pack.forks[:, 1]
+            has_mates = LABEL in pack.carried
             for document, length, second in zip(
                 pack.documents.tolist(), pack.lengths.tolist(), seconds.tolist(), strict=True
             ):
@@ -110,6 +113,7 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
                         pieces(ids[part][:MOST_TOKENS], weights[part][:MOST_TOKENS], prepared.tokenizer, special)
                         for part in (slice(second), slice(second, None))
                     )
+                    rejected = [] if has_mates else rejected  # another row's, not this one's
                     supervised = sum(weight > 0 for weight in weights)
                     rows[source].append(Picture(*dataset.where(document), len(ids), supervised, shown, rejected))
     shown_sources = [SourcePictures(source.name, source.role, rows[at]) for at, source in enumerate(sources)]

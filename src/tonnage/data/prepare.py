@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Data, RayLaunch
 from tonnage.data import cache as store
 from tonnage.data.account import Account
+from tonnage.data.building.mates import LABEL
 from tonnage.data.building.processes import build_parts, num_processes
 from tonnage.data.building.recipe import Recipe, Script
 from tonnage.data.packs.dataset import PackedDataset
@@ -36,7 +37,7 @@ from tonnage.data.tokens.control import KEPT, control_tokens
 from tonnage.data.tokens.documents import Documents
 from tonnage.data.tokens.encoder import plain_json
 from tonnage.errors import user_error
-from tonnage.forms.formats import Form
+from tonnage.forms.formats import Form, RowPurpose
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,17 +73,17 @@ def prepare(
     cache: Path | None = None,
     progress: Progress = silent,
     processes: int | RayLaunch | None = None,
-    pairs: bool = False,
+    purpose: RowPurpose = "supervised",
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
     ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
     tokenising, ``None`` for as many as make sense, or the cluster on whose nodes larger data are tokenised; it changes
-    no byte. ``pairs``: whether each row must be a pair of answers. Raises ``UserError`` with every problem of the files
+    no byte. ``purpose``: what rows must be for. Raises ``UserError`` with every problem of the files
     and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options, pairs)
+    sources = read_sources(options, purpose)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
@@ -91,7 +92,8 @@ def prepare(
     cluster = processes if isinstance(processes, RayLaunch) else None
     if not isinstance(processes, int):
         processes = num_processes(sources.total_bytes, len(sources.parts))
-    documents = _documents(sources, recipe, directory, progress, processes, cluster)
+    carry = (LABEL,) if purpose == "verdicts" else options.carry
+    documents = _documents(sources, recipe, carry, directory, progress, processes, cluster)
     date = next((date for script in recipe.scripts if (date := script.template.date)), "")
     shown = _shown(options, seed, date)
     weights = [(source.weight, source.first) for source in sources.given]
@@ -167,7 +169,13 @@ def _with_kept(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> dict[str, 
 
 
 def _documents(
-    sources: Sources, recipe: Recipe, cache: Path, progress: Progress, processes: int, cluster: RayLaunch | None
+    sources: Sources,
+    recipe: Recipe,
+    carry: Sequence[str],
+    cache: Path,
+    progress: Progress,
+    processes: int,
+    cluster: RayLaunch | None,
 ) -> Documents:
     name = store.key(
         {
@@ -195,8 +203,8 @@ def _documents(
             parts.append({"source": part.source, "files": part.files, "row_base": base, "totals": totals.to_json()})
             base += totals.lines
         described: dict[str, Any] = {"parts": parts}
-        if recipe.options.carry:
-            described["carry"] = recipe.options.carry
+        if carry:
+            described["carry"] = carry
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):

@@ -13,7 +13,7 @@ from tonnage.data.sources.given import Sources
 from tonnage.data.sources.hub import problem_of
 from tonnage.data.tokens.documents import Documents, half_read_files
 from tonnage.errors import Problem, UserError
-from tonnage.forms.formats import FORMATS
+from tonnage.forms.formats import FORMATS, RowPurpose
 from tonnage.forms.reader import PATH, SOURCE
 from tonnage.forms.values import written
 from tonnage.forms.verdicts import verdicts_in
@@ -40,8 +40,8 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
         problems += _bad_rows(account, documents, sources, can_skip=not half_read)
     problems += half_read
     if options.over_length == "error" and whole.rows_dropped:
-        pairs = any(FORMATS[form.format].is_pair for form in sources.forms)
-        problems.append(_too_long(account, options, most_positions, pairs=pairs))
+        (purpose,) = {FORMATS[form.format].purpose for form in sources.forms}
+        problems.append(_too_long(account, options, most_positions, purpose))
     elif account.supervised_loss > options.max_loss:
         is_longest = (most_positions or math.inf) <= options.max_length
         problems.append(
@@ -65,15 +65,15 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
         raise DataError(account, Problem(fault, "at least two", where="data.validation"))
 
 
-def _too_long(account: Account, options: Data, most_positions: int | None, *, pairs: bool) -> Problem:
-    """Rows that are longer than ``max_length``, where none may be. ``pairs`` are never cut."""
+def _too_long(account: Account, options: Data, most_positions: int | None, purpose: RowPurpose) -> Problem:
+    """Rows that are longer than ``max_length``, where none may be. Rows of preferences are never cut."""
     whole = account.total
     share = whole.supervised.cut / max(whole.supervised.read, 1)
     longest = max(source.lengths.longest for source in account.sources)
     can_grow = most_positions is None or longest <= most_positions
-    rows = "pairs" if pairs else "rows"
+    rows = {"supervised": "rows", "pairs": "pairs", "verdicts": "rows with an answer of another one"}[purpose]
     limit = "" if can_grow else f"; the model has positions for {most_positions:,} tokens"
-    drop = "data.over_length: drop" + ("" if pairs else " (or truncate, split)")
+    drop = "data.over_length: drop" + (" (or truncate, split)" if purpose == "supervised" else "")
     return Problem(
         found=f"{whole.rows_dropped:,} of {whole.rows_read:,} {rows} are longer than {options.max_length:,} "
         f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",

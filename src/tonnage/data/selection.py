@@ -271,6 +271,8 @@ class Selection:
             rows_trimmed=sum(part.totals.trimmed for part in parts),
             rows_without_thoughts=sum(part.totals.thoughts for part in parts),
             rows_tied=sum(part.totals.ties for part in parts),
+            rows_desirable=sum(part.totals.desirable for part in parts),
+            rows_undesirable=sum(part.totals.undesirable for part in parts),
             rows_with_control_tokens=sum(part.totals.with_controls for part in parts),
             control_tokens=most_first(part.totals.controls for part in parts),
             control_token_rows=_places(parts),

@@ -89,6 +89,10 @@ def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
             f"{whole.rows_tied:,} pairs: both answers have the same score, and one is preferred all the same",
             "yellow",
         )
+    if whole.rows_desirable or whole.rows_undesirable:
+        labels = f"{whole.rows_desirable:,} desirable answers, {whole.rows_undesirable:,} undesirable ones"
+        is_one_sided = not (whole.rows_desirable and whole.rows_undesirable)
+        yield (labels, "yellow") if is_one_sided else labels
     if whole.turns_moved:
         yield (
             f"{whole.turns_moved:,} answers begin inside of a token that also holds the end of what is before them; "

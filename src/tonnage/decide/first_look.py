@@ -11,7 +11,7 @@ from tonnage.data.progress import silent
 from tonnage.decide.models import ModelFound, find
 from tonnage.decide.rows import prepare_data
 from tonnage.errors import Problem, UserError
-from tonnage.forms.formats import FORMATS
+from tonnage.forms.formats import FORMATS, RowPurpose
 
 if TYPE_CHECKING:
     from tonnage.data import Account, Progress, SourceAccount
@@ -99,7 +99,7 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
     wishes = _with_objective(wishes, config)
     config = wishes.config({"data": {"max_length": SHORTEST}})
     model = find(config)
-    sources = read_sources(config.data, config.objective.has_pairs)
+    sources = read_sources(config.data, config.objective.rows)
     positions = positions_of(model.config)
     return Looked(
         wanted=wishes,
@@ -112,20 +112,21 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
 
 
 def _with_objective(wishes: Wanted, config: Config) -> Wanted:
-    """The same with an objective for pairs of answers, where rows are such and nothing is said of it."""
+    """The same with the objective that rows of preferences are for, where they are such and nothing is said of it."""
     from tonnage.data.sources.given import read_sources
 
     if wishes.says("objective"):
         return wishes
-    try:
-        read_sources(config.data)
-    except UserError as refusal:
+    kinds: dict[RowPurpose, str] = {"supervised": "supervised", "pairs": "dpo", "verdicts": "kto"}
+    refusals = []
+    for purpose, kind in kinds.items():
         try:
-            read_sources(config.data, pairs=True)
-        except UserError:
-            raise refusal from None
-        return replace(wishes, words=(*wishes.words, "objective=dpo"))
-    return wishes
+            read_sources(config.data, purpose)
+        except UserError as refusal:
+            refusals.append(refusal)
+            continue
+        return wishes if kind == "supervised" else replace(wishes, words=(*wishes.words, f"objective={kind}"))
+    raise refusals[0]
 
 
 def _account(wishes: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:

@@ -114,7 +114,7 @@ def supposed(
 
     def subject(config: Config, weighed: int) -> _Subject:
         length, packs = config.data.max_length, config.packs_per_step * 1000
-        tokens, pairs = packs * length, config.objective.has_pairs
+        tokens, pairs = packs * length, config.objective.is_preference
         data = DataProfile("", None, packs, tokens, tokens // 2, length, length / 4, pairs=pairs)
         return _Subject(model_config, None, data, weighed)
 
@@ -379,7 +379,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
             degree: replace(part, outside=part.outside and part.outside.scoring_first())
             for degree, part in parts.items()
         }
-    scales = Scales(parts[1], data, machine, parts, subject.rows)
+    scales = Scales(parts[1], data, machine, parts, subject.rows, looks_first=config.objective.rows == "verdicts")
     return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
 
 

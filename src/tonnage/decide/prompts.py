@@ -91,19 +91,24 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
 
 
 def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt]:
-    """The first validation rows: what stands before the last supervised part, and that part."""
+    """The first validation rows: what stands before the last supervised part, and that part. An undesirable answer is
+    nothing to expect, so its row is passed over."""
+    from tonnage.data.building.mates import LABEL
+
     dataset, tokenizer = prepared.validation, prepared.tokenizer
     assert dataset is not None, "config.check sees to it"
     for index in range(dataset.num_packs):
         pack, at = dataset.pack(index), 0
         seconds = repeat(0) if pack.forks is None else pack.forks[:, 1].tolist()
-        for start, whole, second in zip(pack.starts.tolist(), pack.lengths.tolist(), seconds, strict=False):
+        labels = pack.carried[LABEL].tolist() if LABEL in pack.carried else repeat(1.0)
+        pieces = zip(pack.starts.tolist(), pack.lengths.tolist(), seconds, labels, strict=False)
+        for start, whole, second, label in pieces:
             length = second or whole  # of a pair the preferred answer
             ids, weights = pack.input_ids[at : at + length].tolist(), pack.weights[at : at + length].tolist()
             at += whole
             end = next((place for place in range(length, 0, -1) if weights[place - 1] > 0), 0)
             begin = next((place for place in range(end, 0, -1) if weights[place - 1] <= 0), 0)
-            if start or begin <= 1 or begin == end:  # the first token of a row never counts
+            if not label or start or begin <= 1 or begin == end:  # the first token of a row never counts
                 continue
             yield Prompt(
                 text=str(tokenizer.decode(ids[:begin], skip_special_tokens=False)),

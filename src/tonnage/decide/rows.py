@@ -43,7 +43,7 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     }
     if config.objective.scores:
         data = data.model_copy(update={"carry": ("margin",)})
-    prepared = prepare(data, model.tokenizer, pairs=config.objective.has_pairs, **alike)
+    prepared = prepare(data, model.tokenizer, purpose=config.objective.rows, **alike)
     if (general := config.evaluate.general) is None:
         return prepared
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}

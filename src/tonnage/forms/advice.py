@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tonnage.forms.conversation import RowError
-from tonnage.forms.formats import FORMATS, PRESETS, Form, form_of
+from tonnage.forms.formats import FORMATS, PRESETS, Form, RowPurpose, form_of
 from tonnage.forms.reader import Reader
 from tonnage.forms.values import Row, written
 
@@ -16,17 +16,17 @@ ALIASES = {
 """Field of the Alpaca form -> names that people give to it, the likeliest first."""
 
 
-def advice(source: str, path: str, row: Row, *, pairs: bool = False) -> str:
+def advice(source: str, path: str, row: Row, purpose: RowPurpose = "supervised") -> str:
     """What to write for a source whose rows fit no form: a preset or columns with which this row can be read.
 
     ``source`` is the source's key and ``path`` its path, as the config has them. Empty where nothing is found.
-    ``pairs``: whether rows are to be pairs of answers.
+    ``purpose`` is what rows are to be for.
     """
     for name, (format, columns) in PRESETS.items():
-        suits = bool(columns) and FORMATS[format].is_pair == pairs
+        suits = bool(columns) and FORMATS[format].purpose == purpose
         if suits and all(theirs in row for theirs in columns.values()) and _reads(form_of(name, {}, {}), row):
             return f"{source}: {written({'path': path, 'format': name})}"
-    if pairs:
+    if purpose != "supervised":
         return ""
     columns = {}
     for ours, names in ALIASES.items():

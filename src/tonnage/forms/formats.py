@@ -14,11 +14,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.forms.beside import after_system, exchange, history_of, instruction_of, with_beside
 from tonnage.forms.comparisons import read_arena, read_helpsteer, read_saferlhf, read_shp
 from tonnage.forms.conversation import Conversation, Message, Pieces, RowError, Turn
+from tonnage.forms.labelled import FIELDS as LABELLED_FIELDS
+from tonnage.forms.labelled import has_label, read_labelled
 from tonnage.forms.preferences import FIELDS, has_pair, read_preference
 from tonnage.forms.turns import LISTS, TurnReader, media_error, read_tools
 from tonnage.forms.values import (
@@ -39,6 +41,10 @@ from tonnage.forms.values import (
 )
 
 MOST_IN_TREE = 2_000
+RowPurpose = Literal["supervised", "pairs", "verdicts"]
+"""What rows are for: answers to be learned as they are, pairs of answers of which one is preferred
+(``Conversation.rejected``), or answers that are each desirable or not."""
+PURPOSES: tuple[RowPurpose, ...] = ("supervised", "pairs", "verdicts")
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,8 @@ class Format:
     """Whether a chat template makes text of its rows."""
     is_listed: bool = False
     """Whether its messages may stand in any of ``LISTS``."""
-    is_pair: bool = False
-    """Whether a row has two answers of which one is preferred (``Conversation.rejected``)."""
+    purpose: RowPurpose = "supervised"
+    """What its rows are for."""
 
 
 BESIDE = ("system", "tools", "functions")
@@ -365,6 +371,10 @@ def _of_pair(
     return lambda row, form, reader: [read(row, reader)]
 
 
+def _labelled(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
+    return [read_labelled(row, reader, form.between, form.columns.keys())]
+
+
 # How forms are recognised
 
 
@@ -486,14 +496,14 @@ FORMATS: dict[str, Format] = {
         read=_preference,
         about=": answers, texts or messages, or whole conversations, also as text (hh); or `chosen_response` and "
         "`rejected_response`; or `instruction` and an `output` of both, the chosen one first",
-        is_pair=True,
+        purpose="pairs",
     ),
     "saferlhf": Format(
         must=("prompt", "response_0", "response_1", "better_response_id"),
         fits=_has("prompt", "response_0", "response_1", "better_response_id"),
         read=_of_pair(read_saferlhf),
         about=": the number of the better one (PKU-SafeRLHF)",
-        is_pair=True,
+        purpose="pairs",
     ),
     "shp": Format(
         must=("history", "human_ref_A", "human_ref_B", "labels"),
@@ -501,21 +511,30 @@ FORMATS: dict[str, Format] = {
         fits=_has("history", "human_ref_A", "human_ref_B", "labels"),
         read=_of_pair(read_shp),
         about=": 1 where A is preferred (Stanford Human Preferences)",
-        is_pair=True,
+        purpose="pairs",
     ),
     "arena": Format(
         must=("conversation_a", "conversation_b", "winner"),
         fits=_has("conversation_a", "conversation_b", "winner"),
         read=_of_pair(read_arena),
         about=": `model_a` or `model_b`; rows with a tie are bad (Chatbot Arena)",
-        is_pair=True,
+        purpose="pairs",
     ),
     "helpsteer": Format(
         must=("context", "response1", "response2", "overall_preference"),
         fits=_has("context", "response1", "response2", "overall_preference"),
         read=_of_pair(read_helpsteer),
         about=": below 0 where the first is preferred; rows with 0 are bad (HelpSteer3)",
-        is_pair=True,
+        purpose="pairs",
+    ),
+    "labelled": Format(
+        must=("completion", "label"),
+        may=LABELLED_FIELDS,
+        fits=has_label,
+        read=_labelled,
+        about=": whether the answer is desirable; or `output` and `kto_tag`; or whole conversations as messages beside "
+        "either label",
+        purpose="verdicts",
     ),
 }
 """The forms by name. Every row may also have ``loss_weight``."""
@@ -559,12 +578,12 @@ def form_of(format: str, columns: Mapping[str, str], roles: Mapping[str, str]) -
     return Form(name, {**preset, **columns}, dict(roles), tuple(set(preset) - set(columns)))
 
 
-def known_forms(*, only_chat: bool = False, pairs: bool = False) -> str:
-    """The forms with the fields that their rows must have, for a refusal; ``pairs``: those of pairs of answers."""
+def known_forms(*, only_chat: bool = False, purpose: RowPurpose = "supervised") -> str:
+    """The forms of rows for a ``purpose`` with the fields that rows must have, for a refusal."""
     formats = (
         (name, format)
         for name, format in FORMATS.items()
-        if (format.is_chat or not only_chat) and format.is_pair == pairs
+        if (format.is_chat or not only_chat) and format.purpose == purpose
     )
     return "; ".join(f"{name} ({', '.join(format.must)})" for name, format in formats)
 
@@ -578,18 +597,18 @@ def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     return renamed
 
 
-def candidates(row: Row, *, pairs: bool = False) -> tuple[str, ...]:
-    """Formats whose fields the row has: those of rows to learn as they are, or those of ``pairs`` of answers."""
-    return tuple(name for name, format in FORMATS.items() if format.is_pair == pairs and format.fits(row))
+def candidates(row: Row, purpose: RowPurpose = "supervised") -> tuple[str, ...]:
+    """Formats for a ``purpose`` whose fields the row has."""
+    return tuple(name for name, format in FORMATS.items() if format.purpose == purpose and format.fits(row))
 
 
-def detect(rows: Sequence[Row], *, pairs: bool = False) -> tuple[str, ...]:
+def detect(rows: Sequence[Row], purpose: RowPurpose = "supervised") -> tuple[str, ...]:
     """Formats that fit the rows: one when all is well, several when it is ambiguous, none when nothing fits.
 
-    ``pairs`` is as of ``candidates``. A row that fits nothing is left to ``Reader``, which names it; rows that disagree
-    make it ambiguous.
+    ``purpose`` is as of ``candidates``. A row that fits nothing is left to ``Reader``, which names it; rows that
+    disagree make it ambiguous.
     """
-    fitting = [formats for row in rows if (formats := candidates(row, pairs=pairs))]
+    fitting = [formats for row in rows if (formats := candidates(row, purpose))]
     if not fitting:
         return ()
     shared = set(fitting[0]).intersection(*fitting)

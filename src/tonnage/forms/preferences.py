@@ -58,7 +58,7 @@ _SHORTEST_REPEATED = 24
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class Prompt:
     """What stands before the answers, by the field ``name``."""
 
     name: str
@@ -89,17 +89,17 @@ def read_preference(row: Row, reader: TurnReader, between: str, named: Collectio
         fault = "'full_chosen' and 'full_rejected' beside 'chosen' and 'rejected', which are only steps of them"
         raise RowError("partial_answers", fault, "format: step_dpo for this source, which reads the whole answers")
     _check_scores(row, reader)
-    chosen, rejected = (_side(value, name, reader) for value, name in zip(values, names, strict=True))
+    chosen, rejected = (side_of(value, name, reader) for value, name in zip(values, names, strict=True))
     is_whole = [side[0].role != "assistant" for side in (chosen, rejected)]
     if is_whole[0] != is_whole[1]:
         whole, bare = names if is_whole[0] else names[::-1]
         fault = f"{whole!r} is a conversation with its prompt, and {bare!r} an answer alone"
         raise RowError("mixed_answers", fault, "write both with their prompt, or both without it")
-    prompt = _prompt(row, reader, between, named, chosen)
+    prompt = prompt_of(row, reader, between, named, chosen)
     if is_whole[0]:
         paired = pair(chosen, rejected, names)
         if prompt is not None:
-            _check_prompt(prompt, [turn.message for turn in paired.turns if not turn.weight], names[0])
+            check_prompt(prompt, [turn.message for turn in paired.turns if not turn.weight], names[0])
     elif prompt is None and chosen[0].message == rejected[0].message:
         paired = pair(chosen, rejected, names)  # conversations that the assistant begins
     elif prompt is None:
@@ -148,7 +148,7 @@ def pair(chosen: list[Turn], rejected: list[Turn], names: tuple[str, str]) -> Co
         )
         raise RowError("different_prompts", fault, "a pair has one prompt: write both answers to the same one")
     for name, answer in zip(names, answers, strict=True):
-        _check_answer(answer, name, num_shared)
+        check_answer(answer, name, num_shared)
     context = [turn.message for turn in chosen[:num_shared]]
     chosen_pair, rejected_pair = (
         Conversation([*(Turn(message) for message in context), *answer]) for answer in answers
@@ -156,7 +156,7 @@ def pair(chosen: list[Turn], rejected: list[Turn], names: tuple[str, str]) -> Co
     return replace(chosen_pair, rejected=rejected_pair)
 
 
-def _check_answer(answer: list[Turn], name: str, start: int) -> None:
+def check_answer(answer: list[Turn], name: str, start: int) -> None:
     """Refuse an answer that is not the assistant's alone, or not all of it."""
     roles = [turn.role for turn in answer]
     if not {"user", "system"}.isdisjoint(roles):
@@ -209,7 +209,7 @@ def _answers(row: Row, reader: TurnReader) -> tuple[tuple[str, str], list[Any]]:
     )
 
 
-def _side(value: object, name: str, reader: TurnReader) -> list[Turn]:
+def side_of(value: object, name: str, reader: TurnReader) -> list[Turn]:
     """The messages of an answer, or of a whole conversation with its prompt."""
     value = as_turns(value)
     if isinstance(value, str):
@@ -253,7 +253,7 @@ def _are_texts(value: list[Any]) -> bool:
 # The prompt
 
 
-def _prompt(row: Row, reader: TurnReader, between: str, named: Collection[str], chosen: list[Turn]) -> _Prompt | None:
+def prompt_of(row: Row, reader: TurnReader, between: str, named: Collection[str], chosen: list[Turn]) -> Prompt | None:
     """The prompt of a row; ``None`` where only the conversations hold it. Raises ``RowError`` where there are two."""
     conversation = [turn.message for turn in chosen]
     prompts = [
@@ -284,7 +284,7 @@ def _prompt(row: Row, reader: TurnReader, between: str, named: Collection[str], 
     return prompt
 
 
-def _prompts(row: Row, reader: TurnReader, between: str, named: Collection[str]) -> Iterator[_Prompt]:
+def _prompts(row: Row, reader: TurnReader, between: str, named: Collection[str]) -> Iterator[Prompt]:
     """All prompts that a row has, or of them those whose columns the source names."""
     names = [name for name in (*QUESTIONS, *LISTS) if not is_empty(row.get(name))]
     names = [name for name in names if name not in LISTS or is_turns(row[name], "role", "from")]
@@ -302,16 +302,16 @@ def _prompts(row: Row, reader: TurnReader, between: str, named: Collection[str])
         value = as_turns(row[name])
         if not isinstance(value, str):
             turns = [Turn(turn.message) for turn in reader.read(value, name, or_text=True)]
-            yield _Prompt(name, turns, is_text=False)
+            yield Prompt(name, turns, is_text=False)
         elif turns := [Turn(turn.message) for turn in _transcript(value, name, is_prompt=True)]:
-            yield _Prompt(name, turns, is_text=False)
+            yield Prompt(name, turns, is_text=False)
         elif name == "instruction":
-            yield _Prompt(name, [Turn(instruction_of(row, between))], is_text=True)
+            yield Prompt(name, [Turn(instruction_of(row, between))], is_text=True)
         else:
-            yield _Prompt(name, [Turn({"role": "user", "content": value})], is_text=True)
+            yield Prompt(name, [Turn({"role": "user", "content": value})], is_text=True)
 
 
-def _check_prompt(prompt: _Prompt, context: list[Message], name: str) -> None:
+def check_prompt(prompt: Prompt, context: list[Message], name: str) -> None:
     """Refuse a prompt that is another than that of the conversations, whose messages before the answers are
     ``context``."""
     if prompt.is_text:
@@ -328,7 +328,7 @@ def _check_prompt(prompt: _Prompt, context: list[Message], name: str) -> None:
         )
 
 
-def _check_repeated(prompt: _Prompt, sides: tuple[list[Turn], list[Turn]]) -> None:
+def _check_repeated(prompt: Prompt, sides: tuple[list[Turn], list[Turn]]) -> None:
     """Refuse answers that seem to hold the prompt once more."""
     words = prompt.turns[-1].message["content"].strip()
     size = len(prompt.turns)
@@ -421,9 +421,9 @@ def other_preference(row: Row) -> RowError | None:
     if "completion" in row and isinstance(row.get("label"), bool):
         return RowError(
             "kto",
-            "a completion with a label of true or false: rows for KTO, which is not there yet",
-            "write a good and a bad answer to the same prompt as one row (prompt, chosen, rejected), or train on the "
-            "good ones alone: the rows whose label is true, without that field, and objective: supervised",
+            "a completion with a label of true or false: one answer, of which a pair has two",
+            "learn from answers that are each good or bad: objective: kto; or write a good and a bad answer to the "
+            "same prompt as one row (prompt, chosen, rejected)",
         )
     for name in _CANDIDATES:
         answers = quietly(row.get(name))

@@ -44,11 +44,11 @@ class Reader:
         self.columns: Counter[str] = Counter()
         """Columns that the form names -> rows that have them."""
         self.values = Values()
-        """Of the fields that are not read; none of pairs, which say themselves which answer is a good one."""
+        """Of the fields that are not read; none of rows that say themselves which answer is a good one."""
         self.ties = 0
         """Pairs whose answers have the same score."""
         self._form, self._format = form, FORMATS[form.format]
-        values = Values() if self._format.is_pair else self.values
+        values = self.values if self._format.purpose == "supervised" else Values()
         self._turns = TurnReader(form.roles, self.unread, values, fills_nulls=fills_nulls)
         self._carry = tuple(carry)
         self._known = frozenset((*fields_of(form.format), *carry))
@@ -56,7 +56,7 @@ class Reader:
 
     def read(self, row: Row) -> list[Conversation]:
         """The conversations of a row: one, or one for every path of a tree and every instance. Raises ``RowError``."""
-        missing = 0.0 if self._format.is_pair else None
+        missing = 0.0 if self._format.purpose == "pairs" else None
         carried = tuple(_carried(row, name, missing) for name in self._carry)
         if self._form.columns:
             self.columns.update(self._asked_for.intersection(row))
@@ -68,17 +68,17 @@ class Reader:
         for name in beside:
             self._unknown(name, row)
         conversations = self._format.read(row, self._form, self._turns)
-        if beside and not self._format.is_pair:
+        if beside and self._format.purpose == "supervised":
             self._note_values(row, beside, conversations[-1])
         weight = number_weight(row.get("loss_weight"), "loss_weight")
         for at, conversation in enumerate(conversations):
-            conversation.carried = carried
+            conversation.carried = carried or conversation.carried
             if weight is not None:
                 conversations[at] = conversation = conversation.scaled(weight)
             for side in (conversation, conversation.rejected):
                 if side is not None:
                     self._finish(side)
-        self.ties += self._format.is_pair and is_tie(row)
+        self.ties += self._format.purpose == "pairs" and is_tie(row)
         return conversations
 
     def _finish(self, conversation: Conversation) -> None:
@@ -98,7 +98,7 @@ class Reader:
         if name in MEDIA:
             raise media_error(f"a field {name!r}")
         is_verdict = name == "kto_tag" or (name == "label" and isinstance(value, bool))
-        if is_verdict and self._format.is_pair:
+        if is_verdict and self._format.purpose == "pairs":
             raise other_preference(row) or RowError(
                 "two_verdicts",
                 f"a field {name!r} that says whether an answer is a good one, beside a chosen and a rejected one",
@@ -108,8 +108,8 @@ class Reader:
             raise RowError(
                 "preference",
                 f"a field {name!r} that says whether the answer is a good one",
-                f"write the rows whose {name} is true to a file of their own, without that field; training on both "
-                "kinds is not there yet",
+                f"learn from good and bad answers: objective: kto; or write the rows whose {name} is true to a file of "
+                "their own, without that field",
             )
         if name in ("chosen", "rejected") and row.get("chosen") is not None:
             raise RowError(

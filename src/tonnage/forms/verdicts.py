@@ -131,8 +131,8 @@ class Verdict:
     def change(self) -> str:
         good = f"whose {self.column} is {' or '.join(self.good)}" if self.good else "of good answers"
         return (
-            f"write the rows {good} to a file of their own, without that field; training on both kinds is not there "
-            "yet. If it says something else, take it out of the rows"
+            f"learn from both kinds: objective: kto, with label: true or false in every row; or write the rows {good} "
+            "to a file of their own, without that field. If it says something else, take it out of the rows"
         )
 
 

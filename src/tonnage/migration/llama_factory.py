@@ -118,7 +118,9 @@ def _described(entry: Any, where: str, *, of_pairs: bool) -> dict[str, Any]:
         raise ValueError("dataset_info.json does not have it")
     columns, tags = _names_in(entry, "columns"), _names_in(entry, "tags")
     if "kto_tag" in columns:
-        raise ValueError("answers that are each good or bad (KTO) are not trained on yet")
+        raise ValueError(
+            "answers that are each good or bad (KTO) are not imported yet: write objective.kind kto yourself"
+        )
     if bool(entry.get("ranking")) != of_pairs:
         raise ValueError(
             "its rows are no pairs (ranking), and stage is dpo"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from tonnage.planning.layout import Layout
@@ -42,6 +42,8 @@ class Scales:
     them."""
     rows: Rows | None = None
     """Tells how full rows will be; without it they are taken to be full."""
+    looks_first: bool = False
+    """Whether a step begins with forward passes of all its rows without a gradient."""
 
     @cached_property
     def models(self) -> dict[int, ModelProfile]:
@@ -80,7 +82,11 @@ class Scales:
 
     def timed(self, layout: Layout) -> Seconds:
         """How long steps of a layout take, cut as it says."""
-        return step_seconds(layout, self.models[layout.tensor], self.work(layout), self.machine)
+        seconds = step_seconds(layout, self.models[layout.tensor], self.work(layout), self.machine)
+        if not self.looks_first:
+            return seconds
+        forward = seconds.compute / (3 + layout.recomputed_part)
+        return replace(seconds, compute=seconds.compute + forward, total=seconds.total + forward)
 
     def work(self, layout: Layout) -> Work:
         """What a worker's rows hold, on average."""

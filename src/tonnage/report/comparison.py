@@ -80,9 +80,10 @@ class Comparison:
         lines = list(_told("validation", before.rows, self.after.rows))
         for name, figures in self.after.sources.items():
             lines += _told(name, before.sources.get(name), figures)
+        noun = "pairs" if "eval_reward_accuracy" in self.after.pair_figures else "answers with a label"
         lines += [
             ComparedFigure(
-                f"{self.after.pairs:,} pairs", name.removeprefix("eval_"), before.pair_figures.get(name), figure
+                f"{self.after.pairs:,} {noun}", name.removeprefix("eval_"), before.pair_figures.get(name), figure
             )
             for name, figure in self.after.pair_figures.items()
         ]

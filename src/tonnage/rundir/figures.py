@@ -150,9 +150,10 @@ class Evaluated:
     answers: int = 0
     """How many were scored."""
     pairs: int = 0
-    """Validation pairs, where answers are preferred; there are no ``rows`` then."""
+    """Validation pairs, or answers with a label, where answers are preferred; there are no ``rows`` then."""
     pair_figures: Mapping[str, Figure] = field(default_factory=dict)
-    """Their loss, the margin between rewards, and how often the preferred answer has the higher one."""
+    """Their loss, rewards and the margin between these, and of pairs how often the preferred answer has the higher
+    one."""
 
     def figures(self, before: Evaluated | None = None) -> dict[str, Figure]:
         """By the names that gates have; what the model forgot since ``before`` as well."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
-from tonnage.config import Config, Source, as_json
+from tonnage.config import Config, Objective, Source, as_json
 from tonnage.config.bounds import figure_of
 from tonnage.data import PackedDataset
 from tonnage.files.reading import read_record
@@ -33,12 +33,13 @@ from tonnage.training.building import Stages, stages_of, trains_of
 from tonnage.training.distillation import Distillation
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
+from tonnage.training.kto import KtoLoss
 from tonnage.training.loop import BetweenSteps
 from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
-from tonnage.training.preferences import loss_of_pairs
+from tonnage.training.preferences import PairLoss, RewardLoss
 from tonnage.training.reference import with_reference
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
@@ -76,7 +77,7 @@ def assemble(
 def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) -> Job:
     config, plan, world, phases, layout = setting.config, setting.plan, setting.world, setting.phases, setting.layout
     stages = stages_of(setting, load=checkpoint is None)
-    pair_loss = loss_of_pairs(config.objective) if config.objective.has_pairs else None
+    pair_loss = _preference_loss(config.objective)
     for loss_model in stages.loss_models:
         loss_model.own = loss or pair_loss
         if config.objective.distils and loss is None:
@@ -121,6 +122,14 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
         saved_elsewhere=frozenset(stages.shared if len(layout.stages) - 1 in stages.by_number else ()),
         saves_still=trains_of(config).all,
     )
+
+
+def _preference_loss(objective: Objective) -> PairLoss | RewardLoss | KtoLoss | None:
+    if not objective.is_preference:
+        return None
+    if objective.scores:
+        return RewardLoss(objective)
+    return (KtoLoss if objective.rows == "verdicts" else PairLoss)(objective)
 
 
 def _prepare_process(setting: WorkerSetting) -> None:

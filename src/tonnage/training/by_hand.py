@@ -34,7 +34,6 @@ from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import FirstNonfinite, first_nonfinite, too_many_skips
 from tonnage.training.own_loss import OwnLoss, check_sum, rows_of
-from tonnage.training.preferences import figures_of
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class ByHand:
             next_position=max([self.cursor.position, *positions]),
             num_micro_batches=pending.num_micro_batches,
             share=share,
-            figures=figures_of(torch.stack(pending.tallies).sum(0).tolist()),
+            figures=job.figures(torch.stack(pending.tallies).sum(0).tolist()),
         )
         self.cursor, bad, outcome = update(job, self.cursor, numbers, self._first_bad, self._recorder.log)
         self.job.heap.after_step()

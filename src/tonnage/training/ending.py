@@ -23,7 +23,6 @@ from tonnage.kernels.streams import Reading
 from tonnage.training.batch import RankStep
 from tonnage.training.job import Job
 from tonnage.training.nonfinite import FirstNonfinite, first_nonfinite
-from tonnage.training.preferences import figures_of
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Ending:
         loss, squared, *tally = self._reading.numbers()
         loss, norm = loss / scale, math.sqrt(squared / self.job.world.replicas) / scale
         numbers = StepNumbers(
-            loss, norm, self.lr, self.step.next_position, len(self.step.micro_batches), figures=figures_of(tally)
+            loss, norm, self.lr, self.step.next_position, len(self.step.micro_batches), figures=self.job.figures(tally)
         )
         first_bad = partial(first_nonfinite, self.job, self.step, self.denominator)
         return update(self.job, cursor, numbers, first_bad, self.log, is_updated=self._is_updated)

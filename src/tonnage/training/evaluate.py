@@ -1,7 +1,7 @@
 """What a model makes of a dataset, summed and divided as in training: loss, and how often the likeliest token is right.
 
 evaluate    the loss alone, of a loss of one's own too
-evaluate_pairs  loss, margin and accuracy of pairs of answers
+evaluate_pairs  loss, rewards and margin of pairs of answers, or of answers that are each good or bad
 judge       loss and token accuracy of every source, with what their intervals follow from
 """
 
@@ -19,7 +19,7 @@ from tonnage.parallel.world import World
 from tonnage.rundir.figures import Figure, RatioSums, Told
 from tonnage.training.batch import Deal, MicroBatch, Packs, evaluation_steps
 from tonnage.training.pipeline import Pipeline
-from tonnage.training.preferences import SeenPairs, evaluated_pairs, ratio_sums
+from tonnage.training.preferences import PreferenceLoss
 
 NUMBERS = 18
 """Sums of a source: six for the loss, six for the accuracy, six for the divergence from a teacher."""
@@ -57,15 +57,15 @@ def evaluate_pairs(
     dataset: Packs,
     deal: Deal,
     world: World,
-    pair_loss: SeenPairs,
+    pair_loss: PreferenceLoss,
     *,
     progress: Callable[[int, int], None] = _silent,
 ) -> tuple[int, dict[str, Figure]]:
-    """How many pairs a dataset has, and their loss, margin and accuracy; the same on every rank. ``progress`` as
-    above."""
+    """How many pairs, or answers with a label, a dataset has, and their figures (``PreferenceLoss.evaluated``); the
+    same on every rank. ``progress`` as above."""
     pair_loss.clear()
     evaluate(pipeline, dataset, deal, world, progress=progress)
-    return evaluated_pairs(world.sum(*world.once(*ratio_sums(pair_loss.pairs(world.device)))))
+    return pair_loss.evaluated(world)
 
 
 @torch.no_grad()

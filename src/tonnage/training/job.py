@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from tonnage.optim.schedule import Schedule
 from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.world import World
 from tonnage.training.batch import Deal, RankStep, training_steps
+from tonnage.training.kto import KtoLoss
 from tonnage.training.memory import HeapLimit
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
@@ -43,8 +44,8 @@ class Job:
     deal: Deal
     num_packs: int
     seed: int
-    pair_loss: PairLoss | RewardLoss | None = None
-    """The loss of pairs of answers, where that is what is minimised."""
+    pair_loss: PairLoss | RewardLoss | KtoLoss | None = None
+    """The loss of pairs of answers, or of answers good and bad, where that is what is minimised."""
     loss_scale: LossScale = field(default_factory=LossScale)
     skip_limit: int = 0
     """Steps in a row that may be skipped for not being finite."""
@@ -77,11 +78,15 @@ class Job:
     others are trained, as some routers' biases."""
 
     def tally(self) -> Tensor:
-        """Sums over the pairs of this rank's last passes, on the device: ``SeenPairs.tally``, or nothing."""
+        """Sums over the pairs of this rank's last passes, on the device: ``PreferenceLoss.tally``, or nothing."""
         if self.pair_loss is None:
             return torch.zeros(0, dtype=torch.float64, device=self.world.device)
         tally = self.pair_loss.tally(self.world.device)
         return tally if self.world.speaks else torch.zeros_like(tally)
+
+    def figures(self, tally: Sequence[float]) -> dict[str, float]:
+        """What is written down of a step besides, from a ``tally`` over all ranks."""
+        return {} if self.pair_loss is None else self.pair_loss.figures(tally)
 
     def steps(self, cursor: Cursor) -> Iterator[RankStep]:
         """The run's steps from ``cursor`` on."""

@@ -23,6 +23,7 @@ from tonnage.training.batch import MicroBatch
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, compared, judged
+from tonnage.training.kto import KtoLoss
 from tonnage.training.memory import Peak, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import FirstNonfinite, too_many_skips
@@ -141,6 +142,8 @@ def run_passes(
     optimizer, losses = job.optimizer, list[Tensor]()
     if job.pair_loss is not None:
         job.pair_loss.clear()
+    if isinstance(job.pair_loss, KtoLoss):
+        job.pair_loss.set_level(job.pipeline, batches, job.world)
     for turn in job.pipeline.passes(batches, denominator, tokens):
         if turn.last:
             optimizer.prefetch()  # state that rests elsewhere comes during the backward pass

@@ -8,7 +8,7 @@ largest product of a small model, therefore runs only at positions whose next to
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,18 @@ from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
 from tonnage.training.distillation import Distillation
 from tonnage.training.head import Head, LogitsMemory, ScoreHead
-from tonnage.training.own_loss import OwnLoss
-from tonnage.training.preferences import PairLoss, RewardLoss
+from tonnage.training.preferences import RewardLoss
 from tonnage.training.routing import Routing
 from tonnage.training.tiled_vocabulary import TiledHead
+
+
+class LikelihoodLoss(Protocol):
+    """A loss that is made of the log-probabilities of targets."""
+
+    def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
+        """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
+        ``logprobs``, fp32 (supervised,)."""
+        ...
 
 
 class LossModel(nn.Module):
@@ -63,7 +71,7 @@ class LossModel(nn.Module):
         self.logits: LogitsMemory | None = LogitsMemory()
         self.tiled: TiledHead | None = None
         """The head, where its weight comes in tiles."""
-        self.own: OwnLoss | PairLoss | RewardLoss | None = None
+        self.own: LikelihoodLoss | RewardLoss | None = None
         """The loss, where it is not cross-entropy."""
         self.distillation: Distillation | None = None
         """How a teacher counts, where there is one."""
@@ -112,9 +120,7 @@ class LossModel(nn.Module):
         assert not self.anatomy.scores, "a model of scores has no logits"
         return self._of_logits(hidden, batch, denominator, own)
 
-    def _of_logits(
-        self, hidden: Tensor, batch: MicroBatch, denominator: float, own: OwnLoss | PairLoss | None
-    ) -> Tensor:
+    def _of_logits(self, hidden: Tensor, batch: MicroBatch, denominator: float, own: LikelihoodLoss | None) -> Tensor:
         """As ``_result``, with a head that projects to the vocabulary."""
         head, device = self.tiled or self._head(), hidden.device
         if batch.asks:
@@ -136,6 +142,8 @@ class LossModel(nn.Module):
         value, weights = None, sent(batch.weights, device) / denominator
         if own is not None:
             value, slopes = own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
+            if not torch.is_grad_enabled():
+                return value
             weights = -slopes
         if soft is None:
             loss = head.loss(picked, targets, weights)

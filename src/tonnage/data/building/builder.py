@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.data.building.mates import Result, with_mates
 from tonnage.data.building.recipe import Recipe, Script
 from tonnage.data.reading.json_text import MAX_ROW_BYTES
 from tonnage.data.reading.rows import Part, Row, lines_of, read_rows
@@ -40,8 +41,6 @@ FOLD = "put the system message at the beginning of the first question: data.fold
 
 
 NO_TEXT = Marked("", ())
-Result = tuple[int, Document | RowError]
-"""The number of a row, and its document or why it makes none."""
 
 
 def _silent(rows: int) -> None:
@@ -90,18 +89,23 @@ class PartBuilder:
         totals = PartTotals()
         reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._options.carry)
         bad: list[str] = []
-        pairs = FORMATS[form.format].is_pair
-        with _rare_collection(), DocumentWriter(out, carries=bool(self._options.carry), pairs=pairs) as writer:
-            for row, result in self._results(read_rows(part), reader, totals, advance):
+        purpose = FORMATS[form.format].purpose
+        is_labelled = purpose == "verdicts"
+        results = self._results(read_rows(part), reader, totals, advance)
+        carries, pairs = is_labelled or bool(self._options.carry), purpose != "supervised"
+        with _rare_collection(), DocumentWriter(out, carries=carries, pairs=pairs) as writer:
+            for row, result in with_mates(results) if is_labelled else results:
                 if isinstance(result, RowError):
                     reason = result.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
                     bad_row = BadRow(row, result.kind, reason, result.change, result.unread)
                     bad.append(json.dumps(asdict(bad_row)) + "\n")
                 else:
                     writer.add(row, result)
+                    totals.desirable += is_labelled and result.carried[0] > 0
         if bad:
             out.with_suffix(".bad.jsonl").write_text("".join(bad), encoding="utf-8")
         totals.bad, totals.documents = len(bad), writer.documents
+        totals.undesirable = is_labelled * (totals.documents - totals.desirable)
         totals.lines = lines_of(part) if part.kind in ("lines", "line") else 0
         totals.unread, totals.columns = dict(reader.unread), dict(reader.columns)
         totals.values, totals.ties = reader.values.seen, reader.ties
@@ -118,6 +122,8 @@ class PartBuilder:
     def documents(self, rows: Iterator[Row], form: Form) -> list[Result]:
         """Documents of rows in memory, each with its row's number; where a row makes none, the error says why."""
         results = self._results(rows, Reader(form, carry=self._options.carry), PartTotals())
+        if FORMATS[form.format].purpose == "verdicts":
+            results = with_mates(results)
         return sorted(results, key=lambda result: result[0])
 
     def _results(

@@ -23,7 +23,7 @@ from typing import IO, Any
 from tonnage.data.reading.opening import DAMAGED, open_file
 from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError
-from tonnage.forms.formats import candidates
+from tonnage.forms.formats import PURPOSES, candidates
 from tonnage.forms.turns import LISTS
 
 MAX_ROW_BYTES = 16 << 20
@@ -321,7 +321,7 @@ def _holder(file: Path, split: str) -> str | None:
 
 
 def _is_row(fields: dict[str, Any]) -> bool:
-    return bool(candidates(fields) or candidates(fields, pairs=True))
+    return any(candidates(fields, purpose) for purpose in PURPOSES)
 
 
 def _parsed(text: str) -> Any:

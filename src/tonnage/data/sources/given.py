@@ -19,7 +19,9 @@ from tonnage.forms.advice import advice
 from tonnage.forms.conversation import Conversation, as_row_error
 from tonnage.forms.formats import (
     FORMATS,
+    PURPOSES,
     Form,
+    RowPurpose,
     candidates,
     detect,
     fields_of,
@@ -28,10 +30,26 @@ from tonnage.forms.formats import (
     nearest_field,
     rename,
 )
+from tonnage.forms.labelled import COMPLETIONS
 from tonnage.forms.preferences import has_turns, other_preference
 from tonnage.forms.reader import PATH, SOURCE, Reader, for_chosen
-from tonnage.forms.values import as_turns, written
+from tonnage.forms.values import as_turns, is_turns, written
 
+OBJECTIVES: dict[RowPurpose, str] = {
+    "supervised": "objective: supervised, which learns every answer of such rows",
+    "pairs": "objective: dpo, which learns from pairs",
+    "verdicts": "objective: kto, which learns from answers that are each good or bad",
+}
+NEEDED: dict[RowPurpose, str] = {
+    "supervised": "a form that is known",
+    "pairs": "pairs of answers, as objective.kind wants them",
+    "verdicts": "answers with a label each, as objective.kind kto wants them",
+}
+NO_SUCH: dict[RowPurpose, str] = {
+    "supervised": "have answers that are all to be learned",
+    "pairs": "are pairs of answers",
+    "verdicts": "have an answer each that is good or bad",
+}
 SAMPLED_ROWS = 64
 SAMPLED_FILES = 8
 
@@ -73,8 +91,8 @@ class Sources:
         return f"data.{side}" if count == 1 else f"data.{side}.{number}"
 
 
-def read_sources(options: Data, pairs: bool = False) -> Sources:
-    """All sources with the forms of their rows, which are ``pairs`` of answers or rows to be learned as they are.
+def read_sources(options: Data, purpose: RowPurpose = "supervised") -> Sources:
+    """All sources with the forms of their rows, which are for ``purpose``.
 
     Raises ``UserError`` with the problems of all of them.
     """
@@ -87,7 +105,7 @@ def read_sources(options: Data, pairs: bool = False) -> Sources:
         try:
             resolved = resolve(source, index)
             sample, first_bad = _sample(resolved.parts)
-            form = _form(source, sources.key(index), sample, first_bad, pairs)
+            form = _form(source, sources.key(index), sample, first_bad, purpose)
         except UserError as error:
             problems += error.problems
             continue
@@ -124,15 +142,17 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
     return rows, first_bad
 
 
-def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str, pairs: bool) -> Form:
+def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str, purpose: RowPurpose) -> Form:
     """The form of a source, whose key in the config is ``key``. Raises ``UserError``."""
     if source.format != "auto":
         form = form_of(source.format, source.columns, source.roles)
-        if FORMATS[form.format].is_pair and not pairs:
+        theirs = FORMATS[form.format].purpose
+        if (theirs, purpose) == ("pairs", "supervised"):
             raise _pairs_unasked(source, key, rename(sample[0], form.columns) if sample else {}, form.columns)
-        if pairs and not FORMATS[form.format].is_pair:
-            change = "leave format and columns of this source out; or " if _are_pairs(sample) else ""
-            raise _no_pairs(source, f"format: {source.format}, whose rows are no pairs of answers", change)
+        if theirs != purpose:
+            change = "leave format and columns of this source out; or " if _are_for(purpose, sample) else ""
+            clause = "whose rows are no pairs of answers" if purpose == "pairs" else f"whose rows {NO_SUCH[theirs]}"
+            raise _for_others(source, f"format: {source.format}, {clause}", (theirs, purpose), change)
         return _with_settings(form, source)
     if not sample and first_bad:
         change = "mend that row, or take it out of the file"
@@ -140,15 +160,15 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
     if not sample:
         raise unusable(source, "no row", "at least one row")
     renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
-    formats = detect(renamed, pairs=pairs)
-    if not pairs and _are_pairs(renamed):
+    formats = detect(renamed, purpose)
+    if purpose == "supervised" and _are_for("pairs", renamed):
         raise _pairs_unasked(source, key, renamed[0], source.columns)
     if len(formats) == 1:
         return _with_settings(Form(formats[0], dict(source.columns), dict(source.roles)), source)
     if not formats:
-        raise _of_no_form(source, key, sample[0], renamed, pairs)
+        raise _of_no_form(source, key, sample[0], renamed, purpose)
     columns = _columns_of(sample[0])
-    fitting = [candidates(row, pairs=pairs) for row in renamed]
+    fitting = [candidates(row, purpose) for row in renamed]
     if len(set(fitting)) > 1 and not set.intersection(*map(set, fitting)):
         first_fits = dict.fromkeys(fits[0] for fits in fitting if fits)
         fault = f"rows of several forms in one file: {', '.join(first_fits)}"
@@ -160,24 +180,27 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
 
 
 def _of_no_form(
-    source: Source, key: str, row: dict[str, Any], renamed: Sequence[dict[str, Any]], pairs: bool
+    source: Source, key: str, row: dict[str, Any], renamed: Sequence[dict[str, Any]], purpose: RowPurpose
 ) -> UserError:
     """The error for rows that fit no form; ``row`` is the first of them as it lies in the file."""
     columns = _columns_of(row)
     refusal = next((error for named in renamed if (error := other_preference(named)) is not None), None)
-    supervised = detect(renamed) if pairs else ()
-    if refusal is not None and (pairs or not supervised):
-        needed = f"pairs of answers: {known_forms(pairs=True)}" if pairs else f"a form that is known: {known_forms()}"
-        return unusable(source, refusal.reason, needed, refusal.change)
-    if supervised:
-        return _no_pairs(source, f"rows of the form {' or '.join(supervised)} (fields: {columns})")
-    example = "{prompt: ..., chosen: ..., rejected: ...}" if pairs else "{instruction: ..., output: ...}"
-    subject = "a prompt and its two answers" if pairs else "a question and its answer"
+    if refusal is not None:
+        return unusable(source, refusal.reason, f"{NEEDED[purpose]}: {known_forms(purpose=purpose)}", refusal.change)
+    for theirs in (other for other in PURPOSES if other != purpose and purpose != "supervised"):
+        if fitting := detect(renamed, theirs):
+            fault = f"rows of the form {' or '.join(fitting)} (fields: {columns})"
+            return _for_others(source, fault, (theirs, purpose))
+    subject, example = {
+        "supervised": ("a question and its answer", "{instruction: ..., output: ...}"),
+        "pairs": ("a prompt and its two answers", "{prompt: ..., chosen: ..., rejected: ...}"),
+        "verdicts": ("a prompt, its answer and its label", "{prompt: ..., completion: ..., label: ...}"),
+    }[purpose]
     change = f"map the columns of {subject}: {key}: {{path: {written(source.path)}, columns: {example}}}"
     if source.columns:
         change = "correct columns, which maps our fields to those of the rows"
-    change = advice(key, source.path, row, pairs=pairs) or change
-    fault, needed = f"rows with the fields {columns}", f"a form that is known: {known_forms(pairs=pairs)}"
+    change = advice(key, source.path, row, purpose) or change
+    fault, needed = f"rows with the fields {columns}", f"a form that is known: {known_forms(purpose=purpose)}"
     return unusable(source, fault, needed, change)
 
 
@@ -185,10 +208,10 @@ def _columns_of(row: dict[str, Any]) -> str:
     return ", ".join(map(str, list(row)[:20]))
 
 
-def _are_pairs(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether all rows that have a form at all are pairs of answers."""
-    are_pairs = [bool(candidates(row, pairs=True)) for row in rows if candidates(row, pairs=True) or candidates(row)]
-    return bool(are_pairs) and all(are_pairs)
+def _are_for(purpose: RowPurpose, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether all rows that have a form at all are for a ``purpose``."""
+    are_theirs = [bool(candidates(row, purpose)) for row in rows if candidates(row, purpose) or candidates(row)]
+    return bool(are_theirs) and all(are_theirs)
 
 
 def _pairs_unasked(source: Source, key: str, row: dict[str, Any], columns: Mapping[str, str]) -> UserError:
@@ -200,11 +223,12 @@ def _pairs_unasked(source: Source, key: str, row: dict[str, Any], columns: Mappi
     return unusable(source, fault, needed, change)
 
 
-def _no_pairs(source: Source, fault: str, change: str = "") -> UserError:
-    """The error for rows that are no pairs of answers under an objective that learns from such; ``change`` is what else
-    can be done about it."""
-    needed = f"pairs of answers, as objective.kind wants them: {known_forms(pairs=True)}"
-    return unusable(source, fault, needed, f"{change}objective: supervised, which learns every answer of such rows")
+def _for_others(source: Source, fault: str, purposes: tuple[RowPurpose, RowPurpose], change: str = "") -> UserError:
+    """The error for rows that are for something else than the objective: what they are for, and what is wanted.
+    ``change`` is what else can be done about it."""
+    theirs, ours = purposes
+    needed = f"{NEEDED[ours]}: {known_forms(purpose=ours)}"
+    return unusable(source, fault, needed, f"{change}{OBJECTIVES[theirs]}")
 
 
 def _with_settings(form: Form, source: Source) -> Form:
@@ -245,8 +269,10 @@ def _written_as(rows: Sequence[dict[str, Any]], format: str) -> str:
             not isinstance(as_turns(row[name]), str) for row in rows for name in ("prompt", "completion") if name in row
         )
         return "messages" if has_roles else format
-    if not FORMATS[format].is_pair:
+    purpose = FORMATS[format].purpose
+    if purpose == "supervised":
         return format
-    if format == "arena" or any(map(has_turns, rows)):
+    whole = any(is_turns(row.get(name), "role", "from") for row in rows for name in COMPLETIONS)
+    if format == "arena" or any(map(has_turns, rows)) or whole:
         return "messages"
     return "alpaca" if rows and all(row.get("instruction") for row in rows) else "completion"

@@ -66,6 +66,9 @@ class PartTotals:
     """Those tokens -> conversations that hold them."""
     ties: int = 0
     """Pairs of which both answers have the same score."""
+    desirable: int = 0
+    """Documents of answers with a label whose answer is a good one."""
+    undesirable: int = 0
     control_rows: list[int] = field(default_factory=list)
     """The first rows of these."""
 
@@ -134,13 +137,22 @@ class DocumentWriter:
             "spans": [[border for span in document.spans for border in span[:2]] for document in documents],
             "weights": [[weight for _, _, weight in document.spans] for document in documents],
             "supervised": [document.supervised for document in documents],
-            "content": [content_key(document.tokens, document.spans, document.carried) for document in documents],
+            "content": [_content(document) for document in documents],
             "carried": [list(document.carried) for document in documents],
             "shared": [document.fork.shared for document in documents],
             "second": [document.fork.second for document in documents],
         }
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._rows, self._waiting, self._num_tokens = [], [], 0
+
+
+def _content(document: Document) -> int:
+    """A key of what a row holds itself: not of its mate's answer."""
+    tokens, spans = document.tokens, document.spans
+    if document.has_mate:
+        second = document.fork.second
+        tokens, spans = tokens[:second], [span for span in spans if span[0] < second]
+    return content_key(tokens, spans, document.carried)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class Document:
     carried: Sequence[float] = ()
     """Numbers of the row that go with it."""
     fork: Fork = NO_FORK
+    has_mate: bool = False
+    """Whether its second answer is that of another row."""
 
     @property
     def supervised(self) -> int:
