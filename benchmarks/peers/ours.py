@@ -28,6 +28,7 @@ from tonnage.training.assemble import assemble
 from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
+from tonnage.training.setting import WorkerSetting
 
 
 def main(path: str) -> None:
@@ -38,7 +39,7 @@ def main(path: str) -> None:
     phases = Phases(PositionFile(run.worker_position(rank)))
     with join_world(plan.layout.replicate) as world:
         phases.device = world.device
-        job = assemble(config, plan, world, lambda message: print(message, flush=True), phases)
+        job = assemble(WorkerSetting(config, plan, world, lambda message: print(message, flush=True), phases))
         seat.ready(torch=torch.__version__, micro_batch=plan.layout.micro_batch, recompute=plan.layout.recompute)
         steps = told = 0
 

@@ -129,7 +129,7 @@ def test_a_format_of_other_rows_is_to_be_left_out_where_they_are_pairs(tmp_path:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": "a", "completion": "b", "label": True}, "rows for KTO, which is not there yet"),
+        ({"prompt": "a", "completion": "b", "label": True}, "a completion with a label of true or false"),
         ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "preferences of steps"),
         ({"prompt": "a", "answers": [{"answer": "b", "rank": 1}] * 3}, "'answers' is a list of 3 answers: a ranking"),
         ({"question": "a", "good": "b", "bad": "c"}, "rows with the fields question, good, bad"),

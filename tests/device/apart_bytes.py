@@ -14,6 +14,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
 from tonnage.training.memory import Phases
+from tonnage.training.setting import WorkerSetting
 
 
 def main(paths: list[str]) -> None:
@@ -27,7 +28,9 @@ def main(paths: list[str]) -> None:
             run = RunDirectory(path)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             config, plan = train_runs.read(run)
-            job = assemble(config, plan, train_runs.on_mesh_of(world, plan.layout), lambda message: None, phases)
+            job = assemble(
+                WorkerSetting(config, plan, train_runs.on_mesh_of(world, plan.layout), lambda message: None, phases)
+            )
             gc.collect()
             found.append([int(held) for held in world.gather(str(apart.allocated.now - before))])
             del job

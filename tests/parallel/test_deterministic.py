@@ -13,6 +13,7 @@ import torch
 from tonnage.model import flash
 from tonnage.parallel.deterministic import FILLS, WORKSPACE, compute_the_same
 from tonnage.training import assemble
+from tonnage.training.setting import WorkerSetting
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +50,10 @@ def test_a_run_asks_if_its_config_does(wanted: bool, monkeypatch: pytest.MonkeyP
         raise KeyError("goes on")
 
     monkeypatch.setattr(flash, "choose", goes_on)
-    given: Any = (config, SimpleNamespace(layout=layout), world, print, None)
+    plan, phases = SimpleNamespace(layout=layout), None
+    setting: Any = WorkerSetting(config, plan, world, print, phases)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="goes on"):
-        assemble.assemble(*given)
+        assemble.assemble(setting)
     assert devices == [world.device] * wanted
     assert asked == {"newer": not wanted}
 

@@ -20,6 +20,7 @@ from tonnage.training.job import Job
 from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
+from tonnage.training.setting import WorkerSetting
 
 
 class Poison:
@@ -61,7 +62,7 @@ def main(told: list[str]) -> None:
             world = on_mesh_of(joined, plan.layout)
             recorder = Recorder(run, rank=world.rank)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
-            job = assemble(config, plan, world, recorder.log, phases)
+            job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
             job = replace(job, reads_late=path.endswith("+"))
             Poison(job, document, module, what)
             every, evaluates = config.checkpoint.steps_between, config.evaluate.steps_between(plan.num_steps)

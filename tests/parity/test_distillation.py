@@ -215,15 +215,15 @@ def test_an_interrupted_pass_goes_on_and_another_run_finds_it_done(make: Make, m
 
     monkeypatch.setattr(teacher, "CHUNK_TOKENS", 3 * 96)
     decision = make(seed=32)
-    computed, whole = list[int](), teacher._Teacher.expects
+    computed, whole = list[int](), teacher._expected
 
-    def interrupted(self: Any, dataset: Any, chunk: Any, *more: Any) -> np.ndarray:
+    def interrupted(guest: Any, dataset: Any, chunk: Any, *more: Any) -> Tensor:
         if len(computed) == 2:
             raise KeyboardInterrupt
         computed.append(len(chunk))
-        return whole(self, dataset, chunk, *more)
+        return whole(guest, dataset, chunk, *more)
 
-    monkeypatch.setattr(teacher._Teacher, "expects", interrupted)
+    monkeypatch.setattr(teacher, "_expected", interrupted)
     with pytest.raises(KeyboardInterrupt):
         assembled(decision)
     parts = teacher.parts_of(entry_of(decision))
@@ -255,6 +255,7 @@ def assembled(decision: Decision) -> Any:
     from tonnage.rundir.positions import PositionFile
     from tonnage.training.assemble import assemble
     from tonnage.training.memory import Phases
+    from tonnage.training.setting import WorkerSetting
 
     run = run_of(decision)
     run.workers.mkdir(exist_ok=True)
@@ -262,7 +263,7 @@ def assembled(decision: Decision) -> Any:
     try:
         with join_world() as world:
             phases = Phases(PositionFile(run.worker_position(0)))
-            return assemble(decision.config, decision.plan, world, lambda line: None, phases)
+            return assemble(WorkerSetting(decision.config, decision.plan, world, lambda line: None, phases))
     finally:
         torch.set_num_threads(threads)
 

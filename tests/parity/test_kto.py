@@ -197,7 +197,7 @@ def assert_alike(make: Make, keys: dict[str, Any], layouts: dict[str, dict[str, 
     made = {
         name: make(
             **same | {key: value for key, value in copy.deepcopy(more).items() if key != "data"},
-            data={"validation": 0.15} | more.get("data", {}),
+            data={"validation": 0.3} | more.get("data", {}),
         )
         for name, more in {"plain": {}, **layouts}.items()
     }

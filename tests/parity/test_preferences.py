@@ -20,6 +20,7 @@ from ready import Start, ready, run_of
 from forked import train
 from tiny import byte_tokenizer, llama_config, write_model, write_rows
 from tonnage.decide.decision import Decision
+from tonnage.errors import UserError
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, PAIRS = 10, 4
@@ -142,7 +143,11 @@ def in_trl(decision: Decision, accumulate: int = 1, **settings: Any) -> list[dic
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, decision.config.model, is_trainable=True)
-    Trainer(model, args=arguments, train_dataset=rows_of_trl, processing_class=byte_tokenizer()).train()
+    reference = decision.config.objective.reference
+    of_reference = None if reference is None else AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32)
+    Trainer(
+        model, ref_model=of_reference, args=arguments, train_dataset=rows_of_trl, processing_class=byte_tokenizer()
+    ).train()
     steps = [records[at : at + accumulate] for at in range(0, len(records), accumulate)]
     names = ("loss", *NAMES)
     return [
@@ -177,12 +182,16 @@ def test_every_step_is_that_of_trl(make: Make, adapted: Path, name: str, adapter
     optimizer = {"lr": 2e-4, "schedule": "constant", "warmup": 0}
     decision = make(ours, optimizer=optimizer, **({"model": str(adapted)} if adapter else {}))
     train((1, [run_of(decision)]))
+    assert_as_in_trl(decision, **theirs)
+
+
+def assert_as_in_trl(decision: Decision, **theirs: Any) -> None:
     steps, expected = steps_of(run_of(decision)), in_trl(decision, **theirs)
     assert len(steps) == len(expected) == STEPS
     for step, figures in zip(steps, expected, strict=True):
         for name, value in figures.items():
             if name.startswith("reward"):  # a difference of log-probabilities, times beta
-                if not ours.get("per_token"):  # which TRL's rewards are not
+                if not decision.config.objective.per_token:  # which TRL's rewards are not
                     size = abs(step[name.replace("reward", "logprob")]) * decision.config.objective.beta
                     assert step[name] == pytest.approx(value, abs=1e-5 * size), (step["step"], name)
             else:
@@ -331,6 +340,65 @@ def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(scores_of(run_of(apart)), scores_of(run_of(first)), rtol=1e-5)
 
 
+def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
+    """TRL's numbers with a reference of its own: the model before something else was learned."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(make("orpo").config.model)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "reference")
+    byte_tokenizer().save_pretrained(tmp_path / "reference")
+    optimizer = {"lr": 2e-4, "schedule": "constant", "warmup": 0}
+    decision = make({"kind": "dpo", "reference": str(tmp_path / "reference")}, seed=21, optimizer=optimizer)
+    assert str(tmp_path / "reference") in decision.plan.reasons["reference"]
+    assert decision.plan.data.reference_path != make("dpo", seed=21).plan.data.reference_path
+    train((1, [run_of(decision)]))
+    assert abs(steps_of(run_of(decision))[0]["reward_chosen"]) > 0.01
+    assert_as_in_trl(decision)
+
+
+def test_workers_share_the_weights_of_a_reference(make: Make, tmp_path: Path) -> None:
+    """Of another shape than the model that is trained."""
+    config = llama_config(initializer_range=0.25, hidden_size=48, num_hidden_layers=3)
+    write_model(tmp_path / "reference", config, seed=9)
+    objective = {"kind": "ipo", "reference": str(tmp_path / "reference")}
+    whole, scores = make(objective, seed=21), list[np.ndarray]()
+    apart = make(objective, workers=2, seed=21, memory={"zero": 3, "micro_batch": 1})
+    for decision in (whole, apart):
+        train((decision.plan.workers, [run_of(decision)]))
+        scores.append(scores_of(run_of(decision)))
+        shutil.rmtree(str(decision.plan.data.reference_path))
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-5)
+
+
+def test_a_reference_of_another_vocabulary_is_refused(make: Make, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_model(tmp_path / "model", llama_config(vocab_size=300))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="has another vocabulary: 1 tokens differ; '<new>' is"):
+        make({"kind": "dpo", "reference": str(tmp_path / "model")})
+
+
+def test_a_stop_is_heard_while_the_reference_is_computed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was computed until then is kept."""
+    from tonnage.training import reference
+    from tonnage.training.setting import StoppedEarly
+
+    monkeypatch.setattr(reference, "CHUNK_PACKS", 4)
+    decision = make("dpo", seed=22)
+    asked = iter([False, False, True])
+    with pytest.raises(StoppedEarly):
+        assembled(decision, lambda: next(asked))
+    entry = Path(str(decision.plan.data.reference_path))
+    assert len(list(entry.with_name(f"{entry.name}.parts").glob("*.npy"))) == 2
+
+
 def test_another_model_template_or_precision_has_another_reference(make: Make, adapted: Path) -> None:
     settings: dict[str, dict[str, Any]] = {
         "same": {},
@@ -435,12 +503,13 @@ def test_a_run_that_goes_on_with_another_reference_is_refused(make: Make, change
         train((1, [run_of(later)]))
 
 
-def assembled(decision: Decision) -> Any:
+def assembled(decision: Decision, stop_requested: Callable[[], bool] = lambda: False) -> Any:
     """A job in this process, with its reference."""
     from tonnage.parallel.world import join_world
     from tonnage.rundir.positions import PositionFile
     from tonnage.training.assemble import assemble
     from tonnage.training.memory import Phases
+    from tonnage.training.setting import WorkerSetting
 
     run = run_of(decision)
     run.workers.mkdir(exist_ok=True)
@@ -448,6 +517,7 @@ def assembled(decision: Decision) -> Any:
     try:
         with join_world() as world:
             phases = Phases(PositionFile(run.worker_position(0)))
-            return assemble(decision.config, decision.plan, world, lambda line: None, phases)
+            config, plan = decision.config, decision.plan
+            return assemble(WorkerSetting(config, plan, world, lambda line: None, phases, stop_requested))
     finally:
         torch.set_num_threads(threads)

@@ -253,6 +253,18 @@ def test_a_run_goes_on_with_the_same_bits(make: Make) -> None:
         assert torch.equal(value, weights[name]), name
 
 
+@torch.no_grad()
+def rounding_of(decision: Decision) -> float:
+    """How far transformers' own bf16 moves the differences of scores in the first step, on average: a loss of pairs
+    moves by no more."""
+    model: Any = AutoModelForSequenceClassification.from_pretrained(decision.config.model, num_labels=1)
+    model.score.weight.copy_(new_head(decision))
+    rows = pairs_of(decision, range(PAIRS))
+    exact, rounded = (torch.tensor(scores_of(model.to(dtype), rows)) for dtype in (torch.float32, torch.bfloat16))
+    moved = (exact - rounded).diff(dim=1).abs().mean()
+    return float(moved)
+
+
 def test_bf16_begins_near_and_learns(make: Make) -> None:
     """Later steps drift apart, as rounded weights do."""
     plain, *others = (
@@ -264,7 +276,7 @@ def test_bf16_begins_near_and_learns(make: Make) -> None:
     expected = steps_of(run_of(plain))
     for decision in others:
         steps = steps_of(run_of(decision))
-        assert steps[0]["loss"] == pytest.approx(expected[0]["loss"], rel=0.01)
+        assert abs(steps[0]["loss"] - expected[0]["loss"]) < 2 * rounding_of(plain)
         assert not any(step["skipped"] for step in steps)
         mean, other = (sum(step["loss"] for step in those) / STEPS for those in (steps, expected))
         assert mean == pytest.approx(other, rel=0.05)

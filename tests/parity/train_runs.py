@@ -20,6 +20,7 @@ from tonnage.training.assemble import assemble, between_steps_of
 from tonnage.training.loop import train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
+from tonnage.training.setting import WorkerSetting
 
 
 def read(run: RunDirectory) -> tuple[Config, Plan]:
@@ -39,7 +40,7 @@ def main(paths: list[str], join: Callable[[], AbstractContextManager[World]] = j
             world = on_mesh_of(joined, plan.layout)
             recorder = Recorder(run, rank=world.rank)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
-            job = assemble(config, plan, world, recorder.log, phases, run.checkpoint_to_resume())
+            job = assemble(WorkerSetting(config, plan, world, recorder.log, phases), run.checkpoint_to_resume())
             if path.endswith("+"):
                 cursor = replace(job.cursor, step=job.cursor.step + 1)
                 Saver(run.checkpoints, 99, world).save(cursor, *job.snapshot()[:2], job.facts, wait=True)

@@ -34,6 +34,7 @@ from tonnage.training.assemble import assemble
 from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
+from tonnage.training.setting import WorkerSetting
 
 STEPS, PACKS, FEWEST_DOCUMENTS = 2, 4, 5
 LR, CLIP = 1e-3, 0.5
@@ -204,7 +205,7 @@ def _work(decision: Decision, run: RunDirectory, stops: bool) -> None:
         checkpoint = next(reversed(complete_checkpoints(run.checkpoints)), None)
         recorder = Recorder(run, rank=world.rank)
         phases = Phases(PositionFile(run.worker_position(world.rank)))
-        job = assemble(decision.config, decision.plan, world, recorder.log, phases, checkpoint)
+        job = assemble(WorkerSetting(decision.config, decision.plan, world, recorder.log, phases), checkpoint)
         train(job, BetweenSteps(0, 0, run.checkpoints, 1, False), recorder, phases, lambda: stops and next(asked, True))
         recorder.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tonnage.config.contradiction import Contradiction
-from tonnage.config.schema import COMPARED, Config, Objective
+from tonnage.config.schema import COMPARED, REFERRED, Config, Objective
 
 ONLY_OF: dict[str, tuple[str, ...]] = {
     "beta": COMPARED,
@@ -15,6 +15,8 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
     "center": ("reward",),
     "per_token": ("dpo", "hinge"),
     "supervised": ("distil", "dpo", "ipo", "hinge", "simpo"),
+    "reference": REFERRED,
+    "reference_revision": REFERRED,
     "teacher": ("distil",),
     "teacher_revision": ("distil",),
     "top_k": ("distil",),

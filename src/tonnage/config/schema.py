@@ -28,7 +28,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -367,6 +367,7 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
+ObjectiveKind = Literal["supervised", "distil", "dpo", "ipo", "hinge", "kto", "orpo", "simpo", "reward"]
 REFERRED = ("dpo", "ipo", "hinge", "kto")
 """Kinds of ``objective`` that compare with the model as it was."""
 COMPARED = (*REFERRED, "orpo", "simpo")
@@ -387,7 +388,7 @@ def _kind(value: Any) -> Any:
 class Objective(Section):
     """What is minimised: the loss of answers, alone or beside a teacher, or one that prefers some to others."""
 
-    kind: Literal["supervised", "distil", "dpo", "ipo", "hinge", "orpo", "simpo", "kto", "reward"] = "supervised"
+    kind: ObjectiveKind = "supervised"
     """`supervised`: cross-entropy; `distil`: a teacher's; `reward`: a model of scores; `kto`: rows with a `label`;
     `reward` and the others: with a `chosen` and a `rejected` answer."""
     beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
@@ -402,6 +403,10 @@ class Objective(Section):
     """Of `dpo` and `hinge`: divide the log-probability of an answer by its tokens (`ipo`, `orpo` and `simpo` do)."""
     supervised: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Weight of the chosen answers' own loss, nats a token (`orpo`: 1); of `distil`: its share beside the teacher's."""
+    reference: PathOrId | None = None
+    """Another model of the same vocabulary that log-probabilities are compared with; none is the model as it was."""
+    reference_revision: Name = None
+    """Branch, tag or commit of a reference on the hub; none is its newest state."""
     teacher: PathOrId | None = None
     """Of `distil`: a model of the same vocabulary, whose likeliest tokens are computed once, before training."""
     teacher_revision: Name = None
@@ -759,7 +764,7 @@ class Config(Section):
     data: Data
     """What to train on, and how rows become packs."""
     objective: Annotated[
-        Objective, BeforeValidator(_kind), Words(f"a section of keys or one of supervised, {', '.join(PREFERENCES)}")
+        Objective, BeforeValidator(_kind), Words(f"a section of keys or one of {', '.join(get_args(ObjectiveKind))}")
     ] = Field(default_factory=Objective)
     """What is minimised; `dpo` is short for `{kind: dpo}`."""
     batch: Annotated[

@@ -14,11 +14,12 @@ from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_tr
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import ModelFound, find, with_adapter
+from tonnage.decide.other_model import check_no_token_is_new, find_other
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.reference import reference_of, with_reference
 from tonnage.decide.rows import prepare_data
-from tonnage.decide.teacher import check_no_token_is_new, entry_of, find_teacher, with_teacher
+from tonnage.decide.teacher import entry_of, with_teacher
 from tonnage.planning.ways import choose
 
 if TYPE_CHECKING:
@@ -86,12 +87,12 @@ def decide_on(
     model = find(config, fresh_output=fresh_output)
     if model.files.commit is not None:  # of a hub model, so that whoever goes on with the run finds the same
         config = config.model_copy(update={"revision": model.files.commit})
-    config, teacher = with_adapter(config, model), find_teacher(config, model)
+    config, other = with_adapter(config, model), find_other(config, model)
     prepared = prepare_data(config, model, progress)
-    if teacher is not None:
-        check_no_token_is_new(prepared, model)
-        if teacher.files.commit is not None:
-            objective = config.objective.model_copy(update={"teacher_revision": teacher.files.commit})
+    if other is not None:
+        check_no_token_is_new(prepared, model, other)
+        if other.files.commit is not None:
+            objective = config.objective.model_copy(update={f"{other.key}_revision": other.files.commit})
             config = config.model_copy(update={"objective": objective})
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
@@ -120,10 +121,11 @@ def decide_on(
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
     if settled.objective.has_reference:
-        place_of = reference_of(settled, model, plan, progress)
-        plan, others = with_reference(plan, place_of), tuple(with_reference(one, place_of) for one in others)
-    if teacher is not None:
-        entry, validation = entry_of(settled, teacher, plan, progress), prepared.validation
+        place_of, name = reference_of(settled, model, other, plan, progress), settled.objective.reference
+        plan, *rest = (with_reference(each, place_of, name) for each in (plan, *others))
+        others = tuple(rest)
+    elif other is not None:
+        entry, validation = entry_of(settled, other, plan, progress), prepared.validation
         tokens = validation.supervised_tokens if validation is not None else 0
         plan, *rest = (with_teacher(settled, one, entry, tokens) for one in (plan, *others))
         others = tuple(rest)
@@ -138,10 +140,10 @@ def asked(
     another one. Raises as ``decide``, but for what does not fit."""
     config = counted(read_config(path, overrides), machine)
     model = find(config)
-    config, teacher = with_adapter(config, model), find_teacher(config, model)
+    config, other = with_adapter(config, model), find_other(config, model)
     prepared = prepare_data(config, model, progress)
-    if teacher is not None:
-        check_no_token_is_new(prepared, model)
+    if other is not None:
+        check_no_token_is_new(prepared, model, other)
     return asked_of(config, model, prepared, where(config, machine, progress))
 
 

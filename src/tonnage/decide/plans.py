@@ -232,7 +232,7 @@ def plan_run(
     plan = _plan_of(config, _subject_of(config, model, prepared), place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if config.objective.has_reference:
-        plan = with_reference(plan)
+        plan = with_reference(plan, name=config.objective.reference)
     if base := what_is_packed(config, plan, place):
         plan = replace(plan, reasons=plan.reasons | {"base": base})
     return plan

@@ -1,95 +1,24 @@
-"""The teacher of a run that distils: whether it has the same vocabulary, and where what it expects lies."""
+"""The teacher of a run that distils: where what it expects lies, and how much that is."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
-from tonnage.decide.models import ModelFound
-from tonnage.errors import UserError, user_error
+from tonnage.decide.other_model import OtherModel, digests_of
+from tonnage.errors import user_error
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-
-    from tonnage.data import Prepared, Progress
-    from tonnage.model.files import ModelFiles
+    from tonnage.data import Progress
     from tonnage.planning.plan import Plan
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """A teacher whose weights nobody has read yet."""
-
-    files: ModelFiles
-    config: PreTrainedConfig
-
-
-def find_teacher(config: Config, model: ModelFound) -> Teacher | None:
-    """The teacher of a run, whose tokens are those of the model that is trained; None if the run has none.
-
-    Raises:
-        UserError: there is no such model, its tokens are others, or it has fewer than are to be kept of each.
-    """
-    from tonnage.model.files import check_fit, read_model, read_tokenizer
-    from tonnage.model.matching import check_weights
-
-    objective = config.objective
-    if not objective.distils or objective.teacher is None:
-        return None
-    trusts, where = config.trust_remote_code, "objective.teacher"
-    try:
-        files, teacher_config = read_model(
-            objective.teacher, revision=objective.teacher_revision, trust_remote_code=trusts
-        )
-        tokenizer = read_tokenizer(files, trust_remote_code=trusts)
-        check_fit(teacher_config, tokenizer, config.data.max_length)
-        check_weights(files, teacher_config, allow_unexpected=config.allow_unexpected)
-    except UserError as error:
-        problems = (replace(one, where=f"{where}, {one.where}" if one.where else where) for one in error.problems)
-        raise UserError(*problems) from error
-    _check_same(model.tokenizer, tokenizer, objective.teacher)
-    least = min(teacher_config.vocab_size, model.config.vocab_size)
-    if objective.top_k > least:
-        observed = f"objective.top_k is {objective.top_k:,}, and the vocabulary has {least:,} tokens"
-        raise user_error(observed, "at most all of them", f"objective.top_k={least}", "objective.top_k")
-    return Teacher(files, teacher_config)
-
-
-def check_no_token_is_new(prepared: Prepared, model: ModelFound) -> None:
-    """Refuse tokens that training adds, and of which a teacher knows nothing. Raises ``UserError``."""
-    known = model.tokenizer.get_vocab()
-    new = sorted(set(prepared.tokenizer.get_vocab()) - set(known))
-    if new:
-        observed = f"tokens that are new to the vocabulary ({', '.join(new[:5])}), and objective.kind distil"
-        change = "leave data.added_tokens and data.eos_token out, or use another data.template"
-        raise user_error(observed, "tokens that the teacher knows too", change, "objective.teacher")
-
-
-def _check_same(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, teacher: str) -> None:
-    """Refuse a teacher whose tokens are others. Its rows of padding do not matter. Raises ``UserError``."""
-    own_ids, other_ids = own.get_vocab(), other.get_vocab()
-    if own_ids == other_ids:
-        return
-    tokens = sorted(set(own_ids) | set(other_ids))
-    different = [token for token in tokens if own_ids.get(token) != other_ids.get(token)]
-    first = different[0]
-    numbers = " and ".join(
-        f"{ids.get(first, 'no token')} of the {owner}" for ids, owner in ((own_ids, "model"), (other_ids, "teacher"))
-    )
-    raise user_error(
-        f"{teacher} has another vocabulary: {len(different):,} tokens differ; {first!r} is {numbers}",
-        "a teacher of the same family, whose tokenizer has the same tokens with the same numbers",
-        "choose another teacher, or another model",
-        "objective.teacher",
-    )
-
-
-def entry_of(config: Config, teacher: Teacher, plan: Plan, progress: Progress) -> Path:
+def entry_of(config: Config, teacher: OtherModel, plan: Plan, progress: Progress) -> Path:
     """The cache's entry for a run, which need not be there. The teacher's files are read once, to know them again.
 
     The temperature is no part of its address: what is kept is as it is at 1, from which the rest follows.
@@ -99,11 +28,7 @@ def entry_of(config: Config, teacher: Teacher, plan: Plan, progress: Progress) -
     packs = Path(plan.data.train_path).parent
     cache, files = packs.parent.parent, teacher.files
     adapter = sorted(files.adapter.directory.glob("adapter_*")) if files.adapter is not None else []
-    weights, digests = [*sorted(files.weights), *adapter], []
-    for number, file in enumerate(weights):
-        progress("reading the teacher's files", number, len(weights))
-        digests.append(store.remembered_digest(cache, str(file)))
-    progress("reading the teacher's files", len(weights), len(weights))
+    digests = digests_of(cache, [*sorted(files.weights), *adapter], "the teacher's", progress)
     sees_all = plan.num_packs >= plan.data.num_packs
     described: dict[str, Any] = teacher.config.to_dict()
     described.pop("_name_or_path", None)

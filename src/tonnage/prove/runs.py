@@ -181,6 +181,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     from tonnage.training.assemble import assemble
     from tonnage.training.loop import BetweenSteps, train
     from tonnage.training.metrics import Recorder
+    from tonnage.training.setting import WorkerSetting
 
     config, plan, run = decision.config, decision.plan, RunDirectory(decision.config.output)
     write_run(run, decision)
@@ -203,7 +204,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         phases.device = world.device
         if spec.drawn:
             stack.enter_context(filling_where_they_lie())
-        job = assemble(config, plan, world, recorder.log, phases)
+        job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
         finish.append(job.optimizer.finish)
         with suppress(_Enough):  # of a step more than the run has, or the loop would not ask for its last one
             job, between_steps = replace(job, num_packs=job.num_packs + 1), BetweenSteps(0, 0, run.checkpoints, 1)

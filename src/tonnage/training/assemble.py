@@ -5,12 +5,12 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tonnage.checkpoint.resume import restore
-from tonnage.checkpoint.save import Cursor
+from tonnage.checkpoint.save import Cursor, step_of
 from tonnage.config import Config, Objective, Source, as_json
 from tonnage.config.bounds import figure_of
 from tonnage.data import PackedDataset
@@ -23,7 +23,6 @@ from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
-from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
@@ -35,12 +34,12 @@ from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
 from tonnage.training.loop import BetweenSteps
-from tonnage.training.memory import HeapLimit, Phases, set_up_heap
+from tonnage.training.memory import HeapLimit, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.preferences import PairLoss, RewardLoss
-from tonnage.training.reference import with_reference
+from tonnage.training.reference import reference_scores, with_reference
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
 from tonnage.training.scorers import scorer_of
@@ -48,29 +47,32 @@ from tonnage.training.setting import WorkerSetting
 from tonnage.training.teacher import ask_teacher, with_teacher
 
 
-def assemble(
-    config: Config,
-    plan: Plan,
-    world: World,
-    log: Callable[[str], None],
-    phases: Phases,
-    checkpoint: Path | None = None,
-    loss: OwnLoss | None = None,
-) -> Job:
-    """Build this rank's part of what ``plan`` says; with a ``checkpoint``, as it was when that was saved. ``loss`` is
-    what is trained instead of what the config says."""
-    setting = WorkerSetting(config, plan, world, log, phases)
-    check_tiers(plan.layout, world)
+def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLoss | None = None) -> Job:
+    """Build this rank's part of what the plan says; with a ``checkpoint``, as it was when that was saved. ``loss`` is
+    what is trained instead of what the config says.
+
+    Raises:
+        StoppedEarly: a rank was asked to stop in a pass before training.
+    """
+    config = setting.config
+    check_tiers(setting.layout, setting.world)
     _prepare_process(setting)
-    distils = config.objective.distils and loss is None
-    if distils:  # before there is anything of the model that is trained
-        datasets = _datasets(config, plan)
-        ask_teacher(setting, datasets["train_data"], datasets["validation_data"])
+    objective = config.objective if loss is None else Objective()
+    step, scores = step_of(checkpoint) if checkpoint else 0, None
+    if objective.teacher or objective.reference:  # before there is anything of the model that is trained
+        datasets = _datasets(config, setting.plan)
+        rows = datasets["train_data"], datasets["validation_data"]
+        if objective.teacher:
+            ask_teacher(setting, *rows)
+        else:
+            scores = reference_scores(setting, *rows, step, None)
     job = _job(setting, checkpoint, loss)
-    if distils:
+    if objective.distils:
         job = with_teacher(job, setting)
-    if config.objective.has_reference and loss is None:
-        job = with_reference(job, RunDirectory(config.output), plan, phases, log)
+    if objective.has_reference:
+        if scores is None:
+            scores = reference_scores(setting, job.train_data, job.validation_data, step, job)
+        job = with_reference(job, scores)
     return job
 
 

@@ -57,16 +57,16 @@ class KtoLoss(PreferenceLoss):
 
     def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
         """As the function of that name, of every row's loss."""
-        labels = _labels(batch, logprobs.device)
+
+        def losses_of(answers: Answers) -> Tensor:
+            return self._losses(answers.ratios[:, 0], _labels(batch, logprobs.device))
 
         def note(answers: Answers, weights: Tensor, losses: Tensor) -> None:
             own, others = answers.ratios.unbind(1)
-            self.take_down(weights, labels, own, answers.logprobs[:, 0], others)
+            self.take_down(weights, _labels(batch, own.device), own, answers.logprobs[:, 0], others)
 
         assert not batch.documents or batch.reference is not None, "the reference is missing"
-        return value_and_slopes(
-            logprobs, batch, denominator, lambda answers: self._losses(answers.ratios[:, 0], labels), note
-        )
+        return value_and_slopes(logprobs, batch, denominator, losses_of, note)
 
     def _losses(self, ratios: Tensor, labels: Tensor) -> Tensor:
         objective = self.objective

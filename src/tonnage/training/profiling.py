@@ -44,6 +44,7 @@ from tonnage.training.job import Job
 from tonnage.training.loop import BetweenSteps, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
+from tonnage.training.setting import WorkerSetting
 
 CAUSES = (
     "matrix products",
@@ -190,7 +191,7 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
     layout = plan.layout
     axes: dict[str, Any] = {"tensor": layout.tensor, "pipeline": layout.pipeline, "device_type": layout.device}
     with join_world(layout.replicate, **axes) as world:
-        job = assemble(config, plan, world, recorder.log, phases)
+        job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
         phases.end()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if world.device.type == "cuda":

@@ -22,6 +22,7 @@ from tonnage.training.assemble import assemble
 from tonnage.training.by_hand import ByHand
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
+from tonnage.training.setting import WorkerSetting
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
             compile_loops(Precision.of(config.precision, 1).compute)
         with join_world(device_type=plan.layout.device) as world:
             phases.device = world.device
-            job = assemble(config, plan, world, recorder.log, phases)
+            job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
             recorder.log("steps are taken by a program")
             yield ByHand(job, recorder, phases, adds_up_exactly=plan.layout.micro_batches > 1)
             job.optimizer.finish()

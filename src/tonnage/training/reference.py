@@ -1,7 +1,8 @@
-"""Log-probabilities of all answers under the reference, the model as it was: computed once, before training.
+"""Log-probabilities of all answers under the reference: computed once, before training.
 
-They are the model's own before its first step, with additions that are still zero, so training needs no second model.
-The workers compute them in the run's layout, a chunk of packs at a time, and rank 0 writes each chunk beside the
+The reference is the model as it was before its first step, with additions that are still zero, or another one that is
+given up before training begins (``guest``), so training needs no second model. The workers compute them, of the model
+as it was in the run's layout, a chunk of packs at a time, and rank 0 writes each chunk beside the
 cache's entry (``KEY.parts``) as soon as it is there: whoever is interrupted goes on behind the last one. The whole goes
 into the cache, for every run of the same model, rows, template and precision, and into the run's own directory.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 import io
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from zipfile import BadZipFile
@@ -31,36 +32,74 @@ from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import MicroBatch, evaluation_steps
+from tonnage.training.guest import Guest, free_memory, load_guest
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
+from tonnage.training.setting import StoppedEarly, WorkerSetting
 
 CHUNK_PACKS = 256
 """Packs at least whose scores are written at a time."""
 SCORES = "scores.npy"
 
 
-def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log: Callable[[str], None]) -> Job:
-    """The job with the reference's log-probabilities beside its rows: those of the run, of the cache, or new ones.
+@dataclass(frozen=True)
+class _Pairs:
+    """The pairs that a run trains or evaluates."""
+
+    train: PackedDataset
+    validation: PackedDataset | None
+    plan: Plan
+    seed: int
+
+    def chunks(self) -> Iterator[tuple[PackedDataset, np.ndarray]]:
+        """Their packs, in the micro-batches in which the run sees them for the first time: what is computed beside
+        others there is computed beside the same here, and rounded alike."""
+        visited = self.train.first_packs(min(self.plan.num_packs, self.train.num_packs), self.seed)
+        scored = [(self.train, visited)]
+        if self.validation is not None:
+            scored.append((self.validation, np.arange(self.validation.num_packs)))
+        size = math.ceil(CHUNK_PACKS / self.plan.packs_per_step) * self.plan.packs_per_step
+        for dataset, packs in scored:
+            for start in range(0, len(packs), size):
+                yield dataset, packs[start : start + size]
+
+
+def with_reference(job: Job, scores: np.ndarray) -> Job:
+    """The job with the reference's log-probabilities beside its rows."""
+    validation = job.validation_data
+    scored = None if validation is None else replace(validation, reference=scores)
+    return replace(job, train_data=replace(job.train_data, reference=scores), validation_data=scored)
+
+
+def reference_scores(
+    setting: WorkerSetting, train: PackedDataset, validation: PackedDataset | None, step: int, job: Job | None
+) -> np.ndarray:
+    """The reference's log-probabilities of the answers of all pairs, float64 (documents, 2): those of the run, of the
+    cache, or new ones, of ``job`` as it is or, without one, of the model that the config names. ``step``: the last one
+    that the run has done.
 
     Raises:
         UserError: a run that goes on has lost them.
+        StoppedEarly: a rank was asked to stop while they were computed.
     """
+    run, plan, phases, world = RunDirectory(setting.config.output), setting.plan, setting.phases, setting.world
     phases.enter("reference", micro_batch=0, num_micro_batches=0)
     assert plan.data.reference_path is not None
-    entry, world, documents = Path(plan.data.reference_path), job.world, len(job.train_data.source)
+    entry, documents = Path(plan.data.reference_path), len(train.source)
+    pairs = _Pairs(train, validation, plan, setting.config.seed)
     own, cached = run.reference, entry / SCORES
-    places = (own, cached) if job.cursor.step else (cached,)  # what an earlier start has left may be of other rows
-    files = ((path, _read(path, job, plan)) for path in places if world.rank == 0)
+    places = (own, cached) if step else (cached,)  # what an earlier start has left may be of other rows
+    files = ((path, _read(path, pairs)) for path in places if world.rank == 0)
     place, scores = next((file for file in files if file[1] is not None), (None, None))
     (is_there,) = world.sum(float(scores is not None))
-    if not is_there and job.cursor.step:
-        observed = f"step {job.cursor.step} of a run whose reference log-probabilities are gone"
+    if not is_there and step:
+        observed = f"step {step} of a run whose reference log-probabilities are gone"
         needed = "those of the model as it was before the first step, of the same rows and all pairs that the run sees"
         raise user_error(observed, needed, "begin the run anew", str(own))
     if scores is not None:
-        log(f"reference: {_number(scores):,} pairs, read from {place}")
+        setting.log(f"reference: {_number(scores):,} pairs, read from {place}")
     else:
-        scores = np.full((documents, 2), np.nan) if is_there else _computed(job, plan, entry, phases, log)
+        scores = np.full((documents, 2), np.nan) if is_there else _computed(pairs, setting, entry, job)
     if world.rank == 0 and place != own:
         write_whole(own, _bytes(scores, plan))
     if world.rank == 0 and place is None:
@@ -69,21 +108,17 @@ def with_reference(job: Job, run: RunDirectory, plan: Plan, phases: Phases, log:
             shutil.rmtree(_parts(entry), ignore_errors=True)
     scores = _of_rank_0(scores, world)
     phases.end()
-
-    def scored(dataset: PackedDataset | None) -> PackedDataset | None:
-        return None if dataset is None else replace(dataset, reference=scores)
-
-    train = scored(job.train_data)
-    assert train is not None
-    return replace(job, train_data=train, validation_data=scored(job.validation_data))
+    return scores
 
 
-def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[str], None]) -> np.ndarray:
+def _computed(pairs: _Pairs, setting: WorkerSetting, entry: Path, job: Job | None) -> np.ndarray:
     """The scores of all pairs that the run trains or evaluates, complete on rank 0, in chunks that are kept."""
-    world, scores = job.world, np.full((len(job.train_data.source), 2), np.nan)
-    chunks, parts = list(_chunks(job, plan)), _parts(entry)
+    world, phases, objective = setting.world, setting.phases, setting.config.objective
+    scores = np.full((len(pairs.train.source), 2), np.nan)
+    model: Job | Guest | None = job
+    chunks, parts = list(pairs.chunks()), _parts(entry)
     done, total = 0, sum(len(packs) for _, packs in chunks)
-    log(f"reference: computing the log-probabilities of the answers of {total:,} packs")
+    setting.log(f"reference: computing the log-probabilities of the answers of {total:,} packs")
     for number, (dataset, packs) in enumerate(chunks):
         path, part = parts / f"{number:06}.npy", None
         if world.rank == 0:
@@ -91,9 +126,15 @@ def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[
                 part = np.load(path, allow_pickle=False)
             if part is not None and not np.array_equal(part[:, 0], _documents(dataset, packs)):
                 part = None  # of a run whose steps are of another size
-        (is_there,) = world.sum(float(part is not None))
+        is_there, stops = world.sum(float(part is not None), float(setting.stop_requested()))
+        if stops:
+            raise StoppedEarly
         if not is_there:
-            part = _scores_of(job, dataset, packs, phases)
+            if model is None:
+                assert objective.reference is not None
+                model = load_guest(setting, objective.reference, objective.reference_revision)
+                phases.enter("reference", micro_batch=done, num_micro_batches=total)
+            part = _scores_of(model, dataset, packs, phases)
             if world.rank == 0:
                 with kept(path, "an interrupted pass begins again"):
                     room_for(path)
@@ -102,38 +143,27 @@ def _computed(job: Job, plan: Plan, entry: Path, phases: Phases, log: Callable[[
             scores[part[:, 0].astype(np.int64)] = part[:, 1:]
         done += len(packs)
         phases.advance(done, total)
+    del model
+    free_memory(world.device)
     return scores
 
 
-def _chunks(job: Job, plan: Plan) -> Iterator[tuple[PackedDataset, np.ndarray]]:
-    """The packs that the run will see, in the micro-batches in which it will see them for the first time: what is
-    computed beside others there is computed beside the same here, and rounded alike."""
-    visited = job.train_data.first_packs(min(plan.num_packs, job.train_data.num_packs), job.seed)
-    scored = [(job.train_data, visited)]
-    if (validation := job.validation_data) is not None:
-        scored.append((validation, np.arange(validation.num_packs)))
-    size = math.ceil(CHUNK_PACKS / job.deal.packs_per_step) * job.deal.packs_per_step
-    for dataset, packs in scored:
-        for start in range(0, len(packs), size):
-            yield dataset, packs[start : start + size]
-
-
 @torch.no_grad()
-def _scores_of(job: Job, dataset: PackedDataset, packs: np.ndarray, phases: Phases) -> np.ndarray:
+def _scores_of(model: Job | Guest, dataset: PackedDataset, packs: np.ndarray, phases: Phases) -> np.ndarray:
     """Documents of some packs, and the log-probabilities of their answers: float64 (documents, 3), on every rank."""
     documents = _documents(dataset, packs)
     sums, visited = torch.zeros(len(documents), 2, dtype=torch.float64), torch.zeros(len(documents))
-    for step in evaluation_steps(dataset, job.deal, packs.tolist()):
+    for step in evaluation_steps(dataset, model.deal, packs.tolist()):
         batches = [replace(batch, judges=True) for batch in step.micro_batches]
-        for turn in job.pipeline.passes(batches, 1.0, backward=False):
+        for turn in model.pipeline.passes(batches, 1.0, backward=False):
             for judgement in turn.run():
-                if turn.batch.documents and job.world.speaks:
+                if turn.batch.documents and model.world.speaks:
                     places = np.searchsorted(documents, turn.batch.documents[::2])
                     sums[torch.from_numpy(places)] = _sums(turn.batch, judgement)  # a pair's copies have one score
                     visited[torch.from_numpy(places)] = 1
         phases.progress()  # a chunk may take longer than a step ever should
-    totals = np.array(job.world.sum(*sums.flatten().tolist())).reshape(-1, 2)
-    copies = np.array(job.world.sum(*visited.tolist()))
+    totals = np.array(model.world.sum(*sums.flatten().tolist())).reshape(-1, 2)
+    copies = np.array(model.world.sum(*visited.tolist()))
     return np.column_stack([documents, totals / np.maximum(copies, 1)[:, None]])
 
 
@@ -143,17 +173,17 @@ def _documents(dataset: PackedDataset, packs: np.ndarray) -> np.ndarray:
     return documents
 
 
-def _read(path: Path, job: Job, plan: Plan) -> np.ndarray | None:
+def _read(path: Path, pairs: _Pairs) -> np.ndarray | None:
     """The scores in a file; None where they are of other rows, or not of all pairs that the run trains or evaluates."""
     try:
         loaded = np.load(path, allow_pickle=False)
         of_run = path.suffix == ".npz"
         scores: np.ndarray = loaded["scores"] if of_run else loaded
-        is_same = not of_run or str(loaded["rows"]) == plan.data.key
+        is_same = not of_run or str(loaded["rows"]) == pairs.plan.data.key
     except (OSError, ValueError, KeyError, BadZipFile):
         return None
-    documents = [_documents(dataset, packs) for dataset, packs in _chunks(job, plan)]
-    is_same &= scores.shape == (len(job.train_data.source), 2)
+    documents = [_documents(dataset, packs) for dataset, packs in pairs.chunks()]
+    is_same &= scores.shape == (len(pairs.train.source), 2)
     return scores if is_same and np.isfinite(scores[np.concatenate(documents)]).all() else None
 
 

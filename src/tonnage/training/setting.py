@@ -17,15 +17,25 @@ from tonnage.training.batch import round_to
 from tonnage.training.memory import Phases
 
 
+def _never() -> bool:
+    return False
+
+
+class StoppedEarly(Exception):
+    """A stop was asked for before the first step, when there is nothing yet to save."""
+
+
 @dataclass(frozen=True)
 class WorkerSetting:
-    """A config, its plan, this rank among the others, and whom to tell."""
+    """A config, its plan, this rank among the others, whom to tell, and who may ask it to stop."""
 
     config: Config
     plan: Plan
     world: World
     log: Callable[[str], None]
     phases: Phases
+    stop_requested: Callable[[], bool] = _never
+    """Whether this rank was asked to stop."""
 
     @property
     def layout(self) -> Layout:

@@ -10,37 +10,30 @@ renormalised over the tokens that are kept, follow from them.
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tonnage.data import PackedDataset
 from tonnage.data import cache as store
 from tonnage.data.packs.taught import INDEX, Taught, chunk_name, row_type
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole
-from tonnage.host.cachedir import default_directory, room_for
-from tonnage.model.files import read_model
-from tonnage.model.matching import check_weights
-from tonnage.parallel.parallelize import Precision
-from tonnage.parallel.world import World, device_mesh
-from tonnage.planning.layout import PLAIN
+from tonnage.host.cachedir import room_for
 from tonnage.rundir.directory import RunDirectory
-from tonnage.training.batch import Deal, documents_of, evaluation_steps, round_to
-from tonnage.training.building import Blueprint, assemble_model, trains_of_files
-from tonnage.training.isolation import isolation_of, outgrows
+from tonnage.training.batch import documents_of, evaluation_steps
+from tonnage.training.guest import Guest, free_memory, load_guest
 from tonnage.training.job import Job
-from tonnage.training.pipeline import Pipeline
-from tonnage.training.setting import WorkerSetting
+from tonnage.training.setting import StoppedEarly, WorkerSetting
 
 CHUNK_TOKENS = 1 << 16
 """Tokens of packs whose rows are written at a time, about; whatever the layout, so that a chunk is a chunk."""
@@ -83,6 +76,7 @@ def ask_teacher(setting: WorkerSetting, train: PackedDataset, validation: Packed
 
     Raises:
         UserError: the teacher's files are gone, or there is no room.
+        StoppedEarly: a rank was asked to stop while the teacher was asked.
     """
     plan, world, phases = setting.plan, setting.world, setting.phases
     assert plan.data.teacher_path is not None
@@ -126,8 +120,8 @@ def parts_of(entry: Path) -> Path:
 
 def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
     """Ask the teacher about all chunks that are not there yet, and make the cache's entry of them."""
-    world, phases, parts = setting.world, setting.phases, parts_of(entry)
-    teacher: _Teacher | None = None
+    world, phases, parts, objective = setting.world, setting.phases, parts_of(entry), setting.config.objective
+    teacher: Guest | None = None
     index: list[tuple[int, ...]] = []
     setting.log(f"teacher: computing the likeliest tokens after those of {len(question.packs):,} packs")
     done = 0
@@ -136,121 +130,63 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
         starts = np.cumsum([0, *counts])[:-1].tolist()
         index += [(*pack, number, *place) for pack, place in zip(chunk, zip(starts, counts, strict=True), strict=True)]
         path = parts / chunk_name(number)
-        (is_there,) = world.sum(float(world.rank == 0 and _holds(path, sum(counts))))
+        is_whole = world.rank == 0 and _holds(path, sum(counts))
+        is_there, stops = world.sum(float(is_whole), float(setting.stop_requested()))
+        if stops:
+            raise StoppedEarly
         if not is_there:
             if teacher is None:
-                teacher = _Teacher.load(setting)
+                assert objective.teacher is not None
+                teacher = load_guest(setting, objective.teacher, objective.teacher_revision)
                 phases.enter("teacher", micro_batch=done, num_micro_batches=len(question.packs))
-            rows = teacher.expects(question.datasets[chunk[0][0]], chunk, counts, phases.progress)
+            top = objective.top_k, min(teacher.vocab_size, setting.plan.model.vocab_size)
+            expected = _expected(teacher, question.datasets[chunk[0][0]], chunk, counts, top)
             if world.rank == 0:
+                rows = np.empty(expected.shape[1], dtype=row_type(objective.top_k, setting.config.precision))
+                rows["logprobs"], rows["tokens"] = expected.numpy()
                 with refusals("what the teacher expects could not be written", path):
                     room_for(path)
                     write_whole(path, _bytes(rows))
         done += len(chunk)
         phases.advance(done, len(question.packs))
     del teacher
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory(world.device)
     if world.rank == 0:
         store.entry(entry, lambda building: _make_whole(building, parts, np.array(index, dtype=np.int64)))
         shutil.rmtree(parts, ignore_errors=True)
     world.barrier()
 
 
-@dataclass(frozen=True)
-class _Teacher:
-    """A teacher with its weights, which all workers share."""
-
-    pipeline: Pipeline
-    world: World
-    """The same ranks, each of which takes packs of its own."""
-    deal: Deal
-    """How these are dealt; of a chunk, whatever its size."""
-    top: tuple[int, int]
-    """How many tokens are kept, and of which they are the likeliest."""
-    rows: np.dtype[np.void]
-
-    @staticmethod
-    def load(setting: WorkerSetting) -> _Teacher:
-        """Build and fill it. Raises ``UserError`` where its files are gone or do not fit."""
-        config, plan = setting.config, setting.plan
-        objective, max_length = config.objective, plan.data.max_length
-        assert objective.teacher is not None
-        whole = setting.world
-        world = replace(whole, mesh=device_mesh(whole.device, whole.size, 1))
-        files, model_config = read_model(
-            objective.teacher,
-            revision=objective.teacher_revision,
-            tokenizer=False,
-            trust_remote_code=config.trust_remote_code,
-        )
-        check_weights(files, model_config, allow_unexpected=config.allow_unexpected)  # which may untie the head
-        isolation = isolation_of(
-            model_config,
-            device=world.device,
-            long_documents=outgrows(model_config, max_length),
-            cache=default_directory(),
-        )
-        dtypes = Precision.of(config.precision, world.data_size)
-        blueprint = Blueprint(
-            files,
-            model_config,
-            world,
-            dtypes,
-            replace(PLAIN, arrangement=isolation.arrangement, attention=isolation.attention),
-            trains_of_files(files, model_config),
-            evaluates=True,
-            allow_unexpected=config.allow_unexpected,
-            log=setting.log,
-            phases=setting.phases,
-        )
-        most_tokens = max_length * plan.layout.micro_batch
-        deal = Deal(
-            1,
-            plan.layout.micro_batch,
-            world.data_rank,
-            world.data_size,
-            round_to=round_to(most_tokens, world.device, dtypes.compute),
-            padded_tokens=most_tokens if isolation.arrangement == "padded" else 0,
-        )
-        pipeline = Pipeline({0: assemble_model(blueprint).loss_model}, world, dtypes.compute)
-        top = objective.top_k, min(model_config.vocab_size, plan.model.vocab_size)
-        return _Teacher(pipeline, world, deal, top, row_type(objective.top_k, config.precision))
-
-    @torch.no_grad()
-    def expects(
-        self,
-        dataset: PackedDataset,
-        chunk: Sequence[tuple[int, int]],
-        counts: Sequence[int],
-        progress: Callable[[], None],
-    ) -> np.ndarray:
-        """Rows of the supervised tokens of packs, which have so many, one after another: on every rank. ``progress`` is
-        called after each forward."""
-        world, packs, firsts = self.world, [pack for _, pack in chunk], np.cumsum([0, *counts]).tolist()
-        of_all = torch.zeros(2, firsts[-1], self.top[0])
-        places = defaultdict[tuple[int, int], list[int]](list)
-        for number in range(world.data_rank, len(packs), world.data_size):
-            first = firsts[number]
-            for document in documents_of(dataset.pack(packs[number])):
-                places[document.number, document.start].append(first)
-                first += int(np.count_nonzero(document.weights))
-        for step in evaluation_steps(dataset, replace(self.deal, packs_per_step=len(packs)), packs):
-            batches = [replace(batch, top=self.top) for batch in step.micro_batches]
-            for turn in self.pipeline.passes(batches, 1.0, backward=False):
-                batch, (rows,) = turn.batch, turn.run()
-                progress()
-                if batch.documents:
-                    by_document = rows[:, : sum(batch.targets_of)].float().cpu().split(batch.targets_of, 1)
-                    pieces = zip(batch.documents, batch.starts, strict=True)
-                    for piece, of_document in zip(pieces, by_document, strict=True):
-                        first = places[piece].pop()
-                        of_all[:, first : first + of_document.shape[1]] = of_document
-        of_all = world.total(of_all.to(world.device)).cpu()
-        rows_of_all = np.empty(of_all.shape[1], dtype=self.rows)
-        rows_of_all["logprobs"], rows_of_all["tokens"] = of_all.numpy()
-        return rows_of_all
+@torch.no_grad()
+def _expected(
+    teacher: Guest,
+    dataset: PackedDataset,
+    chunk: Sequence[tuple[int, int]],
+    counts: Sequence[int],
+    top: tuple[int, int],
+) -> Tensor:
+    """What a teacher expects of the supervised tokens of packs, which have so many, one after another: fp32 (2,
+    supervised, k), log-probabilities and tokens, on every rank. ``top``: k, and the tokens that it chooses from."""
+    world, packs, firsts = teacher.world, [pack for _, pack in chunk], np.cumsum([0, *counts]).tolist()
+    of_all = torch.zeros(2, firsts[-1], top[0])
+    places = defaultdict[tuple[int, int], list[int]](list)
+    for number in range(world.data_rank, len(packs), world.data_size):
+        first = firsts[number]
+        for document in documents_of(dataset.pack(packs[number])):
+            places[document.number, document.start].append(first)
+            first += int(np.count_nonzero(document.weights))
+    for step in evaluation_steps(dataset, replace(teacher.deal, packs_per_step=len(packs)), packs):
+        batches = [replace(batch, top=top) for batch in step.micro_batches]
+        for turn in teacher.pipeline.passes(batches, 1.0, backward=False):
+            batch, (rows,) = turn.batch, turn.run()
+            teacher.progress()
+            if batch.documents:
+                by_document = rows[:, : sum(batch.targets_of)].float().cpu().split(batch.targets_of, 1)
+                pieces = zip(batch.documents, batch.starts, strict=True)
+                for piece, of_document in zip(pieces, by_document, strict=True):
+                    first = places[piece].pop()
+                    of_all[:, first : first + of_document.shape[1]] = of_document
+    return world.total(of_all.to(world.device)).cpu()
 
 
 def _make_whole(building: Path, parts: Path, index: np.ndarray) -> None:

@@ -28,6 +28,7 @@ from tonnage.training.loop import train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.own_loss import OwnLoss, loss_of
+from tonnage.training.setting import StoppedEarly, WorkerSetting
 from tonnage.training.watchdog import BACK_END_SECONDS, Watchdog
 
 
@@ -63,22 +64,29 @@ def work(
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
         if store is not None:
             plan = _agree(config, plan, world, store, recorder.log)
-        checkpoint = run.checkpoint_to_resume()
-        job = assemble(config, plan, world, recorder.log, phases, checkpoint, _own_loss(run, config, recorder.log))
-        gc.enable()  # a worker starts without
-        between_steps = between_steps_of(run, config, plan)
-        first_step = step_of(checkpoint) + 1 if checkpoint else 1
-        recorder.log(f"training steps {first_step} to {plan.num_steps}")
 
         def stop_requested() -> bool:
             """Whether a signal came or, of which one rank is enough to know, the run directory says so."""
             return stop_asked() or (rank == 0 and run.stop_asked.exists())
 
-        finished = train(job, between_steps, recorder, phases, stop_requested)
+        finished = _train(WorkerSetting(config, plan, world, recorder.log, phases, stop_requested), run, recorder)
         recorder.log("done" if finished else "stopped as asked")
         recorder.close()
         position.update(phase="done" if finished else "stopped")
     return finished
+
+
+def _train(setting: WorkerSetting, run: RunDirectory, recorder: Recorder) -> bool:
+    """Assemble this rank's part of the job, and train it; whether it went to its end."""
+    config, plan, checkpoint = setting.config, setting.plan, run.checkpoint_to_resume()
+    try:
+        job = assemble(setting, checkpoint, _own_loss(run, config, recorder.log))
+    except StoppedEarly:
+        return False
+    gc.enable()  # a worker starts without
+    first_step = step_of(checkpoint) + 1 if checkpoint else 1
+    recorder.log(f"training steps {first_step} to {plan.num_steps}")
+    return train(job, between_steps_of(run, config, plan), recorder, setting.phases, setting.stop_requested)
 
 
 def _prepare_kernels(config: Config, plan: Plan, phases: Phases, *, was_forked: bool) -> None:
