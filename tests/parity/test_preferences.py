@@ -348,7 +348,7 @@ def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
+            parameter.add_(0.02 * torch.randn_like(parameter))
     model.save_pretrained(tmp_path / "reference")
     byte_tokenizer().save_pretrained(tmp_path / "reference")
     optimizer = {"lr": 2e-4, "schedule": "constant", "warmup": 0}
