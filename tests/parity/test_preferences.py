@@ -323,10 +323,10 @@ def scores_of(run: RunDirectory) -> np.ndarray:
 def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the cache by the next run, to the bit; another layout computes it to 1e-5, another model anew."""
     first = make("dpo", seed=12)
-    assert "computed once" in first.plan.reasons["reference"]
+    assert "computed once" in first.plan.reasons["objective.reference"]
     train((1, [run_of(first)]))
     again = make({"kind": "ipo", "beta": 0.3}, seed=12)
-    assert "has them from an earlier run" in again.plan.reasons["reference"]
+    assert "has them from an earlier run" in again.plan.reasons["objective.reference"]
     assert again.plan.data.reference_path == first.plan.data.reference_path
     train((1, [run_of(again)]))
     assert "read from" in run_of(again).log.read_text()
@@ -353,7 +353,7 @@ def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "reference")
     optimizer = {"lr": 2e-4, "schedule": "constant", "warmup": 0}
     decision = make({"kind": "dpo", "reference": str(tmp_path / "reference")}, seed=21, optimizer=optimizer)
-    assert str(tmp_path / "reference") in decision.plan.reasons["reference"]
+    assert str(tmp_path / "reference") in decision.plan.reasons["objective.reference"]
     assert decision.plan.data.reference_path != make("dpo", seed=21).plan.data.reference_path
     train((1, [run_of(decision)]))
     assert abs(steps_of(run_of(decision))[0]["reward_chosen"]) > 0.01

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_trackers, read_config
 from tonnage.data.progress import silent
-from tonnage.decide.hardware import counted, where
+from tonnage.decide.guest import with_guest
+from tonnage.decide.hardware import Where, counted, where
 from tonnage.decide.models import ModelFound, find, with_adapter
-from tonnage.decide.other_model import check_no_token_is_new, find_other
+from tonnage.decide.other_model import OtherModel, check_no_token_is_new, find_other
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.reference import reference_of, with_reference
@@ -120,17 +121,30 @@ def decide_on(
         reasons = plan.reasons
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
-    if settled.objective.has_reference:
-        place_of, name = reference_of(settled, model, other, plan, progress), settled.objective.reference
-        plan, *rest = (with_reference(each, place_of, name) for each in (plan, *others))
-        others = tuple(rest)
-    elif other is not None:
-        entry, validation = entry_of(settled, other, plan, progress), prepared.validation
-        tokens = validation.supervised_tokens if validation is not None else 0
-        plan, *rest = (with_teacher(settled, one, entry, tokens) for one in (plan, *others))
-        others = tuple(rest)
+    plan, *rest = _asking_before(settled, model, other, prepared, place, (plan, *others), progress)
     settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs
-    return Decision(settled, model, prepared, plan, others, prompts, questions)
+    return Decision(settled, model, prepared, plan, tuple(rest), prompts, questions)
+
+
+def _asking_before(
+    config: Config,
+    model: ModelFound,
+    other: OtherModel | None,
+    prepared: Prepared,
+    place: Where,
+    plans: Sequence[Plan],
+    progress: Progress,
+) -> list[Plan]:
+    """Plans with what is asked before training, of the model as it was or of the ``other`` one; the plan itself is the
+    first. Raises ``UserError`` where there is no room for that."""
+    if config.objective.has_reference:
+        entry = reference_of(config, model, other, plans[0], progress)
+        plans = [with_reference(plan, entry, config.objective.reference) for plan in plans]
+    elif other is not None:
+        entry, validation = entry_of(config, other, plans[0], progress), prepared.validation
+        tokens = validation.supervised_tokens if validation is not None else 0
+        plans = [with_teacher(config, plan, entry, tokens) for plan in plans]
+    return [plan if other is None else with_guest(config, other, plan, place.machine) for plan in plans]
 
 
 def asked(

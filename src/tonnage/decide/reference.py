@@ -56,4 +56,4 @@ def with_reference(plan: Plan, entry: Path | None = None, name: str | None = Non
         has = "the cache has them from an earlier run"
     why = f"log-probabilities of the answers under {name or 'the model as it was'} ({has}); no second model is held"
     data = replace(plan.data, reference_path=None if entry is None else str(entry))
-    return replace(plan, data=data, reasons=plan.reasons | {"reference": why})
+    return replace(plan, data=data, reasons=plan.reasons | {"objective.reference": why})

@@ -117,7 +117,8 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if layout.spared_tokens >= 0.005:
         spared = layout.spared_tokens
         yield "prefixes", f"{spared:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
-    yield from ((name, reasons[name]) for name in ("prefixes", "rows", "reference") if reasons.get(name))
+    of_rows = ("prefixes", "rows", "objective.reference", "objective.teacher")
+    yield from ((name.removeprefix("objective."), reasons[name]) for name in of_rows if reasons.get(name))
     if why := reasons.get("batch"):
         yield "", why
     yield "layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}"
