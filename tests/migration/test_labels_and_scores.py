@@ -346,6 +346,7 @@ def test_a_reward_model_of_llama_factory(tmp_path: Path) -> None:
         ("kto", "one estimate a step"),
         ("kto", "answer and that of another row"),
         ("kto", "no conversation is made"),
+        ("kto", "write two rows"),
         ("reward", "prompt with both its answers"),
         ("reward", "no conversation is made"),
     ],

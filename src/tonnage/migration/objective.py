@@ -93,6 +93,7 @@ def _kto(draft: Draft, method: Pick[str]) -> None:
     _reference(draft, "kto")
     draft.note("KTO's divergence", program=draft.program.name)
     if draft.program is TRL:
+        draft.note("pairs as labels")
         draft.note("texts of preferences")
 
 
