@@ -21,10 +21,10 @@ F: dict[str, Any] = {"model_name_or_path": "a/b", "finetuning_type": "full", "le
 T: dict[str, Any] = {"model_name_or_path": "a/b", "dataset_name": "c/d", "learning_rate": 1e-5, "output_dir": "out"}
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
 NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
-    "rewards": (A | {"process_reward_model": True}, T | {"reward_funcs": "f"}),
+    "rewards": (T | {"reward_funcs": "f"},),
     "grpo": (A | {"rl": "grpo"}, T | {"trl": "grpo"}),
     "ppo": (F | {"stage": "ppo"}, T | {"trl": "ppo"}),
-    "reward models": (A | {"reward_model": True}, F | {"stage": "rm"}, T | {"trl": "reward"}),
+    "reward models of steps": (A | {"process_reward_model": True}, T | {"trl": "prm"}),
     "images": (A | {"processor_type": "AutoProcessor"},),
     "sounds": (F | {"dataset": "rows", "template": "llama3"},),
     "distillation": (A | {"kd_trainer": True}, T | {"trl": "distillation"}),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tonnage.config import read_config
-from tonnage.config.schema import Config
-from tonnage.migration import Import, import_files
+from imported import FACTORY, WORDS, axolotl, factory, lost, trl, whole
+from tonnage.migration import import_files
 from tonnage.migration.convert import convert
 from tonnage.migration.draft import NOT_TAKEN
 from tonnage.migration.keys import ARGUMENTS as TRAINER
@@ -20,26 +18,6 @@ from tonnage.migration.keys import LLAMA_FACTORY, Table
 from tonnage.migration.reading import Files
 from tonnage.migration.settings import RANK_ARGUMENTS, ForeignSetting
 
-WORDS = "--model_name_or_path a/b --dataset_name c/d --output_dir out --num_processes 1"
-AXOLOTL: dict[str, Any] = {
-    "base_model": "a/b",
-    "datasets": [{"path": "c/d", "type": "chatml.intel"}],
-    "micro_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "sequence_len": 1000,
-    "learning_rate": 1e-5,
-    "output_dir": "out",
-}
-FACTORY: dict[str, Any] = {
-    "stage": "dpo",
-    "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
-    "finetuning_type": "full",
-    "dataset": "rows",
-    "template": "qwen3_nothink",
-    "cutoff_len": 1000,
-    "output_dir": "out",
-}
-RANKING = {"rows": {"hf_hub_url": "c/d", "ranking": True}}
 HANDBOOK: dict[str, Any] = {
     "model_name_or_path": "alignment-handbook/zephyr-7b-sft-full",
     "dataset_mixer": {"HuggingFaceH4/ultrafeedback_binarized": 1.0, "o/p.q": 0.5},
@@ -57,8 +35,6 @@ HANDBOOK: dict[str, Any] = {
     "seed": 42,
 }
 """As zephyr-7b-beta's, of 2024, but for a second data set."""
-
-
 OF_TRL = """\
     learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout dataset_num_proc max_length
     truncation_mode padding_free pad_to_multiple_of precompute_ref_log_probs precompute_ref_batch_size loss_type
@@ -69,34 +45,6 @@ OF_TRL = """\
     force_use_ref_model rpo_alpha use_logits_to_keep use_num_logits_to_keep use_liger_loss
 """
 """Fields of DPOConfig, CPOConfig and ORPOConfig of TRL 1.16, and in the last lines those of earlier versions."""
-
-
-def trl(words: str, command: str = "dpo") -> Import:
-    return import_files([f"trl {command} {WORDS} {words}"])
-
-
-def axolotl(folder: Path, **keys: Any) -> Import:
-    (folder / "axolotl.yaml").write_text(yaml.safe_dump({**AXOLOTL, **keys}))
-    return import_files([folder / "axolotl.yaml"])
-
-
-def factory(folder: Path, info: dict[str, Any] | None = None, **keys: Any) -> Import:
-    (folder / "data").mkdir(exist_ok=True)
-    (folder / "data" / "dataset_info.json").write_text(json.dumps(info or RANKING))
-    (folder / "factory.yaml").write_text(yaml.safe_dump({**FACTORY, **keys}))
-    return import_files([folder / "factory.yaml"])
-
-
-def lost(found: Import) -> dict[str, str]:
-    return {entry.setting.name: entry.note for entry in found.lost}
-
-
-def whole(found: Import, folder: Path) -> Config:
-    """The config of an import of which nothing is lost or missing."""
-    assert found.is_whole, lost(found)
-    assert not found.needs
-    (folder / "config.yaml").write_text(found.text)
-    return read_config(folder / "config.yaml", check_files=False)
 
 
 def test_every_field_of_trl_s_configurations_for_pairs_is_known() -> None:
@@ -239,16 +187,14 @@ def test_scripts_for_pairs_are_told_by_name(command: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("script", "does"),
     [
-        ("kto", "KTO"),
         ("bco", "KTO"),
-        ("reward_modeling", "reward model"),
-        ("prm", "reward model"),
+        ("prm", "reward model of steps"),
         ("grpo", "tonnage.Session"),
         ("ppo", "tonnage.Session"),
         ("rloo", "tonnage.Session"),
         ("dpo_online", "tonnage.Session"),
         ("nash_md", "tonnage.Session"),
-        ("run_simpo", "TRL's dpo, orpo and cpo are"),
+        ("run_simpo", "TRL's dpo, orpo, cpo and kto are"),
         ("gkd", "distillation"),
         ("dpo_vlm", "images"),
     ],
@@ -339,7 +285,7 @@ def test_losses_of_axolotl(keys: dict[str, Any], expected: dict[str, Any], tmp_p
         ({"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
         ({"rl": "dpo", "dpo_use_weighting": True}, "dpo_use_weighting"),
         ({"rl": "dpo", "reward_model": True}, "reward_model"),
-        *(({"rl": word}, "rl") for word in ("kto", "kto_pair", "grpo", "gdpo", "ebft", "bco", "of_nobody")),
+        *(({"rl": word}, "rl") for word in ("kto_pair", "grpo", "gdpo", "ebft", "bco", "of_nobody")),
         ({"rl": "dpo", "datasets": [{"path": "c/d", "type": "zephyr.nectar"}]}, "datasets.0.type"),
         ({"rl": "dpo", "datasets": [{"path": "c/d", "type": "alpaca"}]}, "datasets.0.type"),
         ({"rl": "dpo", "datasets": [{"path": "c/d", "type": "chatml.ultra", "x": 1}]}, "datasets.0.x"),
@@ -532,7 +478,8 @@ def test_losses_of_llama_factory(keys: dict[str, Any], expected: dict[str, Any],
         ({"ref_model_adapters": "saves/x"}, "ref_model_adapters"),
         ({"ld_alpha": 0.5}, "ld_alpha"),
         ({"beta": 0.5}, "beta"),
-        *(({"stage": word}, "stage") for word in ("kto", "rm", "ppo")),
+        ({"stage": "ppo"}, "stage"),
+        ({"stage": "kto"}, "dataset"),
     ],
 )
 def test_what_llama_factory_does_with_pairs_and_is_not_there_is_refused_by_name(
@@ -594,11 +541,16 @@ def test_keys_of_preferences_mean_nothing_where_a_file_asks_for_none(tmp_path: P
 
 @pytest.mark.parametrize(
     ("table", "method", "word"),
-    [(TRAINER, "trl", "dpo"), (TRAINER, "trl", "orpo"), (AXOLOTL_KEYS, "rl", "simpo"), (LLAMA_FACTORY, "stage", "dpo")],
-    ids=["dpo", "orpo", "axolotl", "llama-factory"],
+    [
+        *((TRAINER, "trl", word) for word in ("dpo", "orpo", "kto", "reward")),
+        *((AXOLOTL_KEYS, "rl", word) for word in ("simpo", "kto")),
+        (AXOLOTL_KEYS, "reward_model", True),
+        *((LLAMA_FACTORY, "stage", word) for word in ("dpo", "kto", "rm")),
+    ],
+    ids=lambda value: value.title if isinstance(value, Table) else str(value),
 )
 @pytest.mark.parametrize("value", ["1", "no", None, 2])
-def test_every_key_beside_pairs_is_in_the_account(table: Table, method: str, word: str, value: Any) -> None:
+def test_every_key_beside_pairs_is_in_the_account(table: Table, method: str, word: Any, value: Any) -> None:
     names = [key.name for key in table.keys if key.name not in (method, "script")]
     settings = [ForeignSetting(table, method, word, "file", RANK_ARGUMENTS)]
     settings += [

@@ -249,12 +249,14 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({"rl": "kto"}, "rl"),
+        ({"rl": "kto"}, "datasets.0.type"),
         ({"rl": "grpo"}, "rl"),
         ({"rl": "ebft"}, "rl"),
         ({"rl": "of_nobody"}, "rl"),
         ({"rl": "dpo"}, "datasets.0.type"),
-        ({"reward_model": True}, "reward_model"),
+        ({"reward_model": True}, "datasets.0.type"),
+        ({"process_reward_model": True}, "process_reward_model"),
+        ({"num_labels": 2}, "num_labels"),
         ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
         ({"relora": True}, "relora"),
         ({"optimizer": "muon"}, "optimizer"),
@@ -394,8 +396,8 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
     ("keys", "name"),
     [
         ({"stage": "dpo"}, "dataset"),
-        ({"stage": "kto"}, "stage"),
-        ({"stage": "rm"}, "stage"),
+        ({"stage": "kto"}, "dataset"),
+        ({"stage": "rm"}, "dataset"),
         ({"stage": "ppo"}, "stage"),
         ({"finetuning_type": "oft"}, "finetuning_type"),
         ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro"),

@@ -124,3 +124,61 @@ def test_an_imported_configuration_trains_to_an_export(text: str, exported: str,
     assert (tmp_path / "run" / "export" / exported).is_file()
     account = json.loads((tmp_path / "run" / "data.json").read_text())
     assert account["total"]["rows_read"] == 50
+
+
+TAGGED = (
+    LLAMA_FACTORY.replace("cutoff_len: 512", "cutoff_len: 256")
+    + "stage: kto\npref_beta: 0.2\nkto_rejected_weight: 0.5\n"
+)
+REWARD = (
+    (
+        QLORA.replace("{path: rows.jsonl, type: alpaca,", "{path: rows.jsonl, type: bradley_terry.chat_template,")
+        .replace("adapter: qlora\nload_in_4bit: true", "adapter: lora")
+        .replace("sample_packing: true", "sample_packing: false")
+        .replace("sequence_len: 512", "sequence_len: 256")
+    )
+    + """\
+reward_model: true
+model_type: AutoModelForSequenceClassification
+num_labels: 1
+center_rewards_coefficient: 0.01
+chat_template: chatml
+special_tokens: {eos_token: "<|im_end|>"}
+tokens: ["<|im_start|>"]
+lora_modules_to_save: [embed_tokens, lm_head]
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "exported", "figure"),
+    [(TAGGED, "model.safetensors", "kl"), (REWARD, "adapter_model.safetensors", "reward_accuracy")],
+    ids=["llama-factory, kto", "axolotl, reward"],
+)
+def test_an_imported_configuration_for_preferences_trains_to_an_export(
+    text: str, exported: str, figure: str, tmp_path: Path
+) -> None:
+    rows = [
+        {"instruction": f"What is {number}?", "output": f"It is {number}.", "liked": number % 3 > 0}
+        if "stage: kto" in text
+        else {"system": "", "input": f"What is {number}?", "chosen": f"It is {number}.", "rejected": f"{number}?"}
+        for number in range(50)
+    ]
+    write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
+    write_rows(tmp_path / "rows.jsonl", rows)
+    entry = {"file_name": "rows.jsonl", "columns": {"kto_tag": "liked"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": entry}))
+    (tmp_path / "theirs.yaml").write_text(text)
+    for words in (
+        ["import", "theirs.yaml", "--strict", "--output", "config.yaml"],
+        ["train", "config.yaml", "launch.threads=1"],
+    ):
+        command = [sys.executable, "-m", "tonnage", *words]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if "lr" in record]
+    assert len(steps) == 4
+    assert all(figure in record for record in steps)
+    assert (tmp_path / "run" / "export" / exported).is_file()

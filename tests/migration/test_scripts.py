@@ -37,8 +37,8 @@ FILES = {
     "src/finetune_lora.py": True,
     "run_clm.py": True,
     "trl/scripts/dpo.py": True,
-    "trl/scripts/kto.py": False,
-    "trl/scripts/reward.py": False,
+    "trl/scripts/kto.py": True,
+    "trl/scripts/reward.py": True,
     "trl/scripts/grpo.py": False,
     "trl/scripts/rloo.py": False,
     "trl/scripts/distillation.py": False,
@@ -53,7 +53,7 @@ FILES = {
     "examples/scripts/nash_md.py": False,
     "examples/scripts/dpo_online.py": False,
     "examples/scripts/online_dpo_vlm.py": False,
-    "examples/scripts/reward_modeling.py": False,
+    "examples/scripts/reward_modeling.py": True,
     "examples/scripts/ppo/ppo_tldr.py": False,
     "examples/scripts/sft_vlm_gemma3.py": False,
     "examples/scripts/sft_video_llm.py": False,
@@ -64,7 +64,9 @@ FILES = {
     "dpo/train.py": True,
     "my_dpo_training.py": True,
     "trainDPO.py": True,
-    "rewardtrainer.py": False,
+    "rewardtrainer.py": True,
+    "runKTO.py": True,
+    "run_dpo_or_kto.py": False,
     "main.py": False,
     "my_script.py": False,
 }
@@ -72,8 +74,8 @@ MODULES = {
     "trl.scripts.sft": True,
     "pkg.train": True,
     "trl.scripts.dpo": True,
-    "trl.scripts.reward": False,
-    "trl.scripts.kto": False,
+    "trl.scripts.reward": True,
+    "trl.scripts.kto": True,
     "pkg.rl.train": False,
     "pkg.main": False,
 }
@@ -113,27 +115,27 @@ def test_so_are_modules(started: str) -> None:
     [
         *product(
             ("", "uvx ", "uv run ", "CUDA_VISIBLE_DEVICES=0 ", "poetry run ", "uvx --from trl "),
-            ("kto", "grpo", "rloo", "reward", "distillation", "ppo", "gkd"),
+            ("grpo", "rloo", "distillation", "ppo", "gkd"),
         )
     ],
 )
-def test_commands_of_trl_for_neither_rows_nor_pairs_are_refused(prefix: str, command: str) -> None:
+def test_commands_of_trl_for_neither_rows_nor_preferences_are_refused(prefix: str, command: str) -> None:
     found = import_files([f"{prefix}trl {command} {ARGUMENTS} --num_processes 2"])
     assert refused(found) == [command]
-    for other in ("sft", "dpo", "orpo"):
+    for other in ("sft", "dpo", "orpo", "kto", "reward"):
         assert not import_files([f"{prefix}trl {other} {ARGUMENTS} --num_processes 2"]).lost
 
 
 @pytest.mark.parametrize(
-    "command", ["python trl/scripts/kto.py --config x.yaml", "torchrun kto.py x.yaml --config y.yaml"]
+    "command", ["python trl/scripts/grpo.py --config x.yaml", "torchrun grpo.py x.yaml --config y.yaml"]
 )
 def test_a_script_whose_arguments_are_all_in_a_file_is_refused_too(command: str) -> None:
     assert [entry.setting.name for entry in import_files([command]).lost] == ["script"]
 
 
 def test_a_refusal_says_what_it_trains_or_that_nobody_knows() -> None:
-    (entry,) = import_files([f"python trl/scripts/kto.py {ARGUMENTS}"]).lost
-    assert entry.note.startswith("By its name (kto) it trains on answers that are each good or bad (KTO), which is not")
+    (entry,) = import_files([f"python examples/scripts/prm.py {ARGUMENTS}"]).lost
+    assert entry.note.startswith("By its name (prm) it trains a reward model of steps")
     (entry,) = import_files([f"python examples/scripts/gkd.py {ARGUMENTS}"]).lost
     assert "distillation" in entry.note
     (entry,) = import_files([f"python run.py {ARGUMENTS}"]).lost

@@ -9,6 +9,7 @@ from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.families import ALL_TEXT, BESIDE, of_family
 from tonnage.migration.keys import asks_for_nothing
 from tonnage.migration.patterns import patterns_of
+from tonnage.migration.programs import LLAMA_FACTORY_YAML, TRL
 from tonnage.migration.values import flag, listed, number, text, whole, words
 
 LORA = ("lora", "qlora")
@@ -19,8 +20,10 @@ TRAINED_BLOCKS = 2
 EVERYTHING = ("all", "all-linear", "all_linear")
 PARTS = (
     *("adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets", "all_linear", "stacked", "adapter.also"),
-    "adapter.scaling",
+    *("adapter.scaling", "task_type"),
 )
+HEADS = ("score", "v_head", *(name for name, part in BESIDE.items() if part == "head"))
+"""Names of what a model ends in."""
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
 CROSS_ATTENTION = r"llama-?3\.2.*vision|mllama"
 """Models whose blocks have layers of that name; expressions over layers are copied from one model to the next."""
@@ -94,14 +97,42 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
         draft.imply_default("adapter.alpha")
     elif alpha is None:
         draft.leave_open("adapter.alpha", "the alpha of the adapter, which no key says", example="32")
-    if draft.has_pairs and not any(asks_for_nothing(setting.value) for setting in draft.settings("dropout_off")):
-        draft.drop_every("Dropout is switched off there where pairs are learned from.", "adapter.dropout")
-        draft.imply("adapter.dropout", 0.0, f"{draft.program.name} switches dropout off where it learns from pairs")
+    if _is_without_dropout(draft):
+        draft.drop_every("Dropout is switched off there where preferences are learned.", "adapter.dropout")
+        draft.imply("adapter.dropout", 0.0, f"{draft.program.name} switches dropout off where it learns preferences")
     draft.copy("adapter.dropout", number)
     draft.imply_default("adapter.dropout")
     _targets(draft)
-    draft.copy("adapter.also", _parts_beside)
+    _beside(draft)
+    task = draft.first("task_type", lambda value: text(value).upper())
+    draft.drop(task if task is not None and task.value == "CAUSAL_LM" else None, "The default.")
+    draft.refuse(task, "Next tokens are predicted, or scores (objective.kind reward).")
     draft.copy("adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
+
+
+def _is_without_dropout(draft: Draft) -> bool:
+    """Whether the other program switches dropout off. LLaMA-Factory does not for a reward model."""
+    if not draft.is_preference or (draft.method == "reward" and draft.program is LLAMA_FACTORY_YAML):
+        return False
+    return not any(asks_for_nothing(setting.value) for setting in draft.settings("dropout_off"))
+
+
+def _beside(draft: Draft) -> None:
+    """What is trained whole beside an adapter. The head of a reward model is anyway; it has none of words."""
+    if draft.method != "reward":
+        draft.copy("adapter.also", _parts_beside)
+        return
+    task, also = draft.first("task_type", lambda value: text(value).upper()), draft.settings("adapter.also")
+    names = [name for setting in also if setting.value for name in words(setting.value)]
+    if draft.program is TRL and "score" not in names and (task is None or task.value != "SEQ_CLS"):
+        draft.note("head beside an adapter")
+    draft.drop(task if task is not None and task.value == "SEQ_CLS" else None, "The head is trained beside it.")
+    pick = draft.first(
+        "adapter.also", lambda value: _parts_beside([part for part in words(value) if part not in HEADS])
+    )
+    if pick is not None and pick.value:
+        draft.put("adapter.also", pick.value, pick)
+    draft.drop(pick, "The head of scores is trained whole anyway, and there is no other.")
 
 
 def _targets(draft: Draft) -> None:

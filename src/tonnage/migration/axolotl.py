@@ -48,8 +48,11 @@ TYPES = {
     **{name: RowShape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
 }
 """Axolotl's ``type`` of a data set."""
-PAIRS = {name: RowShape(**row) for names, row in _TABLE["pairs"].items() for name in names.split()}
-"""Its ``type`` where pairs of answers are learned from."""
+PREFERENCES = {
+    method: {name: RowShape(**row) for names, row in rows.items() for name in names.split()}
+    for method, rows in _TABLE["preferences"].items()
+}
+"""Its ``type`` where preferences are learned from, by how."""
 SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
 ONE_TEMPLATE = "One template shows all rows: train on one kind first, then on the other."
 OWN = (
@@ -57,16 +60,15 @@ OWN = (
     *("field_system", "field_instruction", "field_input", "field_output"),
 )
 """Parts of a ``type`` that the configuration writes out."""
-COLUMNS = {"field_messages": "messages", "field_tools": "tools", "field": "text"}
-COLUMNS_OF_PAIRS = {"field_messages": "messages", "field_chosen": "chosen", "field_rejected": "rejected"}
-OWN_OF_PAIRS = {
-    "field_prompt": "prompt",
-    "field_system": "system",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
+COLUMNS = {
+    "supervised": {"field_messages": "messages", "field_tools": "tools", "field": "text"},
+    "pairs": {"field_messages": "messages", "field_chosen": "chosen", "field_rejected": "rejected"},
 }
-FORMATS = ("prompt_format", "chosen_format", "rejected_format")
-"""Parts of a ``type`` for pairs that the configuration writes out, besides the columns above."""
+"""Names of columns beside a ``type``, where that reads them."""
+ANSWERS = {"pairs": ("chosen", "rejected"), "kto": ("completion",)}
+FIELDS = {method: ("prompt", "system", *answers) for method, answers in ANSWERS.items()}
+FIELDS["kto"] += ("label",)
+"""Columns of a ``type`` for preferences that the configuration writes out: ``field_prompt`` and so on."""
 USER_DEFINED = ("user_defined", "user_defined.default")
 MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content"}
 READ_FIELDS = {"role": ("role", "from"), "content": ("content", "value"), "reasoning_content": THOUGHTS}
@@ -187,23 +189,21 @@ def _path(data_set: _DataSet) -> bool:
 def _shape(data_set: _DataSet, sources: ImportedSources) -> RowShape:
     draft, leaves = data_set.draft, data_set.leaves
     own = {name.partition(".")[2]: leaves.pop(name) for name in list(leaves) if name.startswith("type.")}
-    if draft.has_pairs and str(leaves["type"].value if "type" in leaves else "") in USER_DEFINED:
+    if draft.method in ANSWERS and str(leaves["type"].value if "type" in leaves else "") in USER_DEFINED:
         data_set.picks.append(leaves.pop("type"))  # with its parts beside it, as earlier versions had them
-        own = {name: leaves.pop(name) for name in (*OWN_OF_PAIRS, *FORMATS) if name in leaves}
-        return _own_pairs(data_set, own, sources)
+        own = {name: leaves.pop(name) for name in _parts_of(draft.method) if name in leaves}
+        return _own_preferences(data_set, own, sources)
+    if own and draft.method == "reward":
+        draft.refuse(own.values(), f"A type is not written out: {', '.join(PREFERENCES['reward'])}.")
+        return RowShape("auto", "chat")
     if own:
-        return (_own_pairs if draft.has_pairs else _own)(data_set, own, sources)
+        return (_own_preferences if draft.is_preference else _own)(data_set, own, sources)
     kind = data_set.take("type")
     if kind is None:
-        shape = RowShape("auto", "chat")
-        draft.note("texts of pairs" if draft.has_pairs else "a data set without a type")
-        if draft.has_pairs and not _fits(shape, sources):
-            draft.refuse(data_set.picks, ONE_TEMPLATE)
-            data_set.picks.clear()
-        return shape
-    types = PAIRS if draft.has_pairs else TYPES
+        return _without_type(data_set, sources)
+    types = PREFERENCES.get(draft.method, TYPES)
     if str(kind.value) not in types:
-        names = list(PAIRS) if draft.has_pairs else SHOWN_TYPES
+        names = list(types) if draft.is_preference else SHOWN_TYPES
         draft.refuse(kind, f"Known are {', '.join(names)}: write rows of another type as one of them.")
         return RowShape("auto", "chat")
     shape = types[str(kind.value)]
@@ -212,9 +212,23 @@ def _shape(data_set: _DataSet, sources: ImportedSources) -> RowShape:
         return shape
     data_set.picks.append(kind)
     if shape.are_texts:
-        draft.note("texts of pairs")
+        draft.note("texts of preferences")
     if (template := data_set.take("chat_template")) is not None:
         sources.templates.append(Pick(str(template.value), template.settings))
+    return shape
+
+
+def _without_type(data_set: _DataSet, sources: ImportedSources) -> RowShape:
+    """Rows of which nothing says what they are."""
+    draft, shape = data_set.draft, RowShape("auto", "chat")
+    if draft.method == "reward":
+        draft.refuse(data_set.picks, f"Rows without a type are tokens already: {', '.join(PREFERENCES['reward'])}.")
+        data_set.picks.clear()
+        return shape
+    draft.note("texts of preferences" if draft.is_preference else "a data set without a type")
+    if draft.is_preference and not _fits(shape, sources):
+        draft.refuse(data_set.picks, ONE_TEMPLATE)
+        data_set.picks.clear()
     return shape
 
 
@@ -246,15 +260,27 @@ def _own(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> RowShape:
     return shape
 
 
-def _own_pairs(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> RowShape:
-    """A ``type`` for pairs that the configuration writes out: columns, and formats around them."""
+def _parts_of(method: str) -> tuple[str, ...]:
+    """Names of what a ``type`` for preferences says that is written out: columns and formats."""
+    formats = (f"{name}_format" for name in ("prompt", *ANSWERS[method]))
+    return (*(f"field_{name}" for name in FIELDS[method]), *formats)
+
+
+def _own_preferences(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> RowShape:
+    """A ``type`` for preferences that the configuration writes out: columns, and formats around them."""
     draft = data_set.draft
-    parts = {name: pick for name, pick in own.items() if name in (*OWN_OF_PAIRS, *FORMATS)}
+    parts = {name: pick for name, pick in own.items() if name in _parts_of(draft.method)}
     for name in own.keys() - parts.keys():
-        draft.unknown(own[name], "Not a key of rows of pairs in Axolotl.")
-    columns = {ours: text(parts[theirs].value) for theirs, ours in OWN_OF_PAIRS.items() if theirs in parts}
+        draft.unknown(own[name], "Not a key of such rows in Axolotl.")
+    fields = {name: parts[f"field_{name}"] for name in FIELDS[draft.method] if f"field_{name}" in parts}
+    columns = {name: text(pick.value) for name, pick in fields.items()}
+    formats = {
+        name: str(parts[f"{name}_format"].value)
+        for name in ("prompt", *ANSWERS[draft.method])
+        if f"{name}_format" in parts
+    }
     try:
-        turns = _turns_of(*(str(parts[name].value) if name in parts else "" for name in FORMATS))
+        turns = _turns_of(formats, ANSWERS[draft.method])
     except ValueError as error:
         draft.refuse(own.values(), f"Of these formats {error}.")
         return RowShape("auto", "chat")
@@ -269,22 +295,22 @@ def _own_pairs(data_set: _DataSet, own: Leaves, sources: ImportedSources) -> Row
     return shape
 
 
-def _turns_of(prompt: str, chosen: str, rejected: str) -> TurnFormats:
+def _turns_of(formats: Mapping[str, str], answers: Collection[str]) -> TurnFormats:
     """The formats of a prompt and of its answers, by which a row is shown. Raises ``ValueError``."""
-    around = re.fullmatch(r"(?:([^{}]*)\{system\})?([^{}]*)\{prompt\}([^{}]*)", prompt or "{prompt}")
-    ends = [
-        re.fullmatch(rf"\{{{name}\}}([^{{}}]*)", answer or f"{{{name}}}")
-        for name, answer in (("chosen", chosen), ("rejected", rejected))
-    ]
+    around = re.fullmatch(r"(?:([^{}]*)\{system\})?([^{}]*)\{prompt\}([^{}]*)", formats.get("prompt") or "{prompt}")
+    ends = {
+        ending[1] if (ending := re.fullmatch(rf"\{{{name}\}}([^{{}}]*)", formats.get(name) or f"{{{name}}}")) else None
+        for name in answers
+    }
     if around is None:
         raise ValueError("that of the prompt is not {prompt} with perhaps {system} before it")
-    if ends[0] is None or ends[1] is None or ends[0][1] != ends[1][1]:
+    if None in ends or len(ends) > 1:
         raise ValueError("those of the answers do not begin with them and end alike")
     has_system = around[1] is not None
     return TurnFormats(
         user="{content}" if has_system else around[2] + "{content}",
         opener=around[3],
-        assistant="{content}" + (ends[0][1] or "{eos}"),
+        assistant="{content}" + (ends.pop() or "{eos}"),
         system=f"{around[1]}{{content}}{around[2]}" if has_system else "{content}",
         always=has_system,
     )
@@ -314,7 +340,7 @@ def _split(data_set: _DataSet) -> None:
 
 
 def _columns(data_set: _DataSet) -> None:
-    for theirs, ours in (COLUMNS_OF_PAIRS if data_set.draft.has_pairs else COLUMNS).items():
+    for theirs, ours in COLUMNS.get(data_set.draft.method, {}).items():
         if (pick := data_set.take(theirs)) is None:
             continue
         if pick.value == ours:

@@ -143,6 +143,7 @@ def convert(files: Files) -> Import:
     saving.pushing(draft)
     saving.tracking(draft)
     training.seeds(draft)
+    training.sampling(draft)
     _length_of_the_run(draft)
     draft.finish()
     named = {need.key for need in draft.needs}

@@ -22,6 +22,7 @@ from tonnage.config import keys as ours
 from tonnage.files.paths import is_jinja
 from tonnage.migration.keys import DEEPSPEED, Verdict, asks_for_nothing, decides
 from tonnage.migration.meanings import Meaning, meaning_of
+from tonnage.migration.methods import Method
 from tonnage.migration.programs import Program, in_words
 from tonnage.migration.reading import Files
 from tonnage.migration.settings import RANK_WORDS, ForeignSetting
@@ -118,8 +119,8 @@ class Draft:
     """Keys of ours for which a value was given that they do not take."""
     notes: list[str] = field(default_factory=list)
     """Differences that no single key brings about."""
-    has_pairs: bool = False
-    """Whether pairs of answers are learned from."""
+    method: Method = "supervised"
+    """How is learned."""
 
     def __post_init__(self) -> None:
         self._by_quantity: dict[str, list[ForeignSetting]] = {}
@@ -146,7 +147,12 @@ class Draft:
     @property
     def defaults(self) -> Mapping[str, tuple[str, Any]]:
         """What the program does where nothing is said, by what it decides."""
-        return {**self.program.defaults, **(self.program.of_pairs if self.has_pairs else {})}
+        return {**self.program.defaults, **self.program.of_methods.get(self.method, {})}
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether answers are judged, and not learned as they are."""
+        return self.method != "supervised"
 
     def default(self, key: str) -> Any:
         """What the program does where nothing is said; None if it does nothing by itself."""

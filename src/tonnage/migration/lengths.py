@@ -13,8 +13,8 @@ from tonnage.migration.values import flag, optional, text, whole
 def lengths(draft: Draft) -> None:
     """Longest conversation, what becomes of longer ones, packing."""
     longest = draft.first("data.max_length", optional(whole))
-    if draft.has_pairs:
-        _of_pairs(draft, longest)
+    if draft.is_preference:
+        _of_preferences(draft, longest)
         return
     for pick in draft.every("truncation_mode", text):
         draft.drop(pick if pick.value == "keep_start" else None, "Only ends are cut off.")
@@ -39,24 +39,29 @@ def lengths(draft: Draft) -> None:
     _over_length(draft, is_packed=pack is not None and bool(pack.value))
 
 
-def _of_pairs(draft: Draft, longest: Pick[int | None] | None) -> None:
-    """Of pairs: the other programs' length is of a prompt with one of its answers, ours with both. None is cut."""
+_PAIR = "a pair is a prompt with both answers"
+
+
+def _of_preferences(draft: Draft, longest: Pick[int | None] | None) -> None:
+    """The other programs' length is of a prompt with one answer, ours with two: both of a pair, or of KTO a row's own
+    and that of another row. None is cut."""
+    holds = "a row is a prompt with its answer and another row's" if draft.method == "kto" else _PAIR
     length = longest.value if longest is not None else None
     if length is not None:
-        draft.put("data.max_length", 2 * length, longest, note="Twice: a pair is a prompt with both answers.")
+        draft.put("data.max_length", 2 * length, longest, note=f"Twice: {holds}.")
     elif longest is not None:
         draft.leave_open("data.max_length", "a longest length: there is none without", longest, example="4096")
     elif draft.default("data.max_length"):
         name, usual = draft.defaults["data.max_length"]
-        draft.imply("data.max_length", 2 * usual, f"{name} {usual} by default, and a pair has two answers")
-    draft.drop_every("Pairs are not packed there; data.pack: true does it here.", "data.pack", "neat", "batching")
-    draft.drop_every("Pairs are not packed there.", "packing_strategy")
-    draft.imply("data.pack", False, "pairs are not packed there")
-    draft.drop_every("No pair is cut, from either end.", "truncation_mode")
+        draft.imply("data.max_length", 2 * usual, f"{name} {usual} by default, and {holds}")
+    draft.drop_every("They are not packed there; data.pack: true does it here.", "data.pack", "neat", "batching")
+    draft.drop_every("They are not packed there.", "packing_strategy")
+    draft.imply("data.pack", False, "preferences are not packed there")
+    draft.drop_every("No answer is cut, from either end.", "truncation_mode")
     prompts = draft.every("longest_prompt", optional(whole))
-    draft.drop(prompts, "Prompts are not cut: a pair is whole, or left out.")
-    draft.imply("data.over_length", "drop", "a pair is never cut here")
-    draft.note("pairs too long", program=draft.program.name)
+    draft.drop(prompts, "Prompts are not cut: a row is whole, or left out.")
+    draft.imply("data.over_length", "drop", "an answer that is judged is never cut here")
+    draft.note("labelled rows too long" if draft.method == "kto" else "pairs too long", program=draft.program.name)
     if any(pick.value for pick in prompts):
         draft.note("prompts too long", program=draft.program.name)
 
@@ -92,11 +97,11 @@ def over_length(draft: Draft, shown: Collection[str]) -> None:
         draft.imply("data.over_length", "split", "rows of type completion are cut in pieces")
         draft.drop(excess, "Text is cut in pieces before.")
         return
-    if draft.has_pairs and excess is not None and excess.value.lower() == "truncate":
-        draft.put("data.over_length", "drop", excess, note="A pair is not cut.")
+    if draft.is_preference and excess is not None and excess.value.lower() == "truncate":
+        draft.put("data.over_length", "drop", excess, note="An answer that is judged is not cut.")
     else:
         draft.apply("data.over_length", excess, any_case=True)
-    if excess is None and (not draft.has_pairs or draft.default("data.over_length") == "drop"):
+    if excess is None and (not draft.is_preference or draft.default("data.over_length") == "drop"):
         draft.imply_default("data.over_length")
-    if draft.tree.get("data.over_length") in ("drop", "truncate") and not draft.has_pairs:
+    if draft.tree.get("data.over_length") in ("drop", "truncate") and not draft.is_preference:
         draft.note("much too long")

@@ -17,8 +17,11 @@ from tonnage.migration.values import flag, number, text, whole, words
 
 ONLINE = "ONLINE"
 """The ``dataset_dir`` with which names are data sets of the hub."""
-ANSWERS = ("chosen", "rejected")
-"""Columns of a pair."""
+STAGES = {"supervised": "sft", "pairs": "dpo or rm", "kto": "kto"}
+"""What trains on rows, by what they are."""
+ANSWERS = {"supervised": {"response": "output"}, "kto": {"response": "output", "kto_tag": "kto_tag"}}
+ANSWERS["pairs"] = {name: name for name in ("chosen", "rejected")}
+"""Columns of answers, by what rows are, and what we call them."""
 LONGEST_NAME = 60
 """Of a data set, in a sentence."""
 
@@ -39,7 +42,7 @@ def _put_by_name(draft: Draft) -> bool:
     where, info = _info(draft, directory, (folder, names, tests, first_rows) if is_named else ())
 
     def described(entry: Any) -> dict[str, Any]:
-        source = _described(entry, where, of_pairs=draft.has_pairs)
+        source = _described(entry, where, "pairs" if draft.method == "reward" else draft.method)
         if first_rows is not None:
             source["first"] = min(first_rows.value, source.get("first", first_rows.value))
         return source
@@ -112,21 +115,16 @@ def _info(draft: Draft, directory: str, picks: Sequence[Pick[Any] | None]) -> tu
     return directory, None
 
 
-def _described(entry: Any, where: str, *, of_pairs: bool) -> dict[str, Any]:
-    """A source for an entry of ``dataset_info.json``. Raises ``ValueError`` that says why there is none."""
+def _described(entry: Any, where: str, rows: str) -> dict[str, Any]:
+    """A source for an entry of ``dataset_info.json``, whose rows must be of those of ``STAGES``. Raises ``ValueError``
+    that says why there is none."""
     if not isinstance(entry, Mapping):
         raise ValueError("dataset_info.json does not have it")
-    columns, tags = _names_in(entry, "columns"), _names_in(entry, "tags")
-    if "kto_tag" in columns:
-        raise ValueError(
-            "answers that are each good or bad (KTO) are not imported yet: write objective.kind kto yourself"
-        )
-    if bool(entry.get("ranking")) != of_pairs:
-        raise ValueError(
-            "its rows are no pairs (ranking), and stage is dpo"
-            if of_pairs
-            else "its rows are pairs (ranking), which stage dpo trains on"
-        )
+    columns = _names_in(entry, "columns")
+    has = "kto" if "kto_tag" in columns else "pairs" if entry.get("ranking") else "supervised"
+    if has != rows:
+        kinds = {"kto": "answers with a kto_tag", "pairs": "pairs (ranking)", "supervised": "neither pairs nor tagged"}
+        raise ValueError(f"its rows are {kinds[has]}, which stage {STAGES[has]} trains on")
     if media := [name for name in ("images", "videos", "audios") if columns.get(name)]:
         raise ValueError(f"rows with {' and '.join(media)} are not trained on")
     if entry.get("folder"):
@@ -138,30 +136,39 @@ def _described(entry: Any, where: str, *, of_pairs: bool) -> dict[str, Any]:
         source["path"] = f"{where}/{text(entry['file_name'])}" if where else text(entry["file_name"])
     else:
         raise ValueError("its rows are neither a file nor a data set of Hugging Face's hub")
-    if entry.get("formatting", "alpaca") == "alpaca":
-        usual = {"prompt": "instruction", "query": "input"} | ({} if of_pairs else {"response": "output"})
-        usual |= {name: name for name in ("history", "system", "tools")}
-        source |= {"format": "alpaca", "between": "\n"}
-        renamed = {ours: columns[theirs] for theirs, ours in usual.items() if columns.get(theirs, ours) != ours}
-    else:
-        source["format"] = "messages"
-        renamed = {"messages": columns.get("messages", "conversations")}
-        renamed |= {name: columns[name] for name in ("system", "tools") if columns.get(name, name) != name}
-        if renamed["messages"] == "messages" or (of_pairs and renamed["messages"] == "conversations"):
-            del renamed["messages"]
-        if roles := _tagged(tags):
-            source["roles"] = roles
-    if of_pairs:
-        source["format"] = "auto"
-        renamed |= {name: columns[name] for name in ANSWERS if columns.get(name, name) != name}
-    if renamed:
-        source["columns"] = renamed
+    source |= _form(entry, columns, rows)
     if entry.get("subset"):
         source["name"] = text(entry["subset"])
     if entry.get("num_samples"):
         source["first"] = whole(entry["num_samples"])
     if entry.get("split", "train") != "train":
         source["split"] = text(entry["split"])
+    return source
+
+
+def _form(entry: Mapping[str, Any], columns: Mapping[str, str], rows: str) -> dict[str, Any]:
+    """The form of the rows of an entry, and the columns that have other names than ours. Raises ``ValueError``."""
+    source: dict[str, Any] = {}
+    usual = {name: name for name in ("system", "tools")}
+    if entry.get("formatting", "alpaca") == "alpaca":
+        source |= {"format": "alpaca", "between": "\n"}
+        usual |= {"prompt": "instruction", "query": "input", "history": "history"} | ANSWERS[rows]
+        renamed = {}
+    else:
+        source["format"] = "messages"
+        renamed = {"messages": columns.get("messages", "conversations")}
+        if renamed["messages"] == "messages" or (rows != "supervised" and renamed["messages"] == "conversations"):
+            del renamed["messages"]
+        usual |= {name: ours for name, ours in ANSWERS[rows].items() if name != "response"}
+        if roles := _tagged(_names_in(entry, "tags")):
+            source["roles"] = roles
+    if rows != "supervised":
+        source["format"] = "auto"
+    renamed |= {ours: columns[theirs] for theirs, ours in usual.items() if columns.get(theirs, ours) != ours}
+    if renamed.get("kto_tag") == "label":
+        del renamed["kto_tag"]  # which is read as well
+    if renamed:
+        source["columns"] = renamed
     return source
 
 
@@ -237,8 +244,9 @@ def _as_text(source: Mapping[str, Any]) -> dict[str, Any]:
 
 def note_differences(draft: Draft) -> None:
     """What LLaMA-Factory does with conversations otherwise than a run here."""
-    if draft.has_pairs:
-        draft.note("line breaks after turns")
+    if draft.is_preference:
+        if draft.method != "reward":
+            draft.note("line breaks after turns")
         return
     if draft.tree.get("data.train_on") != "all":
         draft.note("line breaks after turns")

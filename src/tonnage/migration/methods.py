@@ -1,4 +1,4 @@
-"""What a run trains on, by a word: supervised rows, pairs of answers, something else, or nobody knows.
+"""What a run learns, by a word: from supervised rows, from preferences, something else, or nobody knows.
 
 Programs have a word for it (TRL's commands, Axolotl's ``rl``, LLaMA-Factory's ``stage``). The arguments of TRL's
 scripts for preferences, rewards and distillation are those of its supervised one but for a few that may all be silent,
@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import Literal
 
 from tonnage.migration.yaml_files import read_data
 
 _TABLE = read_data("methods")
-PAIRS = {quantity: tuple(words.split()) for quantity, words in _TABLE["pairs"].items()}
-"""Words for learning from pairs that are carried over, by the quantity that says them."""
+Method = Literal["supervised", "pairs", "kto", "reward"]
+"""From what is learned, or what: answers as they are, pairs of them, answers with a label, a model that scores."""
+PREFERENCES: tuple[Method, ...] = ("pairs", "kto", "reward")
+WORDS: dict[str, dict[str, Method]] = {
+    quantity: {
+        word: method for method in PREFERENCES for word in _TABLE["preferences"][method].get(quantity, "").split()
+    }
+    for quantity in ("trl", "script", "rl", "reward_model", "stage")
+}
+"""Words for learning from preferences that are carried over, by the quantity that says them."""
 _OTHERS = {word: does for does, words in _TABLE["others"].items() for word in words.split()}
 _SUPERVISED, _JOINED = _TABLE["supervised"].split(), _TABLE["joined"].split()
 
@@ -24,16 +33,16 @@ def refusal(word: str) -> str:
     """Why what a word says is refused."""
     if word in _OTHERS:
         return f"By its name ({word}) it {_OTHERS[word]}."
-    return f"Nobody here knows {word[:60]}: supervised rows are trained on, and pairs of answers (objective)."
+    return f"Nobody here knows {word[:60]}: supervised rows are trained on, and preferences (objective.kind)."
 
 
 def method_of(script: str) -> tuple[str, str]:
-    """The word in a script's name that says what it trains, and what that is: ``pairs``, ``supervised`` or ``other``;
-    two empty ones if no word does.
+    """The word in a script's name that says what it trains, and what that is: a ``Method`` or ``other``; two empty ones
+    if no word does, or words for several methods.
 
     ``trl/scripts/dpo.py`` and ``trl.scripts.dpo`` are a file and a module. A folder counts for what is not supervised
     alone: ``dpo/train.py`` is no supervised training, while whatever is in ``training/`` need be no training. A word
-    for something else counts before one for pairs: ``dpo_online.py`` makes its pairs itself.
+    for something else counts before one for preferences: ``dpo_online.py`` makes its pairs itself.
     """
     path = PurePath(script.strip().replace("\\", "/"))
     parts = path.parts if "/" in str(path) or path.suffix in (".py", ".sh") else tuple(script.strip().split("."))
@@ -41,8 +50,13 @@ def method_of(script: str) -> tuple[str, str]:
     words = [_known(word) for name in reversed(names) for word in name]
     if other := next((word for word in words if word in _OTHERS), ""):
         return other, "other"
-    if pairs := next((word for word in words if word in PAIRS["script"]), ""):
-        return pairs, "pairs"
+    for name in reversed(names):
+        methods = {WORDS["script"][word]: word for word in map(_known, reversed(name)) if word in WORDS["script"]}
+        if len(methods) > 1:
+            return "", ""
+        if methods:
+            ((method, word),) = methods.items()
+            return word, method
     own = names[-1] if names else []
     word = next((word for word in own if any(_ends_in(word, supervised) for supervised in _SUPERVISED)), "")
     return word, "supervised" if word else ""
@@ -50,7 +64,7 @@ def method_of(script: str) -> tuple[str, str]:
 
 def _known(word: str) -> str:
     """The word that another one is written together with, if it is no known one itself."""
-    if word in _OTHERS or word in PAIRS["script"]:
+    if word in _OTHERS or word in WORDS["script"]:
         return word
     return next((other for other in _JOINED if _ends_in(word, other)), word)
 

@@ -24,7 +24,10 @@ def model(draft: Draft) -> None:
         )
     elif name is not None:
         draft.put("model", name.value, name)
-    draft.follow("model_class")
+    kind = draft.first("model_class", text)
+    is_scorer = draft.method == "reward" and kind is not None and kind.value.endswith("ForSequenceClassification")
+    draft.drop(kind if is_scorer else None, "The class of a reward model follows from the model's files.")
+    draft.apply("model_class", kind)
     draft.refuse(draft.first("media", text))
     _start(draft)
     tokenizer = draft.first("tokenizer", text)
@@ -35,6 +38,8 @@ def model(draft: Draft) -> None:
     elif tokenizer is not None:
         draft.put("tokenizer", tokenizer.value, tokenizer)
     draft.follow("revision")
+    if draft.method == "reward":
+        draft.drop_every("A reward model is of a family that transformers itself has.", "trust_remote_code")
     draft.copy("trust_remote_code", flag)
 
 

@@ -1,8 +1,8 @@
-"""What is minimised: whether a run learns from pairs of answers, by which loss, and against which reference.
+"""What is minimised: whether a run learns from preferences, by which loss, and against which reference.
 
-Whether it does, a word says (``methods``): TRL's command or the name of its script, Axolotl's ``rl``, LLaMA-Factory's
-``stage``. Which loss it is, follows from that word and from the losses that are named beside it
-(``tables/meanings.yaml``, ``pair_loss``).
+Whether it does, a word says (``methods``): TRL's command or the name of its script, Axolotl's ``rl`` and
+``reward_model``, LLaMA-Factory's ``stage``. Of pairs of answers, which loss it is follows from that word and from the
+losses that are named beside it (``tables/meanings.yaml``, ``pair_loss``); KTO and reward models have one each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.keys import NOT_SAID, asks_for_nothing
 from tonnage.migration.meanings import meaning_of
 from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, TRL
-from tonnage.migration.values import flag, number, numbers, text, words
+from tonnage.migration.values import flag, number, numbers, text, whole, words
 
 SUPPOSED = "Taken for supervised training, as its name says. What else the script does is not known here."
 SUPERVISED = ("", "sft")
@@ -22,24 +22,39 @@ TOLD_BY_FILES = (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1)
 """Programs whose files say what is trained."""
 LOSSES = {"dpo": "sigmoid", "cpo": "sigmoid"}
 """By the word for a way to learn from pairs: its loss where none is named, if that has another name."""
-OF_PAIRS = (
-    *("loss_weights", "objective.beta", "objective.label_smoothing", "objective.margin", "objective.supervised"),
-    *("cpo_alpha", "per_token", "reference_model", "longest_prompt", "dropout_off", "of_pairs"),
+OF_PAIRS = ("loss_weights", "objective.label_smoothing", "objective.margin", "cpo_alpha", "per_token")
+"""Quantities that mean something where pairs of answers are learned from, and nowhere else."""
+OF_KTO = ("objective.desirable", "objective.undesirable")
+OF_PREFERENCES = (
+    *(*OF_PAIRS, *OF_KTO, "objective.center", "objective.beta", "objective.supervised"),
+    *("reference_model", "longest_prompt", "dropout_off", "of_pairs"),
 )
-"""Quantities that mean something where pairs are learned from, and nowhere else."""
+"""Quantities that mean something where preferences are learned from, and nowhere else."""
 NO_COMMAND = (
     "Belongs to preferences, and no key says how they are learned from: give the command as well, as in "
-    '`tonnage import "trl dpo --config FILE"` (or orpo, cpo).'
+    '`tonnage import "trl dpo --config FILE"` (or orpo, cpo, kto, reward).'
 )
 
 
 def objective(draft: Draft) -> None:
-    """Supervised rows, or pairs of answers and their loss; a script or a method of anything else is refused."""
+    """Supervised rows, or preferences and their loss; a script or a method of anything else is refused."""
     method = _method(draft)
     if method is None:
-        _without_pairs(draft)
+        _without_preferences(draft)
         return
-    draft.has_pairs = True
+    draft.method = next(words[method.value] for words in methods.WORDS.values() if method.value in words)
+    if draft.method == "pairs":
+        _pairs(draft, method)
+    elif draft.method == "kto":
+        _kto(draft, method)
+    else:
+        _reward(draft, method)
+    _rest(draft)
+
+
+def _pairs(draft: Draft, method: Pick[str]) -> None:
+    """A loss of a chosen and a rejected answer."""
+    draft.drop_every("Belongs to another objective.", *OF_KTO, "objective.center")
     _loss(draft, method)
     kind = str(draft.tree.get("objective.kind", ""))
     draft.copy("objective.beta", number)
@@ -52,21 +67,74 @@ def objective(draft: Draft) -> None:
         draft.put("objective.per_token", per_token.value, per_token)
     draft.drop(per_token, "This loss is of a token's log-probability anyway.")
     _reference(draft, kind)
-    _rest(draft)
     _differences(draft, kind)
 
 
+def _kto(draft: Draft, method: Pick[str]) -> None:
+    """The loss of answers that are each desirable or not."""
+    draft.drop_every("Belongs to another objective.", *OF_PAIRS, "objective.center")
+    losses = draft.first("loss", _names)
+    meaning = meaning_of("kto_loss", " ".join(losses.value) if losses is not None and draft.program is TRL else "kto")
+    if meaning.outcome == "refused":
+        assert losses is not None
+        draft.refuse(losses, meaning.value.format(word=" ".join(losses.value)))
+        draft.drop(method, "Which loss it is, another key says.")
+        draft.leave_open("objective.kind", "the loss of answers with a label that is there: kto", example="kto")
+    else:
+        draft.put("objective.kind", "kto", method, losses if draft.program is TRL else None)
+    draft.drop(losses, "Of pairs: KTO has a loss of its own.")
+    draft.copy("objective.beta", number)
+    draft.imply_default("objective.beta")
+    for quantity in OF_KTO:
+        draft.copy(quantity, number)
+    supervised = draft.first("objective.supervised", number)
+    draft.drop(supervised if supervised is not None and supervised.value == 0 else None, "Off.")
+    draft.refuse(supervised, "KTO has no loss of the desirable answers beside it.")
+    _reference(draft, "kto")
+    draft.note("KTO's divergence", program=draft.program.name)
+    if draft.program is TRL:
+        draft.note("pairs as labels")
+        draft.note("texts of preferences")
+
+
+def _reward(draft: Draft, method: Pick[str]) -> None:
+    """A model of scores, and the loss of the scores of pairs."""
+    draft.put("objective.kind", "reward", method)
+    if draft.program is TRL:
+        draft.refuse(draft.first("loss", _names), "A reward model has one loss, that of Bradley and Terry.")
+        draft.note("texts of preferences")
+    else:
+        draft.note("margins of rows", program=draft.program.name)
+    if draft.program is LLAMA_FACTORY_YAML:
+        draft.note("value head")
+    draft.copy("objective.center", number)
+    others = ("loss", *OF_PAIRS, *OF_KTO, "objective.beta", "objective.supervised", "reference_model")
+    draft.drop_every("Belongs to another objective: scores have no reference and one loss.", *others)
+
+
 def _method(draft: Draft) -> Pick[str] | None:
-    """The way to learn from pairs that is asked for."""
-    picks = [*_scripts(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage"))]
+    """The way to learn from preferences that is asked for."""
+    picks = [*_scripts(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage")), _scores(draft)]
     asked_for = [pick for pick in picks if pick is not None]
-    draft.drop(asked_for[1:], "Another key says it before.")
+    for pick in asked_for[1:]:
+        draft.drop(pick if pick.value == asked_for[0].value else None, "Another key says it before.")
+        draft.refuse(pick, f"{asked_for[0].shown} says otherwise: a run has one objective.")
     return asked_for[0] if asked_for else None
+
+
+def _scores(draft: Draft) -> Pick[str] | None:
+    """Axolotl's ``reward_model``, and the number of labels of such a model."""
+    pick, labels = draft.first("reward_model", flag), draft.first("num_labels", whole)
+    is_on = pick is not None and pick.value
+    draft.drop(None if is_on else pick, "Off.")
+    draft.drop(labels if labels is not None and labels.value == int(is_on) else None, "A score is one number.")
+    draft.refuse(labels, "Next tokens are predicted, or one score (reward_model): not labels.")
+    return Pick("reward", pick.settings) if pick is not None and is_on else None
 
 
 def _named(draft: Draft, quantity: str) -> Pick[str] | None:
     pick = draft.first(quantity, lambda value: "" if asks_for_nothing(value) else text(value).lower())
-    if pick is None or pick.value in methods.PAIRS[quantity]:
+    if pick is None or pick.value in methods.WORDS[quantity]:
         return pick
     if pick.value in SUPERVISED or (quantity == "stage" and pick.value == "pt"):
         if quantity != "stage":  # which also says what rows are
@@ -77,15 +145,15 @@ def _named(draft: Draft, quantity: str) -> Pick[str] | None:
 
 
 def _scripts(draft: Draft) -> list[Pick[str]]:
-    """The word for pairs in a script's name; scripts of something else are refused, and so is one of which nobody knows
-    what it trains."""
+    """The word for preferences in a script's name; scripts of something else are refused, and so is one of which nobody
+    knows what it trains."""
     picks = []
     for setting in draft.settings("script"):
         pick = Pick(str(setting.value), (setting,))
         word, trained = methods.method_of(pick.value)
         if draft.program in TOLD_BY_FILES:
             draft.drop(pick, "What is trained, its configuration says.")
-        elif trained == "pairs":
+        elif trained in methods.PREFERENCES:
             picks.append(Pick(word, (setting,)))
         elif trained == "supervised":
             draft.drop(pick, SUPPOSED)
@@ -94,13 +162,13 @@ def _scripts(draft: Draft) -> list[Pick[str]]:
         else:
             draft.refuse(
                 pick,
-                "Nobody here knows what it trains, and its name does not say (sft, train, finetune; dpo, orpo, cpo). "
-                "If these are arguments of supervised training, --partial writes the config.",
+                "Nobody here knows what it trains, and its name does not say (sft, train, finetune; dpo, orpo, cpo, "
+                "kto; reward). If these are arguments of supervised training, --partial writes the config.",
             )
     return picks
 
 
-def _without_pairs(draft: Draft) -> None:
+def _without_preferences(draft: Draft) -> None:
     """Keys of preferences where nothing asks for any: Axolotl and LLaMA-Factory read none of them then, while
     arguments may be those of a script that does."""
     is_read = draft.program not in TOLD_BY_FILES
@@ -109,7 +177,7 @@ def _without_pairs(draft: Draft) -> None:
         meaning = meaning_of("loss", " ".join(losses.value))
         draft.drop(losses if meaning.outcome == "needless" else None, meaning.value)
         draft.refuse(losses, meaning.value.format(no_command=NO_COMMAND))
-    for quantity in ("loss", *OF_PAIRS):
+    for quantity in ("loss", *OF_PREFERENCES):
         for pick in draft.every(quantity, lambda value: value):
             is_idle = asks_for_nothing(pick.value) or not is_read
             draft.drop(pick if is_idle else None, "Belongs to preferences, for which nothing asks.")
@@ -230,7 +298,7 @@ def _differences(draft: Draft, kind: str) -> None:
     if draft.program is LLAMA_FACTORY_YAML:
         return
     if draft.program is TRL:
-        draft.note("texts of pairs")
+        draft.note("texts of preferences")
     if kind == "orpo":
         draft.note("ORPO's prompt")
     elif draft.tree.get("objective.supervised"):

@@ -15,7 +15,7 @@ from typing import Any
 from tonnage.migration.command import read_command
 from tonnage.migration.convert import convert
 from tonnage.migration.keys import ARGUMENTS, LLAMA_FACTORY, TABLES, DocumentedKey
-from tonnage.migration.programs import DECIDED, PROGRAMS, in_numbers
+from tonnage.migration.programs import DECIDED, PROGRAMS, Program, in_numbers
 from tonnage.migration.reading import Files
 
 COMMAND = "A command such as\n\n```\n"
@@ -55,22 +55,24 @@ def _defaults() -> str:
     lines += ["What holds where a file is silent (-: our own default, or it must be said):\n"]
     lines += [f"| | {' | '.join(program.name for program in programs)} |", f"|---|{'---|' * len(programs)}"]
     for decided, words in DECIDED.items():
-        cells = [_both(program.defaults.get(decided), program.of_pairs.get(decided)) for program in programs]
+        cells = [_cell(program, decided) for program in programs]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def _both(default: tuple[str, Any] | None, of_pairs: tuple[str, Any] | None) -> str:
-    """The default, and the one where pairs are learned from, if that is another."""
-    if of_pairs is None:
-        return _default(default)
-    return f"{_default(default)}; pairs: {_default(of_pairs)}" if default is not None else _default(of_pairs)
+def _cell(program: Program, decided: str) -> str:
+    """What a program does of itself, and where it learns from preferences, if that is otherwise."""
+    usual, cells = program.defaults.get(decided), []
+    if usual is not None:
+        cells.append(_default(usual))
+    for method, defaults in program.of_methods.items():
+        if decided in defaults:
+            cells.append(f"{method}: {_default(defaults[decided])}")
+    return "; ".join(cells) or "-"
 
 
-def _default(default: tuple[str, Any] | None) -> str:
+def _default(default: tuple[str, Any]) -> str:
     """The value, with the name that the program has for it, if it has one."""
-    if default is None:
-        return "-"
     name, value = default
     words = {True: "yes", False: "no", None: name}
     shown = words.get(value, value) if isinstance(value, bool | None) else in_numbers(value)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tonnage.migration.methods import PREFERENCES, Method
 from tonnage.migration.yaml_files import check_fields, read_data
 
 DECIDED: Mapping[str, str] = read_data("decided")
@@ -26,8 +27,8 @@ class Program:
     """By what it decides (see ``DECIDED``): the program's own name for it, and its value."""
     counts_workers: bool = True
     """Whether how many workers there are is said in its files or beside them, and not found out when it starts."""
-    of_pairs: Mapping[str, tuple[str, Any]] = field(default_factory=dict, repr=False)
-    """Defaults that are others where pairs of answers are learned from."""
+    of_methods: Mapping[Method, Mapping[str, tuple[str, Any]]] = field(default_factory=dict, repr=False)
+    """Defaults that are others where preferences are learned from, by how (``methods.Method``)."""
     signs: frozenset[str] = frozenset()
     """Arguments by which those of its script are told from those of others."""
 
@@ -37,7 +38,7 @@ class Program:
         return f"{self.name} {self.versions.partition(' (')[0]}"
 
 
-FIELDS = ("versions", "defaults", "of_pairs", "like", "counts_workers", "signs")
+FIELDS = ("versions", "defaults", *(f"of_{method}" for method in PREFERENCES), "like", "counts_workers", "signs")
 
 
 def _read_programs() -> dict[str, Program]:
@@ -46,12 +47,19 @@ def _read_programs() -> dict[str, Program]:
     for name, entry in entries.items():
         check_fields(f"programs.yaml, {name}", entry, FIELDS)
         inherited = entries[entry["like"]]["defaults"] if "like" in entry else {}
-        defaults = {decided: tuple(default) for decided, default in (inherited | entry.get("defaults", {})).items()}
-        of_pairs = {decided: tuple(default) for decided, default in entry.get("of_pairs", {}).items()}
-        check_fields(f"defaults of {name}", dict.fromkeys(("precision", *defaults, *of_pairs)), DECIDED)
+        defaults = _defaults(name, inherited | entry.get("defaults", {}))
+        of_methods = {method: _defaults(name, entry.get(f"of_{method}", {})) for method in PREFERENCES}
         signs = frozenset(entry.get("signs", ()))
-        programs[name] = Program(name, entry["versions"], defaults, entry.get("counts_workers", True), of_pairs, signs)
+        programs[name] = Program(
+            name, entry["versions"], defaults, entry.get("counts_workers", True), of_methods, signs
+        )
     return programs
+
+
+def _defaults(name: str, entries: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Defaults of a program as its table has them, checked."""
+    check_fields(f"defaults of {name}", {"precision": None, **entries}, DECIDED)
+    return {decided: (entry[0], entry[1]) for decided, entry in entries.items()}
 
 
 _BY_NAME = _read_programs()

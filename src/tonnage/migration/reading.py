@@ -24,7 +24,7 @@ from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
 from tonnage.migration.command import read_command
 from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
-from tonnage.migration.methods import method_of
+from tonnage.migration.methods import PREFERENCES, method_of
 from tonnage.migration.programs import (
     ACCELERATE_YAML,
     AXOLOTL_YAML,
@@ -92,9 +92,10 @@ class Files:
         scripts = [str(setting.value) for setting in self.settings if setting.name == "script"]
         known_together = "dataset_name" in names and names & {"max_length", "max_seq_length", "max_seq_len"}
         is_sft = any(re.search(r"(^|[/.])sft(\.py)?$", name) for name in scripts)
-        has_pairs = any(method_of(name)[1] == "pairs" for name in scripts)
+        is_preference = any(method_of(name)[1] in PREFERENCES for name in scripts)
         is_example = any(re.search(r"(^|[/.])run_clm(_no_trainer)?(\.py)?$", name) for name in scripts)
-        return "trl" in names or is_sft or has_pairs or (not is_example and bool(known_together or names & TRL.signs))
+        is_told = "trl" in names or is_sft or is_preference
+        return is_told or (not is_example and bool(known_together or names & TRL.signs))
 
     def find(self, name: str) -> Path | None:
         """A file that another one names: from here, or from the folder of one of those given, or from above it."""

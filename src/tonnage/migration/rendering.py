@@ -32,7 +32,7 @@ def template(draft: Draft, sources: ImportedSources, named: Mapping[str, Named])
             draft.refuse(jinja, "A Jinja file, or a template's text, of rows that are conversations.")
     elif built_in := sorted(sources.shown & BUILT_IN):
         draft.imply("data.template", built_in[0], f"rows of type {built_in[0]} are shown so")
-        if draft.has_pairs:
+        if draft.method in ("pairs", "kto"):
             draft.note("ends of answers")
     elif sources.prompt is not None:
         _of_formats(draft, sources.prompt)
@@ -40,7 +40,7 @@ def template(draft: Draft, sources: ImportedSources, named: Mapping[str, Named])
         _named(draft, picks[0], named)
     elif "chat" in sources.shown:
         draft.imply("data.template", "auto", "the tokenizer's own by default")
-    is_fixed = draft.has_pairs and bool(sources.shown & BUILT_IN)
+    is_fixed = draft.is_preference and bool(sources.shown & BUILT_IN)
     for pick in picks:
         if sources.shown == {"text"}:
             draft.drop(pick, "Text is trained as it is.")
@@ -134,9 +134,9 @@ def template_of_arguments(draft: Draft) -> None:
 
 def mask(draft: Draft, shown: Collection[str] = ()) -> None:
     """Which tokens are trained. ``shown`` says how rows are, where a program lists them."""
-    if draft.has_pairs:
+    if draft.is_preference:
         picks = ("train_on_inputs", "mask_history", "assistant_only", "completion_only")
-        draft.drop_every("Of a pair both answers are compared, and nothing before them.", *picks)
+        draft.drop_every("Answers are judged whole, and nothing before them.", *picks)
         return
     inputs, last = draft.first("train_on_inputs", flag), draft.first("mask_history", flag)
     assistant, completion = draft.first("assistant_only", flag), draft.first("completion_only", optional(flag))

@@ -340,6 +340,12 @@ def _epochs(draft: Draft) -> float:
     return float(draft.default("epochs") or 1.0)
 
 
+def sampling(draft: Draft) -> None:
+    """The order of rows."""
+    draft.follow("sampling", any_case=True)
+    draft.imply_default("data.order")
+
+
 def seeds(draft: Draft) -> None:
     """One seed."""
     seed = draft.copy("seed", whole)
