@@ -45,6 +45,7 @@ def test_every_field_of_trl_s_configurations_is_known() -> None:
             {"kind": "kto", "beta": 0.1, "desirable": 1.33, "undesirable": 0.8},
         ),
         ("--precompute_ref_log_probs --ref_model a/b --sync_ref_model False", {"kind": "kto", "beta": 0.1}),
+        ("--ref_model other/model", {"kind": "kto", "beta": 0.1, "reference": "other/model"}),
     ],
 )
 def test_kto_of_trl(words: str, expected: dict[str, Any], tmp_path: Path) -> None:
@@ -69,7 +70,6 @@ def test_defaults_are_those_of_trl_s_kto(tmp_path: Path) -> None:
         ("kto", "--loss_type apo_zero_unpaired", "loss_type"),
         ("kto", "--loss_type sigmoid", "loss_type"),
         ("kto", "--sync_ref_model", "sync_ref_model"),
-        ("kto", "--ref_model other/model", "ref_model"),
         ("kto", "--rpo_alpha 0.5", "rpo_alpha"),
         ("kto", "--desirable_weight 0", "desirable_weight"),
         ("kto", "--desirable_wieght 2", "desirable_wieght"),
@@ -323,7 +323,8 @@ def test_kto_of_llama_factory(tmp_path: Path) -> None:
     assert (config.optimizer.lr, config.data.max_length, config.data.order) == (5e-5, 2000, "shuffled")
     assert factory(tmp_path, TAGGED, stage="kto").tree["objective"] == {"kind": "kto", "beta": 0.1}
     assert "pref_ftx" in lost(factory(tmp_path, TAGGED, stage="kto", pref_ftx=0.5))
-    assert "ref_model" in lost(factory(tmp_path, TAGGED, stage="kto", ref_model="other/model"))
+    other = factory(tmp_path, TAGGED, stage="kto", ref_model="other/model")
+    assert other.tree["objective"] == {"kind": "kto", "beta": 0.1, "reference": "other/model"}
     assert "stage kto" in lost(factory(tmp_path, TAGGED, stage="dpo"))["dataset"]
 
 

@@ -56,9 +56,8 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
         for name in (LOADING, "evaluation")
     )
     chunk = min(layout.row_tokens, head_chunk(other.config.vocab_size, trains=True))
-    logits = (
-        chunk * other.config.vocab_size * (4 + (layout.width if layout.width < 4 else 0))
-    )  # as they are and in fp32
+    width = 4 + (layout.width if layout.width < 4 else 0)  # of a logit as it is computed, and in fp32
+    logits = float(chunk * other.config.vocab_size * width)
     stays = passing["weights"] + passing.get("gathered", 0.0)
     in_block = passing.get("activations", 0.0) + passing.get("workspace", 0.0)
     return max(sum(loading.values()), stays + max(in_block, logits)) + plan.choice.runtime_bytes

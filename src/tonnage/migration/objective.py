@@ -272,13 +272,14 @@ def _chosen_s_own(draft: Draft, kind: str) -> None:
 
 
 def _reference(draft: Draft, kind: str) -> None:
-    """Which model answers are compared with: here the one that is trained, as it was."""
+    """Which model answers are compared with: the one that is trained, as it was, or another one."""
     reference, model = draft.first("reference_model", text), draft.first("model", text)
     if kind in ("orpo", "simpo"):
         draft.drop(reference, "This loss has no reference.")
     elif reference is not None and model is not None and reference.value == model.value:
         draft.drop(reference, "The reference is the model as it was at the start.")
-    draft.refuse(reference, "The reference is the model as it was at the start, and no other one.")
+    elif reference is not None:
+        draft.put("objective.reference", reference.value, reference)
 
 
 def _rest(draft: Draft) -> None:
