@@ -240,7 +240,9 @@ def test_arguments(words: str, key: str, expected: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--lr_scheduler_type cosine_with_restarts",
+        "--lr_scheduler_type reduce_lr_on_plateau",
+        "--lr_scheduler_type cosine --lr_scheduler_kwargs '{\"num_cycles\": 1.5}'",
+        "--lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{\"num_stable_steps\": 3}'",
         "--optim adafactor",
         "--optim lion_8bit",
         "--save_strategy epoch",

@@ -9,7 +9,7 @@ from typing import Any
 from tonnage.migration.draft import Conflict, Draft, Pick
 from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.programs import AXOLOTL_YAML, in_words
-from tonnage.migration.values import flag, number, numbers, text, whole
+from tonnage.migration.values import flag, number, numbers, optional, text, whole
 
 COSINE_FINAL = 1e-4
 """``cos_min_ratio`` of DeepSpeed's WarmupCosineLR where it is not given."""
@@ -162,6 +162,41 @@ def schedule(draft: Draft) -> None:
     has_no_warmup = kind is not None and ds_kind is None and kind.value.lower() == "constant"
     _warmup(draft, ds_kind, has_no_warmup=has_no_warmup)
     _final(draft, ds_kind, kind)
+    _of_shapes(draft, str(draft.tree.get("optimizer.schedule", "")) if ds_kind is None and kind is not None else "")
+
+
+POLYNOMIAL_END = 1e-7
+"""Where transformers' polynomial ends if nothing is said: a rate, not a fraction of the highest."""
+
+
+def _of_shapes(draft: Draft, shape: str) -> None:
+    """Keys of one schedule each; ``shape`` is empty where the schedule is not transformers'."""
+    for quantity, owner, key, parse in (
+        ("optimizer.power", "polynomial", "optimizer.power", number),
+        ("optimizer.timescale", "inverse_sqrt", "optimizer.timescale", optional(whole)),
+        ("optimizer.decay", "wsd", "optimizer.decay", whole),
+        ("optimizer.decay_shape", "wsd", "optimizer.decay_shape", text),
+        ("min_lr_ratio", "wsd", "optimizer.final", number),
+    ):
+        pick = draft.first(quantity, parse)
+        if pick is not None and shape == owner and pick.value is not None:
+            draft.put(key, pick.value, pick)
+        else:
+            draft.drop(pick, f"Belongs to {owner}.")
+    cycles, end = draft.first("cycles", number), draft.first("lr_end", number)
+    if cycles is not None and shape == "cosine_with_restarts":
+        draft.put("optimizer.cycles", int(cycles.value) if cycles.value == int(cycles.value) else cycles.value, cycles)
+    elif cycles is not None and shape in ("cosine", "wsd") and cycles.value != 0.5:
+        draft.refuse(cycles, "A cosine falls once, from the peak to its end.")
+    draft.drop(cycles, "Belongs to cosine_with_restarts.")
+    if shape == "polynomial" and (peak := draft.tree.get("optimizer.lr")):
+        if end is not None:
+            draft.put("optimizer.final", end.value / peak, end)
+        draft.imply("optimizer.final", POLYNOMIAL_END / peak, f"a polynomial ends at {POLYNOMIAL_END:g} by default")
+    draft.drop(end, "Belongs to polynomial.")
+    if shape == "wsd" and "optimizer.decay" not in draft.tree:
+        sentence = "steps in which the rate decays: transformers has no default"
+        draft.leave_open("optimizer.decay", sentence, example="0.1")
 
 
 MOST_WARMUP_STEPS = 100
