@@ -55,6 +55,7 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["optimizer={schedule: wsd, decay: 20}", "steps=10"], "a decay of 20 steps in a run of 10"),
         (["optimizer={schedule: wsd, decay: 8, warmup: 4}", "steps=10"], "optimizer.warmup is 4 and optimizer.decay 8"),
         (["optimizer={schedule: wsd, decay: 0.6, warmup: 0.5}"], "optimizer.warmup is 0.5 and optimizer.decay 0.6: "),
+        (["optimizer.groups=[{match: '*embed*'}]"], "optimizer.groups.0 (*embed*) has neither lr nor weight_decay"),
         (["evaluate.prompts=4"], "evaluate.prompts is 4, but there are no validation rows"),
         (["evaluate.prompts=none-such.jsonl"], "evaluate.prompts: no file none-such.jsonl"),
         (["evaluate.prompts=500"], "evaluate.prompts"),

@@ -33,6 +33,15 @@ def check_optimizer(config: Config) -> Iterator[Contradiction]:
                 f"leave {key} out, or change optimizer.schedule",
             )
     yield from _lengths(config)
+    for index, group in enumerate(optimizer.groups):
+        if group.lr is None and group.weight_decay is None:
+            key = f"optimizer.groups.{index}"
+            yield Contradiction(
+                (key,),
+                f"{key} ({group.match}) has neither lr nor weight_decay",
+                "what its parameters have otherwise than the rest",
+                "write one of them",
+            )
 
 
 def _lengths(config: Config) -> Iterator[Contradiction]:

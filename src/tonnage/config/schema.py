@@ -333,6 +333,17 @@ KERNELS = tuple(Kernels.model_fields)
 """Names of what can be switched off, as ``kernels.switches`` of the program has them."""
 
 
+class Group(Section):
+    """Parameters that are updated with another rate or decay than the rest."""
+
+    match: Text
+    """Which parameters, as a pattern of the kind that `train` takes: `*embed*`, `blocks[-2:].*`, `*lora_B*`."""
+    lr: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Their highest learning rate, which follows the schedule as `optimizer.lr` does; none: that one."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Weight decay of the matrices among them; none: `optimizer.weight_decay`."""
+
+
 class Optimizer(Section):
     """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
 
@@ -371,6 +382,8 @@ class Optimizer(Section):
     """Of `cosine_with_restarts`: how many cosines there are, each from `lr` down."""
     timescale: Count | None = None
     """Of `inverse_sqrt`: steps after which the rate is 71% of `lr`; none: as many as warm-up, or 10,000."""
+    groups: Annotated[tuple[Group, ...], BeforeValidator(_as_tuple)] = ()
+    """Parameters with a rate or decay of their own, as `{match: '*lora_B*', lr: 3e-3}`; the first match counts."""
     skips: CountOrNone = 10
     """Steps in a row that may be skipped because their loss or gradient is not finite; one more ends the run."""
     loss_scale: Annotated[float, Field(ge=1, le=2.0**64)] = 65536.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_trackers, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import counted, where
-from tonnage.decide.models import ModelFound, find, with_adapter
+from tonnage.decide.models import ModelFound, check_groups, find, with_adapter
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.reference import reference_of, with_reference
@@ -111,6 +111,7 @@ def decide_on(
         config, why = choose(config, all_planned, place.machine.kind, force=force)
         if config.adapter == "none":  # then all weights are the run's own, and which they were does not matter
             model = replace(model, weights=replace(model.weights, base_digest=""))
+    check_groups(config, model)
     plan, others = planned(config)
     if why:
         plan = replace(plan, reasons=plan.reasons | {"adapter": why})
@@ -142,6 +143,7 @@ def asked(
     prepared = prepare_data(config, model, progress)
     if teacher is not None:
         check_no_token_is_new(prepared, model)
+    check_groups(config, model)
     return asked_of(config, model, prepared, where(config, machine, progress))
 
 

@@ -103,6 +103,33 @@ def optimizer(draft: Draft) -> None:
     draft.switch("bf16_moments", "memory.moments", "bf16", "Moments rest in fp32.")
 
 
+EMBEDDING_RATE = 1e-6
+"""Of LoRA+, where it is not given: that of additions to embeddings."""
+
+
+def loraplus(draft: Draft) -> None:
+    """LoRA+: the B matrices have a higher rate, and additions to embeddings one of their own."""
+    ratio = draft.first("loraplus", optional(number))
+    embedding = draft.first("loraplus_embedding", optional(number))
+    adapter_keys = {key: value for key, value in draft.tree.items() if key.partition(".")[0] == "adapter"}
+    if ratio is None or not ratio.value or not adapter_keys:
+        draft.drop(ratio, "Off." if adapter_keys else "Belongs to LoRA.")
+    elif "norms" in adapter_keys.get("adapter.also", ()):
+        draft.refuse(ratio, "Norms that are trained beside it would have the higher rate too.")
+    elif (rate := draft.tree.get("optimizer.lr")) is None:
+        draft.refuse(ratio, "Nothing says the rate of the other matrices.")
+    else:
+        groups = [{"match": "*lora_B", "lr": rate * ratio.value}]
+        targets = adapter_keys.get("adapter.targets", "all-linear")
+        adapts_embedding = targets != "all-linear" and any("embed" in target for target in targets)
+        if adapts_embedding:
+            names = "*lora_embedding_?" if draft.program is AXOLOTL_YAML else "*lora_embedding_B"
+            own = embedding.value if embedding is not None else None
+            groups.append({"match": names, "lr": EMBEDDING_RATE if own is None else own})
+        draft.put("optimizer.groups", groups, ratio, embedding if adapts_embedding else None)
+    draft.drop(embedding, "Belongs to LoRA+ with an addition to the embedding.")
+
+
 def _rate(draft: Draft) -> None:
     """The highest rate: a schedule of DeepSpeed that has one of its own sets it, whatever the optimizer was given."""
     rate, peak = draft.first("optimizer.lr", number), draft.first("schedule_lr", number)
