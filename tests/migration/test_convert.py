@@ -240,7 +240,9 @@ def test_arguments(words: str, key: str, expected: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--lr_scheduler_type cosine_with_restarts",
+        "--lr_scheduler_type reduce_lr_on_plateau",
+        "--lr_scheduler_type cosine --lr_scheduler_kwargs '{\"num_cycles\": 1.5}'",
+        "--lr_scheduler_type warmup_stable_decay --lr_scheduler_kwargs '{\"num_stable_steps\": 3}'",
         "--optim adafactor",
         "--optim lion_8bit",
         "--save_strategy epoch",
@@ -443,3 +445,38 @@ def test_saves_are_pushed_where_they_were(words: str, pushed: str | None, public
     assert (config.checkpoint.push, config.checkpoint.public) == (pushed, public)
     asked = words.startswith("--push_to_hub") and "False --hub" not in words
     assert any("OWNER/NAME" in note for note in found.notes) == (asked and pushed is None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "groups"),
+    [
+        ({"adapter": "lora", "loraplus_lr_ratio": 16}, [{"match": "*lora_B", "lr": 16e-5}]),
+        (
+            {"adapter": "lora", "loraplus_lr_ratio": 4, "lora_target_modules": ["q_proj", "embed_tokens"]},
+            [{"match": "*lora_B", "lr": 4e-5}, {"match": "*lora_embedding_?", "lr": 1e-6}],
+        ),
+        (
+            {
+                "adapter": "lora",
+                "loraplus_lr_ratio": 4,
+                "loraplus_lr_embedding": 2e-6,
+                "lora_target_modules": ["embed_tokens"],
+            },
+            [{"match": "*lora_B", "lr": 4e-5}, {"match": "*lora_embedding_?", "lr": 2e-6}],
+        ),
+        ({"adapter": "lora", "loraplus_lr_embedding": 2e-6}, None),
+        ({"loraplus_lr_ratio": 16}, None),
+    ],
+)
+def test_lora_plus_of_axolotl_is_a_group(
+    keys: dict[str, Any], groups: list[dict[str, Any]] | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    rows = [{"path": "a/rows", "type": "alpaca"}]
+    path.write_text(yaml.safe_dump({"base_model": "a/b", "datasets": rows, "learning_rate": 1e-5, **keys}))
+    result = import_files([path])
+    assert result.is_whole, result.lost
+    settings = read_back(result, tmp_path).optimizer.groups
+    expected = groups or []
+    assert [group.match for group in settings] == [group["match"] for group in expected]
+    assert [group.lr for group in settings] == pytest.approx([group["lr"] for group in expected])

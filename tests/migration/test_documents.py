@@ -34,7 +34,6 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "pissa": (A | LORA | {"peft_init_lora_weights": "pissa"}, F | {"pissa_init": True}),
     "loftq": (A | LORA | {"peft": {"loftq_config": {"loftq_bits": 4}}},),
     "oft": (F | {"finetuning_type": "oft"},),
-    "lora+": (A | LORA | {"loraplus_lr_ratio": 16}, F | {"loraplus_lr_ratio": 16.0}),
     "relora": (A | LORA | {"relora": True},),
     "galore": (F | {"use_galore": True}, A | {"optimizer": "galore_adamw"}, T | {"optim": "galore_adamw"}),
     "lisa": (A | {"lisa_n_layers": 4},),

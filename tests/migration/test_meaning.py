@@ -26,7 +26,7 @@ from tonnage.config import read_config
 from tonnage.data import Prepared, prepare
 from tonnage.migration import import_files
 from tonnage.optim.schedule import Schedule
-from tonnage.planning.planner import warmup_of
+from tonnage.planning.batch import steps_of
 from tonnage.planning.search import packs_of_run
 from tonnage.training.judging import Judging, compared
 from tonnage.training.loop import is_over
@@ -673,9 +673,8 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_steps = math.ceil(packs_of_run(config, prepared.train.num_packs) / config.packs_per_step)
     assert num_steps == case.steps
     optimizer = config.optimizer
-    warmup, is_from_zero = warmup_of(optimizer.warmup, num_steps), optimizer.warmup_from == "zero"
-    rise = optimizer.warmup_shape
-    ours = Schedule(optimizer.lr, num_steps, warmup, optimizer.schedule, optimizer.final, is_from_zero, rise)
+    warmup, decay = (steps_of(length, num_steps) for length in (optimizer.warmup, optimizer.decay))
+    ours = Schedule.of(optimizer.model_dump(), num_steps, warmup, decay)
     theirs = rates(case)
     if case.is_quadratic:
         theirs[:warmup] = [case.lr * (rate / case.lr) ** 2 for rate in theirs[:warmup]]
@@ -709,6 +708,48 @@ def test_axolotl(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", LLAMA_FACTORY)
 def test_llama_factory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(LLAMA_FACTORY[name], tmp_path, monkeypatch)
+
+
+SCHEDULES: list[tuple[str, str, dict[str, Any]]] = [
+    ("cosine_with_restarts", "", {}),
+    ("cosine_with_restarts", "{num_cycles: 3}", {"num_cycles": 3}),
+    ("polynomial", "", {}),
+    ("polynomial", "{power: 2.0, lr_end: 1.0e-5}", {"power": 2.0, "lr_end": 1e-5}),
+    ("inverse_sqrt", "", {}),
+    ("inverse_sqrt", "{timescale: 9}", {"timescale": 9}),
+    ("warmup_stable_decay", "{num_decay_steps: 8}", {"num_decay_steps": 8}),
+    (
+        "warmup_stable_decay",
+        "{num_decay_steps: 8, decay_type: 1-sqrt, min_lr_ratio: 0.2}",
+        {"num_decay_steps": 8, "decay_type": "1-sqrt", "min_lr_ratio": 0.2},
+    ),
+]
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llama-factory"])
+@pytest.mark.parametrize(("name", "kwargs", "options"), SCHEDULES)
+def test_schedules_of_transformers(
+    name: str, kwargs: str, options: dict[str, Any], tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every learning rate of the run that they ask for."""
+    keys = "max_steps: 30\nlearning_rate: 0.0002\nwarmup_steps: 5\n"
+    keys += f"lr_scheduler_kwargs: {kwargs}\n" if kwargs else ""
+    axolotl = "base_model: tiny/llama\ndatasets: [{path: rows.jsonl, type: alpaca}]\nmicro_batch_size: 2\n"
+    if tool == "axolotl":
+        text = f"{axolotl}lr_scheduler: {name}\n{keys}"
+    else:
+        text = f"{FACTORY}finetuning_type: full\nper_device_train_batch_size: 2\nlr_scheduler_type: {name}\n{keys}"
+    case = Case(text, [], 0, answers, steps=30, warmup=5, schedule=name, options=options)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ALPACA))
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.jsonl"}}))
+    (tmp_path / "run.yaml").write_text(text)
+    imported = import_files([tmp_path / "run.yaml"])
+    assert imported.is_whole, imported.lost
+    (tmp_path / "config.yaml").write_text(imported.text)
+    optimizer = read_config(tmp_path / "config.yaml", check_files=False).optimizer
+    ours = Schedule.of(optimizer.model_dump(), 30, 5, steps_of(optimizer.decay, 30))
+    assert [ours.lr(step) for step in range(1, 31)] == pytest.approx(rates(case), rel=0, abs=1e-9)
 
 
 LOSSES = ([3.0, 2.0, 1.0, 1.0, 1.0, 0.5], [1.0, 2.0, 1.0, 1.0], [2.0, 3.0, 1.5, 1.6, 1.7, 1.8], [1.0, 1.0, 0.9, 0.8])

@@ -406,7 +406,6 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
         ({"use_llama_pro": True}, "use_llama_pro"),
         ({"pissa_init": True}, "pissa_init"),
         ({"use_dora": True}, "use_dora"),
-        ({"loraplus_lr_ratio": 16.0}, "loraplus_lr_ratio"),
         ({"adapter_name_or_path": "saves/x"}, "adapter_name_or_path"),
         ({"add_tokens": "a,b"}, "add_tokens"),
         ({"template": "of_nobody"}, "template"),

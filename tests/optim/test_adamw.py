@@ -14,6 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tonnage.kernels.adamw import join
 from tonnage.kernels.regions import region_of
 from tonnage.optim.adamw import AdamW
+from tonnage.optim.tiers import Group
 
 
 def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
@@ -43,7 +44,7 @@ def test_decay_spares_vectors_and_frozen_parameters() -> None:
 
 def test_decay_spares_what_is_named() -> None:
     named = {name: nn.Parameter(torch.ones(4, 3)) for name in ("weight", "experts_bias")}
-    adamw = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.5, undecayed={"experts_bias"})
+    adamw = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.5, groups={"experts_bias": Group(0.0)})
     for parameter in named.values():
         parameter.grad = torch.zeros_like(parameter)
     adamw.step(lr=0.1)

@@ -18,28 +18,34 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tonnage.checkpoint.save import checkpoint_path
+from tonnage.config.schema import Optimizer
 from tonnage.data import PackedDataset, pack_at
 from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
 
 
+def plain_optimizers(model: Any, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """AdamW whose matrices alone decay."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), eps=settings.eps)]
+
+
 def plain_loop(
-    decision: Decision, change: Callable[[Any], Any] = lambda model: model
+    decision: Decision,
+    change: Callable[[Any], Any] = lambda model: model,
+    optimizers_of: Callable[[Any, Optimizer], list[torch.optim.Optimizer]] = plain_optimizers,
 ) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Loss, gradient norm and learning rate of every step, and the final weights by name, of the parameters that are
     trained after the model was given to ``change``."""
     config = decision.config
-    lr_peak, decay, clip = config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.clip
+    lr_peak, clip = config.optimizer.lr, config.optimizer.clip
     steps, packs_per_step, warmup = decision.plan.num_steps, config.packs_per_step, int(config.optimizer.warmup)
     model = change(AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32))
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=lr_peak,
-        betas=(0.9, 0.95),
-        eps=config.optimizer.eps,
-    )
+    optimizers = optimizers_of(model, config.optimizer)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in groups]
     data = decision.prepared.train
     records = []
     for step in range(steps):
@@ -54,16 +60,17 @@ def plain_loop(
             labels[row, : len(ids)] = torch.where(supervised, ids, -100)
         logits = model(input_ids=input_ids, attention_mask=attention, use_cache=False).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="mean")
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         if step < warmup:
             lr = lr_peak * (step + 1) / (warmup + 1)
         else:
             lr = lr_peak * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * (lr / lr_peak)
+        for optimizer in optimizers:
+            optimizer.step()
         records.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
     return records, {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
+from tonnage.config.check_optimizer import check_optimizer
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.rules import RULES, Setting, broken
 from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
@@ -32,20 +33,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
         yield from check_job_script(config.launch, config.output)
     if isinstance(config.launch, RayLaunch):
         yield from check_ray(config.launch, config.parallel)
-    optimizer = config.optimizer
-    if optimizer.warmup >= 1 and optimizer.warmup != int(optimizer.warmup):
-        yield Contradiction(
-            ("optimizer.warmup",),
-            f"optimizer.warmup is {optimizer.warmup!r}",
-            "a fraction of all steps below 1, or a whole number of steps",
-        )
-    if config.steps is not None and optimizer.warmup > config.steps:
-        yield Contradiction(
-            ("optimizer.warmup", "steps"),
-            f"a warm-up of {optimizer.warmup:g} steps in a run of {config.steps}",
-            f"at most {config.steps}",
-            "lower optimizer.warmup, or write it as a fraction",
-        )
+    yield from check_optimizer(config)
     if config.data.mixture == "rows":
         yield from _weights(config.data)
     prompts = config.evaluate.prompts

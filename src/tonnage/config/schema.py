@@ -333,6 +333,17 @@ KERNELS = tuple(Kernels.model_fields)
 """Names of what can be switched off, as ``kernels.switches`` of the program has them."""
 
 
+class Group(Section):
+    """Parameters that are updated with another rate or decay than the rest."""
+
+    match: Text
+    """Which parameters, as a pattern of the kind that `train` takes: `*embed*`, `blocks[-2:].*`, `*lora_B*`."""
+    lr: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Their highest learning rate, which follows the schedule as `optimizer.lr` does; none: that one."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Weight decay of the matrices among them; none: `optimizer.weight_decay`."""
+
+
 class Optimizer(Section):
     """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
 
@@ -349,8 +360,10 @@ class Optimizer(Section):
     """Added to the root of the second moment."""
     clip: Annotated[float, Field(ge=0), BeforeValidator(_off_is_zero)] = 1.0
     """Largest global norm of the gradient; 0 or `none` turns clipping off."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the learning rate after warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "wsd", "polynomial", "cosine_with_restarts", "inverse_sqrt"] = (
+        "cosine"
+    )
+    """Shape of the learning rate after warm-up; `wsd`: it stays, and decays in the last steps (`decay`)."""
     warmup: Annotated[float, Field(ge=0, le=MOST)] = 0.03
     """Length of the warm-up: a fraction of all steps if below 1, else a whole number of steps."""
     warmup_from: Literal["first", "zero"] = "first"
@@ -358,7 +371,19 @@ class Optimizer(Section):
     warmup_shape: Literal["linear", "quadratic"] = "linear"
     """How the rate rises in warm-up: evenly, or with the square of the step."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
+    """Learning rate at the last step, as a fraction of `lr`; `constant` ignores it; `wsd`'s warm-up begins there."""
+    decay: Annotated[float, Field(gt=0, le=MOST)] = 0.1
+    """Of `wsd`: length of the decay, a fraction of all steps if below 1, else a whole number of steps."""
+    decay_shape: Literal["cosine", "linear", "1-sqrt"] = "cosine"
+    """Of `wsd`: how the rate falls in the decay."""
+    power: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Of `polynomial`: power of the steps that are left; 1 is `linear`."""
+    cycles: Count = 1
+    """Of `cosine_with_restarts`: how many cosines there are, each from `lr` down."""
+    timescale: Count | None = None
+    """Of `inverse_sqrt`: steps after which the rate is 71% of `lr`; none: as many as warm-up, or 10,000."""
+    groups: Annotated[tuple[Group, ...], BeforeValidator(_as_tuple)] = ()
+    """Parameters with a rate or decay of their own, as `{match: '*lora_B*', lr: 3e-3}`; the first match counts."""
     skips: CountOrNone = 10
     """Steps in a row that may be skipped because their loss or gradient is not finite; one more ends the run."""
     loss_scale: Annotated[float, Field(ge=1, le=2.0**64)] = 65536.0

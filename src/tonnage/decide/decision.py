@@ -14,7 +14,7 @@ from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_tr
 from tonnage.data.progress import silent
 from tonnage.decide.guest import with_guest
 from tonnage.decide.hardware import Where, counted, where
-from tonnage.decide.models import ModelFound, find, with_adapter
+from tonnage.decide.models import ModelFound, check_groups, find, with_adapter
 from tonnage.decide.other_model import OtherModel, check_no_token_is_new, find_other
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
@@ -113,6 +113,7 @@ def decide_on(
         config, why = choose(config, all_planned, place.machine.kind, force=force)
         if config.adapter == "none":  # then all weights are the run's own, and which they were does not matter
             model = replace(model, weights=replace(model.weights, base_digest=""))
+    check_groups(config, model)
     plan, others = planned(config)
     if why:
         plan = replace(plan, reasons=plan.reasons | {"adapter": why})
@@ -158,6 +159,7 @@ def asked(
     prepared = prepare_data(config, model, progress)
     if other is not None:
         check_no_token_is_new(prepared, model, other)
+    check_groups(config, model)
     return asked_of(config, model, prepared, where(config, machine, progress))
 
 

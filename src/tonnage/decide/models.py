@@ -89,6 +89,24 @@ def _check_new_head(config: Config, model: ModelFound) -> None:
         )
 
 
+def check_groups(config: Config, model: ModelFound) -> None:
+    """Refuse groups of ``optimizer.groups`` that none of what is trained belongs to. Raises ``UserError``."""
+    if not config.optimizer.groups or config.adapter == "auto":
+        return
+    import torch
+
+    from tonnage.model.adapters import prepare
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import on_meta
+    from tonnage.model.groups import groups_of
+    from tonnage.training.building import trains_of
+
+    whole = on_meta(copy.deepcopy(model.config), torch.float32)
+    anatomy = dissect(whole)
+    prepare(whole, anatomy, trains_of(config), torch.float32)
+    groups_of(whole, anatomy, [group.match for group in config.optimizer.groups])
+
+
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
     """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
     headers are read."""

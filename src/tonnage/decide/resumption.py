@@ -179,13 +179,11 @@ def check_loss(run: RunDirectory, now_given: LossNote | None) -> None:
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
     """Learning rates of the last step and the next; None where the schedule is the one that the run was saved with."""
     from tonnage.optim.schedule import Schedule
-    from tonnage.planning.planner import warmup_of
+    from tonnage.planning.batch import steps_of
 
     def schedule(optimizer: Mapping[str, Any], num_steps: int) -> Schedule:
-        warmup = warmup_of(optimizer["warmup"], num_steps)
-        from_zero = optimizer.get("warmup_from") == "zero"  # which runs before it was a key do not have
-        rise = optimizer.get("warmup_shape", "linear")
-        return Schedule(optimizer["lr"], num_steps, warmup, optimizer["schedule"], optimizer["final"], from_zero, rise)
+        lengths = [steps_of(optimizer.get(key, 0), num_steps) for key in ("warmup", "decay")]
+        return Schedule.of(optimizer, num_steps, *lengths)
 
     before = schedule(state["config"]["optimizer"], state["num_steps"])
     after = schedule(config.optimizer.model_dump(), plan.num_steps)

@@ -127,6 +127,7 @@ def convert(files: Files) -> Import:
     memory.memory(draft)
     model.model(draft)
     adapters.trained(draft)
+    training.loraplus(draft)
     if any(draft.files.has(table) for table in (AXOLOTL, LLAMA_FACTORY, VERSION_1)):
         _rows_of_lists(draft)
         lengths.lengths(draft)

@@ -9,7 +9,7 @@ from typing import Any
 from tonnage.migration.draft import Conflict, Draft, Pick
 from tonnage.migration.keys import DEEPSPEED
 from tonnage.migration.programs import AXOLOTL_YAML, in_words
-from tonnage.migration.values import flag, number, numbers, text, whole
+from tonnage.migration.values import flag, number, numbers, optional, text, whole
 
 COSINE_FINAL = 1e-4
 """``cos_min_ratio`` of DeepSpeed's WarmupCosineLR where it is not given."""
@@ -103,6 +103,33 @@ def optimizer(draft: Draft) -> None:
     draft.switch("bf16_moments", "memory.moments", "bf16", "Moments rest in fp32.")
 
 
+EMBEDDING_RATE = 1e-6
+"""Of LoRA+, where it is not given: that of additions to embeddings."""
+
+
+def loraplus(draft: Draft) -> None:
+    """LoRA+: the B matrices have a higher rate, and additions to embeddings one of their own."""
+    ratio = draft.first("loraplus", optional(number))
+    embedding = draft.first("loraplus_embedding", optional(number))
+    adapter_keys = {key: value for key, value in draft.tree.items() if key.partition(".")[0] == "adapter"}
+    if ratio is None or not ratio.value or not adapter_keys:
+        draft.drop(ratio, "Off." if adapter_keys else "Belongs to LoRA.")
+    elif "norms" in adapter_keys.get("adapter.also", ()):
+        draft.refuse(ratio, "Norms that are trained beside it would have the higher rate too.")
+    elif (rate := draft.tree.get("optimizer.lr")) is None:
+        draft.refuse(ratio, "Nothing says the rate of the other matrices.")
+    else:
+        groups = [{"match": "*lora_B", "lr": rate * ratio.value}]
+        targets = adapter_keys.get("adapter.targets", "all-linear")
+        adapts_embedding = targets != "all-linear" and any("embed" in target for target in targets)
+        if adapts_embedding:
+            names = "*lora_embedding_?" if draft.program is AXOLOTL_YAML else "*lora_embedding_B"
+            own = embedding.value if embedding is not None else None
+            groups.append({"match": names, "lr": EMBEDDING_RATE if own is None else own})
+        draft.put("optimizer.groups", groups, ratio, embedding if adapts_embedding else None)
+    draft.drop(embedding, "Belongs to LoRA+ with an addition to the embedding.")
+
+
 def _rate(draft: Draft) -> None:
     """The highest rate: a schedule of DeepSpeed that has one of its own sets it, whatever the optimizer was given."""
     rate, peak = draft.first("optimizer.lr", number), draft.first("schedule_lr", number)
@@ -162,6 +189,41 @@ def schedule(draft: Draft) -> None:
     has_no_warmup = kind is not None and ds_kind is None and kind.value.lower() == "constant"
     _warmup(draft, ds_kind, has_no_warmup=has_no_warmup)
     _final(draft, ds_kind, kind)
+    _of_shapes(draft, str(draft.tree.get("optimizer.schedule", "")) if ds_kind is None and kind is not None else "")
+
+
+POLYNOMIAL_END = 1e-7
+"""Where transformers' polynomial ends if nothing is said: a rate, not a fraction of the highest."""
+
+
+def _of_shapes(draft: Draft, shape: str) -> None:
+    """Keys of one schedule each; ``shape`` is empty where the schedule is not transformers'."""
+    for quantity, owner, key, parse in (
+        ("optimizer.power", "polynomial", "optimizer.power", number),
+        ("optimizer.timescale", "inverse_sqrt", "optimizer.timescale", optional(whole)),
+        ("optimizer.decay", "wsd", "optimizer.decay", whole),
+        ("optimizer.decay_shape", "wsd", "optimizer.decay_shape", text),
+        ("min_lr_ratio", "wsd", "optimizer.final", number),
+    ):
+        pick = draft.first(quantity, parse)
+        if pick is not None and shape == owner and pick.value is not None:
+            draft.put(key, pick.value, pick)
+        else:
+            draft.drop(pick, f"Belongs to {owner}.")
+    cycles, end = draft.first("cycles", number), draft.first("lr_end", number)
+    if cycles is not None and shape == "cosine_with_restarts":
+        draft.put("optimizer.cycles", int(cycles.value) if cycles.value == int(cycles.value) else cycles.value, cycles)
+    elif cycles is not None and shape in ("cosine", "wsd") and cycles.value != 0.5:
+        draft.refuse(cycles, "A cosine falls once, from the peak to its end.")
+    draft.drop(cycles, "Belongs to cosine_with_restarts.")
+    if shape == "polynomial" and (peak := draft.tree.get("optimizer.lr")):
+        if end is not None:
+            draft.put("optimizer.final", end.value / peak, end)
+        draft.imply("optimizer.final", POLYNOMIAL_END / peak, f"a polynomial ends at {POLYNOMIAL_END:g} by default")
+    draft.drop(end, "Belongs to polynomial.")
+    if shape == "wsd" and "optimizer.decay" not in draft.tree:
+        sentence = "steps in which the rate decays: transformers has no default"
+        draft.leave_open("optimizer.decay", sentence, example="0.1")
 
 
 MOST_WARMUP_STEPS = 100

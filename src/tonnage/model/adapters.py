@@ -197,9 +197,9 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
     if trains.adapter is None:
         paths = {id(module): path for path, module in model.named_modules()}
         blocks = [paths[id(block)] for block in anatomy.blocks]
-        matched = {pattern: {name for name in names if _is_named(name, pattern, blocks)} for pattern in trains.patterns}
+        matched = {pattern: {name for name in names if is_named(name, pattern, blocks)} for pattern in trains.patterns}
         if nothing := [pattern for pattern, those in matched.items() if not those]:
-            raise _matches_nothing("train", nothing, names, "parameters")
+            raise matches_nothing("train", nothing, names, "parameters")
         return set().union(*matched.values())
     whole = {id(parameter) for also in trains.adapter.also for parameter in _whole(model, anatomy, also)}
     return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in whole}
@@ -208,7 +208,7 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
 _BLOCKS = re.compile(r"blocks\[(-?\d+)?:(-?\d+)?\](.*)")
 
 
-def _is_named(name: str, pattern: str, blocks: Sequence[str]) -> bool:
+def is_named(name: str, pattern: str, blocks: Sequence[str]) -> bool:
     """Whether a pattern names a parameter; ``blocks[-2:].*`` is of the last two of the blocks, whatever they are
     called."""
     if (some := _BLOCKS.fullmatch(pattern)) is None:
@@ -286,7 +286,7 @@ def find_targets(
             reasons = {excluded[last] for path in others if (last := path.rpartition(".")[2]) in excluded}
             raise _cannot(name, others, linear, f" ({'; '.join(sorted(reasons))})" if reasons else "")
     if nothing:
-        raise _matches_nothing("adapter.targets", nothing, [target.path for target in eligible], "layers")
+        raise matches_nothing("adapter.targets", nothing, [target.path for target in eligible], "layers")
     chosen_ids = {id(target) for those in matched.values() for target in those}
     chosen = [target for target in eligible if id(target) in chosen_ids]
     if anatomy.tied and (tied := [target.path for target in chosen if target.owner is anatomy.embedding]):
@@ -442,7 +442,8 @@ def _ends(paths: Iterable[str]) -> str:
     return ", ".join(ends[:MOST_NAMES]) + (f" and {len(ends) - MOST_NAMES} more" if len(ends) > MOST_NAMES else "")
 
 
-def _matches_nothing(where: str, patterns: Sequence[str], names: Iterable[str], kind: str) -> UserError:
+def matches_nothing(where: str, patterns: Sequence[str], names: Iterable[str], kind: str) -> UserError:
+    """The problem with patterns that match nothing of a model."""
     return user_error(
         where=where,
         found=f"{', '.join(patterns)}: no {kind} of the model",

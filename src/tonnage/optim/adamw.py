@@ -8,7 +8,7 @@ everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,7 +25,7 @@ from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
-from tonnage.optim.tiers import StateInMemory, StatePiece, Tier, TrainedParameter, content
+from tonnage.optim.tiers import Group, StateInMemory, StatePiece, Tier, TrainedParameter, content
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
@@ -35,9 +35,10 @@ class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
 
     ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole blocks.
-    ``decay`` is applied to parameters with two or more dimensions, but for those that are ``undecayed``: biases and
-    norms of several dimensions, by name (``model.anatomy.undecayed``). ``moments`` is how the moments rest, ``tier``
-    where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
+    ``decay`` is applied to parameters with two or more dimensions. ``groups`` says by name which are updated otherwise:
+    biases and norms of several dimensions do not decay (``model.anatomy.undecayed``). ``moments`` is how the moments
+    rest, ``tier`` where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is
+    a file.
     ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter (1 if not named).
     ``seed`` is that of the random bits which round bf16 moments. ``device_copies`` are what a device computes with, and
     has gradients of, where the parameters are in the host's memory.
@@ -54,7 +55,7 @@ class AdamW:
         betas: tuple[float, float],
         eps: float,
         decay: float,
-        undecayed: Collection[str] = (),
+        groups: Mapping[str, Group] | None = None,
         moments: Codec = "fp32",
         tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
         gradients: Callable[[Sequence[TrainedParameter]], Gradients] = gradient_tiers.GradientsInMemory,
@@ -73,8 +74,9 @@ class AdamW:
         self.num_steps = 0
         """Updates made so far."""
         of_names = turns or {}, copies or {}, device_copies or {}
+        group_of, usual = groups or {}, Group(decay)
         self._trained = {
-            name: _trained(name, parameter, 0.0 if name in undecayed else decay, *of_names)
+            name: _trained(name, parameter, group_of.get(name, usual), *of_names)
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
@@ -155,7 +157,7 @@ class AdamW:
                 self.gradients.turn_to(names[first : number + AHEAD], piece.start if first == number else 0)
                 in_memory = self._turn_weights(in_memory, names[number : number + AHEAD], piece.start)
             hyper = kernels.Hyper(
-                lr,
+                lr * trained.rate,
                 *self.betas,
                 self.eps,
                 decay=trained.decay,
@@ -232,7 +234,7 @@ class AdamW:
 def _trained(
     name: str,
     parameter: nn.Parameter,
-    decay: float,
+    group: Group,
     turns: Mapping[str, int],
     copies: Mapping[str, int],
     device_copies: Mapping[str, nn.Parameter],
@@ -243,7 +245,8 @@ def _trained(
     return TrainedParameter(
         name,
         parameter,
-        decay=decay if parameter.dim() >= 2 else 0.0,
+        decay=group.decay if parameter.dim() >= 2 else 0.0,
+        rate=group.rate,
         first=region[0].start * row_length(shard.shape) if region else 0,
         turn=turns.get(name, 0),
         copies=copies.get(name, 1),

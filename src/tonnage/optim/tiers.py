@@ -19,6 +19,16 @@ from tonnage.kernels.regions import local_part
 
 
 @dataclass(frozen=True)
+class Group:
+    """How parameters are updated."""
+
+    decay: float
+    """Weight decay, of those with two or more dimensions."""
+    rate: float = 1.0
+    """What the learning rate is multiplied by."""
+
+
+@dataclass(frozen=True)
 class TrainedParameter:
     """A parameter that is trained, and this rank's place in it."""
 
@@ -27,6 +37,8 @@ class TrainedParameter:
     decay: float
     first: int
     """Index of the shard's first element in the whole parameter, or in all of its rows that have the same columns."""
+    rate: float = 1.0
+    """What the learning rate is multiplied by."""
     turn: int = 0
     """When a forward pass first needs it: before those with higher turns."""
     copies: int = 1

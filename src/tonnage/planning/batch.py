@@ -48,6 +48,11 @@ def resolved(config: Config, num_packs: int | None) -> tuple[Config, str]:
     return config.model_copy(update={"batch": batch}), f"auto: {why}"
 
 
+def steps_of(length: float, num_steps: int) -> int:
+    """Steps of a warm-up, or a decay, that is a fraction of all or, from 1 on, a number of steps."""
+    return round(length * num_steps) if length < 1 else int(length)
+
+
 def warnings(config: Config, *, packs_in_data: int, packs_in_run: int, num_steps: int, warmup_steps: int) -> list[str]:
     """What a batch and a length do that nobody wants, and what to set instead. ``config`` has its batch written out."""
     sentences = []
@@ -66,6 +71,13 @@ def warnings(config: Config, *, packs_in_data: int, packs_in_run: int, num_steps
         sentences.append(
             f"a warm-up of {warmup_steps:,} steps in a run of {num_steps:,}: the learning rate never reaches "
             "optimizer.lr. Lower optimizer.warmup, or write it as a fraction such as 0.03"
+        )
+    optimizer = config.optimizer
+    decay_steps = steps_of(optimizer.decay, num_steps) if optimizer.schedule == "wsd" else 0
+    if decay_steps > (left := max(0, num_steps - warmup_steps)):
+        sentences.append(
+            f"a decay of {decay_steps:,} steps, and warm-up leaves {left:,}: it is shortened to them. Lower "
+            "optimizer.decay, or write it as a fraction such as 0.1"
         )
     return sentences
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tonnage.config import Config
 from tonnage.errors import UserError
-from tonnage.planning.batch import resolved, warnings
+from tonnage.planning.batch import resolved, steps_of, warnings
 from tonnage.planning.budgets import UNKNOWN, Free, budget_of
 from tonnage.planning.catalogue import COMPILE_SECONDS
 from tonnage.planning.ladder import Cost, choose, climb, costs, frontier, nearest, refine
@@ -99,7 +99,7 @@ def _written(
     config, data, machine, steps = search.config, search.scales.data, search.scales.machine, search.steps
     assert search.budget is not None
     num_steps = search.num_steps
-    warmup_steps = warmup_of(config.optimizer.warmup, num_steps)
+    warmup_steps = steps_of(config.optimizer.warmup, num_steps)
     tokens_per_step = round(data.num_tokens / data.num_packs * steps.packs)
     mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch
     if chosen.layout.arrangement == "padded":
@@ -145,11 +145,6 @@ def _warnings_of_saving(config: Config, chosen: Choice, num_steps: int) -> list[
         f"the run is saved {when}: if it dies, up to {lost / 3600:.1f} hours are lost. Set checkpoint.every=auto for "
         f"{MOST_LOST_SECONDS / 60:.0f} minutes at most"
     ]
-
-
-def warmup_of(warmup: float, num_steps: int) -> int:
-    """Steps of a warm-up that is a fraction of all or, from 1 on, a number of steps."""
-    return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 
 def _flops(model: ModelProfile, work: Work) -> float:

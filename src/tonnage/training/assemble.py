@@ -23,6 +23,7 @@ from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
+from tonnage.planning.batch import steps_of
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
@@ -166,15 +167,8 @@ def _pipeline(setting: WorkerSetting, stages: Stages, optimizer: AdamW) -> Pipel
 
 def _schedule(config: Config, plan: Plan) -> Schedule:
     settings = config.optimizer
-    return Schedule(
-        settings.lr,
-        plan.num_steps,
-        plan.warmup_steps,
-        settings.schedule,
-        settings.final,
-        from_zero=settings.warmup_from == "zero",
-        rise=settings.warmup_shape,
-    )
+    decay_steps = steps_of(settings.decay, plan.num_steps)
+    return Schedule.of(settings.model_dump(), plan.num_steps, plan.warmup_steps, decay_steps)
 
 
 def _deal(setting: WorkerSetting) -> Deal:

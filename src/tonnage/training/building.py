@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers
 from tonnage.model.dropout import Drawn
 from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import ModelFiles, find_model, read_model
+from tonnage.model.groups import groups_of
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places, keeps_buffers
 from tonnage.model.merging import Match
@@ -68,6 +69,8 @@ class Blueprint:
     layout: Layout = PLAIN
     trains: Trains = EVERYTHING
     """What is trained; the rest is frozen."""
+    groups: Sequence[str] = ()
+    """Patterns of parameters that are updated otherwise than the rest."""
     load: bool = True
     """Whether the weights that are trained are filled here, and not from a checkpoint."""
     evaluates: bool = False
@@ -128,6 +131,8 @@ class Assembled:
     """Names of parameters that are in other stages alone."""
     shared: frozenset[str] = frozenset()
     """Names of those that are in another stage too."""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Of the whole model's parameters, those that a pattern of ``Blueprint.groups`` decides for, and its number."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +224,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         setting.precision,
         layout,
         trains,
+        groups=[group.match for group in config.optimizer.groups],
         load=load,
         random_weights=is_random,
         allow_missing=config.allow_missing,
@@ -279,6 +285,8 @@ class _Draft:
     targets: Sequence[Target]
     """What has an adapter's additions."""
     trained_names: Sequence[str]
+    groups: Mapping[str, int]
+    """As in ``Assembled``."""
     come_and_go: bool
     """Whether parameters of its blocks do."""
 
@@ -303,7 +311,7 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
         blueprint.enter("load")
         _fill(blueprint, draft, [] if in_cache else packed, placed)
     placed.begin(loss_model, blocks)
-    return Assembled(draft.model, loss_model, placed, result.inputs, transforms.tiled, elsewhere, shared)
+    return Assembled(draft.model, loss_model, placed, result.inputs, transforms.tiled, elsewhere, shared, draft.groups)
 
 
 def _compiles(blueprint: Blueprint) -> bool:
@@ -331,11 +339,12 @@ def _draft(blueprint: Blueprint) -> _Draft:
     dropout = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, dropout)
     trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = groups_of(model, anatomy, blueprint.groups)
     has_room = not (blueprint.evaluates and world.size == 1 and has_no_room(model, world.device))
     if not has_room:
         model.requires_grad_(requires_grad=False)
     come_and_go = blueprint.blocks_come_and_go or not has_room
-    return _Draft(model, anatomy, weights, dropout, targets, trained_names, come_and_go)
+    return _Draft(model, anatomy, weights, dropout, targets, trained_names, groups, come_and_go)
 
 
 def _in_loss_model(

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from tonnage.config.schema import Optimizer
 from tonnage.errors import user_error
 from tonnage.kernels.moments import Codec
 from tonnage.model.anatomy import undecayed
@@ -16,7 +17,7 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
 from tonnage.optim.on_host import StateOnHost
-from tonnage.optim.tiers import StateInMemory, Tier, TrainedParameter
+from tonnage.optim.tiers import Group, StateInMemory, Tier, TrainedParameter
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
 from tonnage.planning.layout import Layout
@@ -48,7 +49,7 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
         betas=settings.betas,
         eps=settings.eps,
         decay=settings.weight_decay,
-        undecayed=set[str]().union(*(undecayed(stage.model) for stage in loss_models)),
+        groups=_groups(settings, stages),
         moments=layout.moments,
         tier=_tier(setting),
         gradients=_gradients(setting),
@@ -70,6 +71,19 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
         optimizer.divide(names[id(weight.parameter)], weight.part_numel)
         weight.begin(optimizer.gradients.add_part)
     return optimizer
+
+
+def _groups(settings: Optimizer, stages: Stages) -> dict[str, Group]:
+    """How each parameter is updated: as its group in the config says, and as it is no matrix."""
+    vectors = set[str]().union(*(undecayed(stage.model) for stage in stages.loss_models))
+    groups = {}
+    for name in stages.parameters:
+        number = stages.first.groups.get(name)
+        own = None if number is None else settings.groups[number]
+        rate = 1.0 if own is None or own.lr is None else own.lr / settings.lr
+        decay = settings.weight_decay if own is None or own.weight_decay is None else own.weight_decay
+        groups[name] = Group(0.0 if name in vectors else decay, rate)
+    return groups
 
 
 def _tier(setting: WorkerSetting) -> Callable[[Sequence[TrainedParameter], Codec], Tier]:

@@ -1,0 +1,99 @@
+"""Workers that update the same parameters as torch's optimizers do, each its own part: ``optimizer_ranks.py NAME``.
+
+``NAME`` is an entry of ``CASES``. Parameters and gradients are whole on every worker for torch, and divided along the
+shard axis for ours; what comes out is compared after every step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.tiers import Group
+from tonnage.parallel.world import World, join_world
+
+BETAS, EPS, DECAY, LR = (0.9, 0.95), 1e-8, 0.1, 1e-2
+SHAPES = {"embed": (31, 24), "a.weight": (24, 24), "b.weight": (40, 24), "c.weight": (24, 40), "norm": (24,)}
+
+
+def rate(step: int) -> float:
+    """A schedule."""
+    return LR * (1 - step / 40)
+
+
+def torch_adamw(parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """AdamW of three groups, besides what does not decay."""
+    groups = [
+        {"params": [parameters["embed"]], "lr": LR / 8, "weight_decay": 0.0},
+        {"params": [parameters["b.weight"]], "lr": LR * 16, "weight_decay": DECAY},
+        {"params": [parameters["c.weight"]], "weight_decay": 0.3},
+        {"params": [parameters["a.weight"]], "weight_decay": DECAY},
+        {"params": [parameters["norm"]], "weight_decay": 0.0},
+    ]
+    return [torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)]
+
+
+def our_adamw(parameters: Mapping[str, nn.Parameter]) -> AdamW:
+    """The same groups."""
+    groups = {"embed": Group(0.0, 1 / 8), "b.weight": Group(DECAY, 16.0), "c.weight": Group(0.3)}
+    return AdamW(parameters, betas=BETAS, eps=EPS, decay=DECAY, groups=groups)
+
+
+CASES: dict[
+    str,
+    tuple[
+        Callable[[Mapping[str, nn.Parameter]], list[torch.optim.Optimizer]],
+        Callable[[Mapping[str, nn.Parameter]], AdamW],
+        int,
+    ],
+] = {"groups": (torch_adamw, our_adamw, 10)}
+"""Optimizers, and for how many steps they are compared."""
+
+
+def whole(seed: int) -> dict[str, Tensor]:
+    """Numbers in the shapes of all parameters, the same on every worker."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def compare(name: str, world: World) -> None:
+    """Update by both, and compare after each step; raises ``AssertionError``."""
+    make_theirs, make_ours, num_steps = CASES[name]
+    mesh, placements = world.mesh["replicate", "shard"], [Replicate(), Shard(0)]
+
+    def part(tensor: Tensor) -> Tensor:
+        return distribute_tensor(tensor, mesh, placements) if world.size > 1 else tensor.clone()
+
+    reference = {name: nn.Parameter(value) for name, value in whole(0).items()}
+    parts = {name: nn.Parameter(part(value.detach())) for name, value in reference.items()}
+    theirs, ours = make_theirs(reference), make_ours(parts)
+    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in theirs]
+    for step in range(num_steps):
+        for name, gradient in whole(step + 1).items():
+            reference[name].grad, parts[name].grad = gradient, part(gradient)
+        for optimizer, own in zip(theirs, peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, own, strict=True):
+                group["lr"] = peak * rate(step) / LR
+            optimizer.step()
+        ours.step(rate(step))
+        for name, parameter in parts.items():
+            value = parameter.detach()
+            value = value.full_tensor() if isinstance(value, DTensor) else value
+            difference = float((value - reference[name].detach()).abs().max())
+            assert difference < 1e-6, f"{name} differs by {difference:g} after step {step + 1}"
+
+
+def main(names: list[str], join: Callable[[], AbstractContextManager[World]] = join_world) -> None:
+    with join() as world:
+        for name in names:
+            compare(name, world)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""Runs with groups of parameters are those of a plain loop whose AdamW has the same groups, in every layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import final_weights, metrics, plain_loop
+from ready import Start, ready, run_of
+from torch import Tensor
+
+from forked import work
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.config.schema import Optimizer
+from tonnage.decide.decision import Decision
+from tonnage.errors import UserError
+from tonnage.rundir.directory import RunDirectory
+
+STEPS, SAVED, PACKS = 6, 3, 4
+GROUPS = [
+    {"match": "*embed*", "lr": 3e-4, "weight_decay": 0.0},
+    {"match": "blocks[-1:].*", "lr": 6e-3},
+    {"match": "down_proj.weight", "weight_decay": 0.5},
+]
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "disk": {"memory": {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}},
+    "host": {"memory": {"optimizer_tier": "host", "gradient_tier": "host"}},
+    "zero 0": {"workers": 2, "memory": {"zero": 0}},
+    "zero 3": {"workers": 2, "memory": {"zero": 3}},
+    "tensor": {"workers": 2, "parallel": {"tensor": 2}},
+    "pipeline": {"workers": 2, "parallel": {"pipeline": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("groups")
+    write_rows(folder / "rows.jsonl", alpaca_rows(200))
+    write_model(folder / "model", llama_config(num_hidden_layers=2))
+    return folder
+
+
+def written(folder: Path, name: str, start: Start | None = None, **changes: Any) -> Decision:
+    keys: dict[str, Any] = {"workers": 1, "memory": {}, "parallel": {}, "groups": GROUPS} | changes
+    text = {
+        "model": str(folder / "model"),
+        "data": {
+            "train": str(folder / "rows.jsonl"),
+            "max_length": 64,
+            "template": "plain",
+            "over_length": "drop",
+            "max_loss": 1.0,
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": PACKS},
+        "steps": STEPS,
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, "groups": keys["groups"]},
+        "precision": "fp32",
+        "memory": {"micro_batch": PACKS // 2, "moments": "fp32"} | keys["memory"],
+        "parallel": keys["parallel"],
+        "launch": {"workers": keys["workers"], "threads": 1},
+        "checkpoint": {"every": SAVED, "keep": 99},
+        "track": [],
+        "output": str(folder / name.replace(" ", "-")),
+        "seed": 3,
+    }
+    return ready(folder, text, start)
+
+
+def torch_groups(model: Any, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """The groups of ``GROUPS``, written out for the names of the model."""
+    groups = []
+    for name, parameter in model.named_parameters():
+        decay = settings.weight_decay
+        own: dict[str, Any] = {}
+        if "embed" in name:
+            own, decay = {"lr": 3e-4}, 0.0
+        elif name.startswith("model.layers.1."):
+            own = {"lr": 6e-3}
+        elif name.endswith("down_proj.weight"):
+            decay = 0.5
+        groups.append({"params": [parameter], "weight_decay": decay if parameter.dim() >= 2 else 0.0, **own})
+    return [torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), eps=settings.eps)]
+
+
+def assert_equal(run: RunDirectory, steps: list[dict[str, float]], weights: dict[str, Tensor]) -> None:
+    first = STEPS - len(metrics(run))
+    for ours, plain in zip(metrics(run), steps[first:], strict=True):
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5), (run.path.name, ours["step"])
+        assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), (run.path.name, ours["step"])
+    for name, weight in final_weights(run, STEPS).items():
+        difference = float((weight - weights[name]).norm() / weights[name].norm())
+        assert difference < 1e-5, f"{run.path.name}, {name}: {difference:g}"
+
+
+@pytest.mark.slow
+def test_every_layout_and_every_resumed_run_equals_the_plain_loop(folder: Path) -> None:
+    decisions = {name: written(folder, name, **keys) for name, keys in LAYOUTS.items()}
+    runs = {name: run_of(decision) for name, decision in decisions.items()}
+    back = [run_of(written(folder, "two to one", (runs["zero 3"], SAVED)))]
+    on = [run_of(written(folder, "one to two", (runs["one"], SAVED), workers=2))]
+    by_workers: dict[int, list[str]] = {}
+    for name, run in runs.items():
+        by_workers.setdefault(LAYOUTS[name].get("workers", 1), []).append(str(run.path))
+    work("small_tiles", *by_workers.items())
+    work("small_tiles", (1, [str(run.path) for run in back]), (2, [str(run.path) for run in on]))
+    steps, weights = plain_loop(decisions["one"], optimizers_of=torch_groups)
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
+    for run in (*runs.values(), *back, *on):
+        assert_equal(run, steps, weights)
+
+
+def test_a_pattern_that_matches_nothing_is_refused_before_the_run(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"\*wte\*: no trained parameters of the model"):
+        written(folder, "nothing", groups=[{"match": "*wte*", "lr": 1e-3}])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ten_updates_equal_those_of_torch(workers: int) -> None:
+    work("optimizer_ranks", (workers, ["groups"]))
