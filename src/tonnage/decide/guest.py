@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
 
 
+HEAP = 0.75
+"""What the heap keeps of what comes and goes in a forward pass, beside that: of four passes 0.1 to 0.9 of it."""
+
+
 def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine) -> float:
     """Most bytes of a worker in that pass: of the weights that it shares with the others, and of forward passes."""
     import torch
@@ -60,7 +64,8 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
     logits = float(chunk * other.config.vocab_size * width)
     stays = passing["weights"] + passing.get("gathered", 0.0)
     in_block = passing.get("activations", 0.0) + passing.get("workspace", 0.0)
-    return max(sum(loading.values()), stays + max(in_block, logits)) + plan.choice.runtime_bytes
+    comes = max(in_block, logits) * (1 + HEAP * (machine.kind == "cpu"))
+    return max(sum(loading.values()), stays + comes) + plan.choice.runtime_bytes
 
 
 def with_guest(config: Config, other: OtherModel, plan: Plan, machine: Machine) -> Plan:
