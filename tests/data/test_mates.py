@@ -11,7 +11,7 @@ import pytest
 from data.conftest import write_rows
 from tiny import byte_tokenizer
 from tonnage.config import Config
-from tonnage.data import DataError, Prepared, prepare
+from tonnage.data import DataError, PackedDataset, Prepared, prepare
 from tonnage.data.building.mates import Result, mated, with_mates
 from tonnage.data.tokens.encoder import Document
 from tonnage.forms.conversation import RowError
@@ -93,3 +93,35 @@ def test_rows_become_documents_with_labels(tmp_path: Path) -> None:
 def test_a_row_alone_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no other row of its part of the file has another prompt"):
         prepared(tmp_path, [{"prompt": "a", "completion": "yes", "label": True}])
+
+
+@pytest.mark.parametrize("kind", ["kto", "dpo"])
+def test_rows_of_one_prompt_are_on_one_side(kind: str, tmp_path: Path) -> None:
+    """A model that has seen a prompt's other answers knows more of it than of one that is new."""
+    answers: dict[str, list[dict[str, Any]]] = {
+        "kto": [{"completion": "yes", "label": True}, {"completion": "no", "label": False}],
+        "dpo": [{"chosen": "yes", "rejected": "no"}, {"chosen": "yes", "rejected": "never"}],
+    }
+    rows = [{"prompt": f"question {number}"} | answer for number in range(40) for answer in answers[kind]]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    data = {"train": str(file), "max_length": 64, "template": "plain", "validation": 0.2}
+    config = Config.model_validate({"model": "m", "data": data, "objective": kind})
+    purpose = config.objective.rows
+    both = prepare(config.data, byte_tokenizer(), cache=tmp_path / "cache", purpose=purpose, processes=1)
+    assert both.validation is not None
+    prompts = [prompts_of(dataset) for dataset in (both.train, both.validation)]
+    assert prompts[0] | prompts[1] == {f"question {number}" for number in range(40)}
+    assert not prompts[0] & prompts[1]
+    assert len(prompts[1]) == 8
+
+
+def prompts_of(dataset: PackedDataset) -> set[str]:
+    prompts = set()
+    for number in range(dataset.num_packs):
+        pack, at = dataset.pack(number), 0
+        assert pack.forks is not None
+        for length, (shared, _) in zip(pack.lengths.tolist(), pack.forks.tolist(), strict=True):
+            text = str(byte_tokenizer().decode(pack.input_ids[at : at + shared], skip_special_tokens=True))
+            prompts.add(text.strip())
+            at += length
+    return prompts

@@ -22,6 +22,7 @@ from tonnage.data.sources.given import Sources
 from tonnage.data.sources.in_memory import shown_name
 from tonnage.data.text.choice import TemplateChoice
 from tonnage.data.tokens.documents import Documents, StoredPart, half_read_files
+from tonnage.data.tokens.encoder import content_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +66,15 @@ class Selection:
         self.left_out = beyond | (usable & (self.copies == 0))
         self.train = usable & ~self.validation & ~self.left_out
         self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
+
+    def _prompts(self) -> np.ndarray:
+        """Of every document what stands for the prompt of its two answers, or of one that has no two, for all of it."""
+        keys, first = self.content.copy(), 0
+        for tokens in self.documents.token_batches() if self.shared.any() else ():
+            for at, shared in enumerate(self.shared[first : first + len(tokens.offsets) - 1].tolist()):
+                keys[first + at] = content_key(tokens[at][:shared], ()) if shared else keys[first + at]
+            first += len(tokens.offsets) - 1
+        return keys
 
     def _beyond_the_first(self) -> np.ndarray:
         """Which documents come after those that a source's ``first`` takes; bad rows do not count."""
@@ -113,10 +123,11 @@ class Selection:
         self.kept_tokens, self.kept_supervised = kept_tokens, kept_supervised
 
     def _pick_validation(self, usable: np.ndarray) -> np.ndarray:
-        """The smallest set of contents, taken in an order that the seed decides, that has the wanted share of rows."""
+        """The smallest set of contents, or of prompts with two answers, taken in an order that the seed decides, that
+        has the wanted share of rows."""
         indices = np.flatnonzero(usable)
         picked = np.zeros(len(usable), dtype=bool)
-        contents, inverse, counts = np.unique(self.content[indices], return_inverse=True, return_counts=True)
+        contents, inverse, counts = np.unique(self._prompts()[indices], return_inverse=True, return_counts=True)
         if len(contents) < 2:
             return picked
         order = np.argsort(_mixed(contents, self.seed), kind="stable")
