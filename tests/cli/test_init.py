@@ -298,3 +298,11 @@ def test_pairs_of_answers_get_an_objective(model: Path) -> None:
     Path("config.yaml").unlink()
     said = yaml.safe_load(init(model, "pairs.jsonl", BUDGET, "objective=orpo"))
     assert said["objective"] == {"kind": "orpo"}
+
+
+def test_answers_with_a_label_get_an_objective(model: Path) -> None:
+    rows = [
+        {"prompt": f"What is {number}?", "completion": "A number.", "label": number % 3 > 0} for number in range(200)
+    ]
+    write_rows(Path("labelled.jsonl"), rows)
+    assert yaml.safe_load(init(model, "labelled.jsonl", BUDGET))["objective"] == {"kind": "kto"}

@@ -117,16 +117,17 @@ def _with_objective(wishes: Wanted, config: Config) -> Wanted:
 
     if wishes.says("objective"):
         return wishes
-    kinds: dict[RowPurpose, str] = {"supervised": "supervised", "pairs": "dpo", "verdicts": "kto"}
-    refusals = []
+    # A label beside an answer is found out row by row where rows are for supervised training, so it comes first.
+    kinds: dict[RowPurpose, str] = {"verdicts": "kto", "supervised": "supervised", "pairs": "dpo"}
+    refusals: dict[str, UserError] = {}
     for purpose, kind in kinds.items():
         try:
             read_sources(config.data, purpose)
         except UserError as refusal:
-            refusals.append(refusal)
+            refusals[kind] = refusal
             continue
         return wishes if kind == "supervised" else replace(wishes, words=(*wishes.words, f"objective={kind}"))
-    raise refusals[0]
+    raise refusals["supervised"]
 
 
 def _account(wishes: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:
