@@ -69,7 +69,7 @@ def update(dtype: torch.dtype, codec: Codec, shape: tuple[int, ...]) -> str:
         scale = torch.tensor(float("nan") if step == 3 else 0.37)
         coefficients = [float(one) for one in adamw.coefficients_of(hyper)[1:]]
         weight, low, moments = ours
-        signs = adamw._signed(hyper.key), adamw._signed(hyper.first)
+        signs = adamw.signed(hyper.key), adamw.signed(hyper.first)
         adamw_triton.update(weight, low, moments, gradient, scale, coefficients, *signs)
     pairs = {"weight": (ours[0], twin[0]), "low": (ours[1], twin[1])}
     pairs |= {name: (one, twin[2].named()[name]) for name, one in ours[2].named().items()}

@@ -9,17 +9,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tonnage.kernels.muon import Muon
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.tiers import Group
 from tonnage.parallel.world import World, join_world
 
 BETAS, EPS, DECAY, LR = (0.9, 0.95), 1e-8, 0.1, 1e-2
-SHAPES = {"embed": (31, 24), "a.weight": (24, 24), "b.weight": (40, 24), "c.weight": (24, 40), "norm": (24,)}
+MATRICES = ("a.weight", "b.weight", "c.weight", "one row")
+SHAPES = {
+    "embed": (31, 24),
+    "a.weight": (24, 24),
+    "b.weight": (40, 24),
+    "c.weight": (24, 40),
+    "norm": (24,),
+    "one row": (1, 24),
+}
 
 
 def rate(step: int) -> float:
@@ -33,7 +44,7 @@ def torch_adamw(parameters: Mapping[str, nn.Parameter]) -> list[torch.optim.Opti
         {"params": [parameters["embed"]], "lr": LR / 8, "weight_decay": 0.0},
         {"params": [parameters["b.weight"]], "lr": LR * 16, "weight_decay": DECAY},
         {"params": [parameters["c.weight"]], "weight_decay": 0.3},
-        {"params": [parameters["a.weight"]], "weight_decay": DECAY},
+        {"params": [parameters["a.weight"], parameters["one row"]], "weight_decay": DECAY},
         {"params": [parameters["norm"]], "weight_decay": 0.0},
     ]
     return [torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)]
@@ -45,6 +56,24 @@ def our_adamw(parameters: Mapping[str, nn.Parameter]) -> AdamW:
     return AdamW(parameters, betas=BETAS, eps=EPS, decay=DECAY, groups=groups)
 
 
+def torch_muon(parameters: Mapping[str, nn.Parameter], adjust_lr: str) -> list[torch.optim.Optimizer]:
+    """Muon of the matrices, AdamW of the rest."""
+    matrices = [{"params": [parameters[name]]} for name in MATRICES]
+    matrices[0]["lr"] = LR / 4  # type: ignore[assignment]
+    others = [
+        {"params": [parameters["embed"]], "weight_decay": DECAY},
+        {"params": [parameters["norm"]], "weight_decay": 0.0},
+    ]
+    muon = torch.optim.Muon(matrices, lr=LR, weight_decay=DECAY, momentum=0.9, adjust_lr_fn=adjust_lr)
+    return [muon, torch.optim.AdamW(others, lr=LR, betas=BETAS, eps=EPS)]
+
+
+def our_muon(parameters: Mapping[str, nn.Parameter], adjust_lr: Any) -> AdamW:
+    """The same."""
+    groups = {name: Group(DECAY, 0.25 if name == MATRICES[0] else 1.0, Muon(0.9, adjust_lr)) for name in MATRICES}
+    return AdamW(parameters, betas=BETAS, eps=EPS, decay=DECAY, groups=groups)
+
+
 CASES: dict[
     str,
     tuple[
@@ -52,7 +81,11 @@ CASES: dict[
         Callable[[Mapping[str, nn.Parameter]], AdamW],
         int,
     ],
-] = {"groups": (torch_adamw, our_adamw, 10)}
+] = {
+    "groups": (torch_adamw, our_adamw, 10),
+    "muon": (partial(torch_muon, adjust_lr="match_rms_adamw"), partial(our_muon, adjust_lr="match_rms_adamw"), 20),
+    "original": (partial(torch_muon, adjust_lr="original"), partial(our_muon, adjust_lr="original"), 20),
+}
 """Optimizers, and for how many steps they are compared."""
 
 

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, name: str, start: Start | None = None, **changes: Any) -> Decision:
-    keys: dict[str, Any] = {"workers": 1, "memory": {}, "parallel": {}, "groups": GROUPS} | changes
+    keys: dict[str, Any] = {"workers": 1, "memory": {}, "parallel": {}, "optimizer": {"groups": GROUPS}} | changes
     text = {
         "model": str(folder / "model"),
         "data": {
@@ -57,7 +57,7 @@ def written(folder: Path, name: str, start: Start | None = None, **changes: Any)
         },
         "batch": {"sequences": PACKS},
         "steps": STEPS,
-        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, "groups": keys["groups"]},
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2} | keys["optimizer"],
         "precision": "fp32",
         "memory": {"micro_batch": PACKS // 2, "moments": "fp32"} | keys["memory"],
         "parallel": keys["parallel"],
@@ -98,26 +98,77 @@ def assert_equal(run: RunDirectory, steps: list[dict[str, float]], weights: dict
 
 @pytest.mark.slow
 def test_every_layout_and_every_resumed_run_equals_the_plain_loop(folder: Path) -> None:
-    decisions = {name: written(folder, name, **keys) for name, keys in LAYOUTS.items()}
-    runs = {name: run_of(decision) for name, decision in decisions.items()}
-    back = [run_of(written(folder, "two to one", (runs["zero 3"], SAVED)))]
-    on = [run_of(written(folder, "one to two", (runs["one"], SAVED), workers=2))]
-    by_workers: dict[int, list[str]] = {}
-    for name, run in runs.items():
-        by_workers.setdefault(LAYOUTS[name].get("workers", 1), []).append(str(run.path))
-    work("small_tiles", *by_workers.items())
-    work("small_tiles", (1, [str(run.path) for run in back]), (2, [str(run.path) for run in on]))
-    steps, weights = plain_loop(decisions["one"], optimizers_of=torch_groups)
+    decision, runs = trained(folder, LAYOUTS, "groups", {"groups": GROUPS})
+    steps, weights = plain_loop(decision, optimizers_of=torch_groups)
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
-    for run in (*runs.values(), *back, *on):
+    for run in runs.values():
         assert_equal(run, steps, weights)
+
+
+MUON: dict[str, Any] = {"kind": "muon", "lr": 5e-3, "adamw_lr": 2e-3, "momentum": 0.9}
+
+
+def torch_muon(model: Any, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """Muon of the matrices of the blocks, AdamW of the rest."""
+    inside = {name: one for name, one in model.named_parameters() if ".layers." in name and one.dim() == 2}
+    others = [(name, one) for name, one in model.named_parameters() if name not in inside]
+    groups = [{"params": [one], "weight_decay": 0.1 if one.dim() == 2 else 0.0} for _, one in others]
+    return [
+        torch.optim.Muon(inside.values(), lr=5e-3, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.95), eps=settings.eps),
+    ]
+
+
+@pytest.mark.slow
+def test_muon_in_every_layout_and_every_resumed_run_equals_the_plain_loop(folder: Path) -> None:
+    layouts = {name: keys for name, keys in LAYOUTS.items() if name != "tensor"}
+    layouts["zero 2 on disk"] = {"workers": 2, "memory": {"zero": 2, "optimizer_tier": "disk"}}
+    decision, runs = trained(folder, layouts, "muon", MUON)
+    steps, weights = plain_loop(decision, optimizers_of=torch_muon)
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
+    for run in runs.values():
+        assert_equal(run, steps, weights)
+    for name in ("disk", "host"):
+        assert metrics_of_bits(runs[name]) == metrics_of_bits(runs["one"])
+    assert metrics_of_bits(runs["zero 2 on disk"]) == metrics_of_bits(runs["zero 3"])
+
+
+def metrics_of_bits(run: RunDirectory) -> list[tuple[float, float]]:
+    return [(record["loss"], record["grad_norm"]) for record in metrics(run)]
+
+
+def trained(
+    folder: Path, layouts: dict[str, dict[str, Any]], prefix: str, optimizer: dict[str, Any]
+) -> tuple[Decision, dict[str, RunDirectory]]:
+    """Runs in all layouts, one that goes on with one worker from two, and one that goes on with two from one; and what
+    was decided for one worker."""
+    decisions = {
+        name: written(folder, f"{prefix} {name}", **keys, optimizer=optimizer) for name, keys in layouts.items()
+    }
+    runs = {name: run_of(decision) for name, decision in decisions.items()}
+    starts = {"two to one": (runs["zero 3"], SAVED), "one to two": (runs["one"], SAVED)}
+    number = {"two to one": 1, "one to two": 2}
+    for name, start in starts.items():
+        keys = {"workers": number[name], "optimizer": optimizer}
+        runs[name] = run_of(written(folder, f"{prefix} {name}", start, **keys))
+    by_workers: dict[int, list[str]] = {}
+    for name in layouts:
+        by_workers.setdefault(layouts[name].get("workers", 1), []).append(str(runs[name].path))
+    work("small_tiles", *by_workers.items())
+    work("small_tiles", *((number[name], [str(runs[name].path)]) for name in starts))
+    return decisions["one"], runs
 
 
 def test_a_pattern_that_matches_nothing_is_refused_before_the_run(folder: Path) -> None:
     with pytest.raises(UserError, match=r"\*wte\*: no trained parameters of the model"):
-        written(folder, "nothing", groups=[{"match": "*wte*", "lr": 1e-3}])
+        written(folder, "nothing", optimizer={"groups": [{"match": "*wte*", "lr": 1e-3}]})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ten_updates_equal_those_of_torch(workers: int) -> None:
     work("optimizer_ranks", (workers, ["groups"]))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_twenty_updates_by_muon_equal_those_of_torch(workers: int) -> None:
+    work("optimizer_ranks", (workers, ["muon", "original"]))

@@ -17,6 +17,8 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
     "timescale": ("inverse_sqrt",),
 }
 """Keys of ``optimizer`` -> the schedules that know them."""
+OF_MUON = ("momentum", "adjust_lr", "adamw_lr")
+"""Keys of ``optimizer`` that only Muon knows."""
 
 
 def check_optimizer(config: Config) -> Iterator[Contradiction]:
@@ -31,6 +33,14 @@ def check_optimizer(config: Config) -> Iterator[Contradiction]:
                 f"{key} is {value!r}, and optimizer.schedule is {optimizer.schedule}",
                 f"optimizer.schedule {' or '.join(schedules)}, which know{'s' if len(schedules) == 1 else ''} it",
                 f"leave {key} out, or change optimizer.schedule",
+            )
+    for name in OF_MUON:
+        if optimizer.kind != "muon" and (value := getattr(optimizer, name)) != getattr(defaults, name):
+            yield Contradiction(
+                (f"optimizer.{name}", "optimizer.kind"),
+                f"optimizer.{name} is {value!r}, and optimizer.kind is {optimizer.kind}",
+                "optimizer.kind muon, which knows it",
+                f"leave optimizer.{name} out, or set optimizer.kind to muon",
             )
     yield from _lengths(config)
     for index, group in enumerate(optimizer.groups):

@@ -52,6 +52,8 @@ class Setting(NamedTuple):
     """Kind of the machine's devices; nothing while it is not known."""
     machine: str = ""
     """Name of the machine's devices."""
+    optimizer: str = "adamw"
+    """Its kind."""
 
     @property
     def trains_all(self) -> bool:
@@ -102,6 +104,7 @@ class Setting(NamedTuple):
             scores=config.objective.scores,
             device=device,
             machine=machine,
+            optimizer=config.optimizer.kind,
         )
 
 
@@ -197,6 +200,16 @@ def _not_of_scores(key: str, is_so: Callable[[Setting], bool], what: str) -> Rul
     )
 
 
+def _not_by_muon(key: str, is_so: Callable[[Setting], bool], shown: str, needed: str, change: str) -> Rule:
+    return Rule(
+        ("optimizer.kind", key),
+        lambda at: at.optimizer == "muon" and is_so(at),
+        f"optimizer.kind is muon, and {key} is {shown}",
+        needed,
+        f"{change}, or optimizer.kind=adamw",
+    )
+
+
 IN_FRONT: tuple[Rule, ...] = (
     Rule(
         ("parallel.tensor", "parallel.pipeline", "launch.workers"),
@@ -211,6 +224,13 @@ IN_FRONT: tuple[Rule, ...] = (
         _unequal,
         _equal,
         "set parallel.replicate to one of them",
+    ),
+    _not_by_muon(
+        "parallel.tensor",
+        lambda at: at.tensor not in ("auto", 1),
+        "{at.tensor}",
+        "matrices whose rows alone are divided: a whole one is put together for its update",
+        "set parallel.tensor to 1",
     ),
     _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
     _not_of_scores("parallel.pipeline", lambda at: at.staged, "is in no stage of its own"),
@@ -306,6 +326,20 @@ WITHIN: tuple[Rule, ...] = (
         "adapter", lambda at: at.adapter != "none", "given", "what is frozen is not computed in tiles so far"
     ),
     _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
+    _not_by_muon(
+        "memory.tiles",
+        lambda at: at.tiled,
+        "{at.tiles}",
+        "matrices that a worker can have whole, as its update takes them",
+        "set memory.tiles to 1",
+    ),
+    _not_by_muon(
+        "adapter",
+        lambda at: at.adapter not in ("none", "auto"),
+        "given",
+        "matrices of the model's own: those of an addition mean something as a product alone",
+        "leave adapter out",
+    ),
     _not_of_scores("memory.tiles", lambda at: at.tiled, "does not come in tiles"),
     Rule(
         ("memory.tiles", "memory.zero"),

@@ -12,7 +12,7 @@ device.
     ├── objective   what is minimised
     ├── batch       what one step sees
     ├── epochs or steps
-    ├── optimizer   AdamW, its schedule and clipping
+    ├── optimizer   AdamW or Muon, schedule and clipping
     ├── adapter or train   what of the model is trained, where that is not all of it
     ├── precision, memory, parallel
     ├── launch      how many workers, where
@@ -345,8 +345,10 @@ class Group(Section):
 
 
 class Optimizer(Section):
-    """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
+    """What updates the weights: AdamW, or Muon for the matrices of the blocks; its schedule, and gradient clipping."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
+    """`muon`: matrices of the blocks, whole, by their momentum made orthogonal; AdamW updates all else."""
     lr: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LR
     """Highest learning rate, after warm-up; by default 1e-6 for preferences, and ten times as much with `adapter`."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -358,6 +360,12 @@ class Optimizer(Section):
     """Decay rates of the first and second moment."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Of `muon`: decay rate of its momentum, which is Nesterov's."""
+    adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Of `muon`: times what `lr` is taken: 0.2 times the root of the larger side, or the root of rows over columns."""
+    adamw_lr: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of `muon`: highest learning rate of what AdamW updates; none: `lr`."""
     clip: Annotated[float, Field(ge=0), BeforeValidator(_off_is_zero)] = 1.0
     """Largest global norm of the gradient; 0 or `none` turns clipping off."""
     schedule: Literal["cosine", "linear", "constant", "wsd", "polynomial", "cosine_with_restarts", "inverse_sqrt"] = (
@@ -805,7 +813,7 @@ class Config(Section):
     )
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
     optimizer: Optimizer = Field(default_factory=Optimizer, validate_default=True)
-    """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
+    """What updates the weights: AdamW, or Muon for the matrices of the blocks; its schedule, and gradient clipping."""
     adapter: Annotated[
         Annotated[Adapter, Tag("section")] | Annotated[Literal["none", "auto"], Tag("word")],
         Discriminator(_word_or_section),

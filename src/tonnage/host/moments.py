@@ -16,3 +16,5 @@ UPDATE_ELEMENTS = 1 << 22
 ask, and no more."""
 UPDATE_BYTES = 44
 """For each of them meanwhile."""
+MUON_BYTES = 36
+"""The same where momentum or a matrix of Muon's is updated."""

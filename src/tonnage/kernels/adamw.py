@@ -299,9 +299,7 @@ def _update_on_gpu(weight: Tensor, low: Tensor | None, moments: Moments, gradien
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=torch.float32, device=weight.device)
     _, *coefficients = map(float, coefficients_of(replace(hyper, scale=1.0)))
-    update_on_gpu(
-        weight.detach(), low, moments, gradient, scale, coefficients, _signed(hyper.key), _signed(hyper.first)
-    )
+    update_on_gpu(weight.detach(), low, moments, gradient, scale, coefficients, signed(hyper.key), signed(hyper.first))
 
 
 _NO_LOW = np.empty(0, np.int16)
@@ -364,10 +362,11 @@ def update_tile(
 
 def _int32(value: int, device: torch.device) -> Tensor:
     """The low 32 bits of ``value`` as a signed scalar."""
-    return torch.full((), _signed(value), dtype=torch.int32, device=device)
+    return torch.full((), signed(value), dtype=torch.int32, device=device)
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """The low 32 bits of ``value`` as a signed number."""
     low = value & 0xFFFFFFFF
     return low - 2**32 if low >= 2**31 else low
 

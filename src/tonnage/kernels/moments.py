@@ -94,6 +94,55 @@ class Moments:
         return {name: tensor for name, tensor in parts.items() if tensor is not None}
 
 
+@dataclass(frozen=True)
+class Momentum:
+    """The one moment of a rule that has no second one, as it rests: ``m`` of ``Moments``."""
+
+    m: Tensor
+    m_scale: Tensor | None
+    row: int
+
+    @staticmethod
+    def zeros(codec: Codec, shape: Sequence[int], device: torch.device) -> Momentum:
+        """Of a parameter, or a shard of whole rows, before its first update."""
+        both = Moments.zeros(codec, shape, torch.device("meta"))
+        m, scale = (None if one is None else torch.zeros_like(one, device=device) for one in (both.m, both.m_scale))
+        assert m is not None
+        return Momentum(m, scale, both.row)
+
+    def part(self, start: int, stop: int) -> Momentum:
+        """Elements ``start`` to ``stop``, as ``Moments.part``."""
+        part = Moments(self.m, self.m, self.m_scale, self.m_scale, self.row).part(start, stop)
+        return Momentum(part.m, part.m_scale, part.row)
+
+    def named(self) -> dict[str, Tensor]:
+        """As ``Moments.named``."""
+        return {"m": self.m} | ({} if self.m_scale is None else {"m_scale": self.m_scale})
+
+    def decoded(self) -> Tensor:
+        """In fp32, flat."""
+        if self.m_scale is None:
+            return self.m.view(-1).float()
+        code = _blocks(self.m, self.row).float()
+        unit = self.m_scale.view(code.shape[:2]).unsqueeze(-1) * M_UNIT
+        return _flat(unit * (code * code.abs()), self.row)
+
+    def encode(self, m: Tensor, key: Tensor, first: Tensor) -> None:
+        """Let a flat fp32 moment rest here; ``key`` and ``first`` as in ``random_bits``."""
+        if self.m_scale is not None:
+            blocks = _blocks(m, self.row)
+            largest = blocks.abs().amax(-1)
+            largest = torch.where(largest < TINY, 0.0, largest)
+            self.m_scale.view(largest.shape).copy_(largest)
+            inverse = torch.where(largest == 0.0, 0.0, torch.full_like(largest, M_LEVELS) / largest).unsqueeze(-1)
+            magnitude = ((blocks.abs() * inverse).sqrt() + 0.5).to(torch.int32)
+            self.m.view(-1).copy_(_flat(torch.where(blocks < 0.0, -magnitude, magnitude), self.row))
+        elif self.m.dtype == torch.bfloat16:
+            self.m.view(-1).copy_(_truncate(m, random_bits(m.numel(), key, first) & 0xFFFF))
+        else:
+            self.m.view(-1).copy_(m)
+
+
 def row_length(shape: Sequence[int]) -> int:
     """Elements in a row of dimension 0."""
     return math.prod(shape[1:])

@@ -1,4 +1,5 @@
-"""Which trained parameters are updated otherwise than the rest: by patterns of their names, the first match counts."""
+"""Which trained parameters are updated otherwise than the rest: by patterns of their names, of which the first match
+counts, and matrices, which have an optimizer of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import nn
 
 from tonnage.errors import user_error
 from tonnage.model.adapters import is_named, matches_nothing
-from tonnage.model.anatomy import Anatomy
+from tonnage.model.anatomy import Anatomy, undecayed
 
 KEY = "optimizer.groups"
 
@@ -44,6 +45,22 @@ def groups_of(model: nn.Module, anatomy: Anatomy, patterns: Sequence[str]) -> di
             change=f"put {hidden[0]} before the others, or leave it out",
         )
     return deciding
+
+
+def matrices_of(model: nn.Module, anatomy: Anatomy) -> frozenset[str]:
+    """Names of the trained matrices of a whole model's blocks: what Muon updates. Stacks of experts are not among them,
+    nor is anything that is no matrix but stored as one."""
+    of_blocks = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
+    ends = {id(parameter) for part in (anatomy.embedding, anatomy.head) for parameter in part.parameters()}
+    vectors = undecayed(model)
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and parameter.dim() == 2
+        and id(parameter) in of_blocks - ends
+        and name not in vectors
+    )
 
 
 def _any_is_named(names: Sequence[str], pattern: str, blocks: Sequence[str]) -> bool:

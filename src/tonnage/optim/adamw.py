@@ -8,6 +8,7 @@ everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -17,7 +18,17 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from tonnage.kernels import adamw as kernels
-from tonnage.kernels.moments import SHORTEST_ROW, Codec, blocks_in, keeps_blocks, noise_key, row_length
+from tonnage.kernels.moments import (
+    SHORTEST_ROW,
+    Codec,
+    Moments,
+    Momentum,
+    blocks_in,
+    keeps_blocks,
+    noise_key,
+    row_length,
+)
+from tonnage.kernels.muon import add_momentum, add_update
 from tonnage.kernels.regions import local_part, region_of
 from tonnage.kernels.threads import num_threads as threads_of_loops
 from tonnage.kernels.threads import use_loop_threads
@@ -25,7 +36,8 @@ from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
-from tonnage.optim.tiers import Group, StateInMemory, StatePiece, Tier, TrainedParameter, content
+from tonnage.optim.muon import Updates
+from tonnage.optim.tiers import Group, StateInMemory, StatePiece, Tier, TrainedParameter, Visit, content, visits
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
@@ -84,6 +96,7 @@ class AdamW:
             cut := [trained.name for trained in self._trained.values() if not has_whole_blocks(trained)]
         ):
             raise NotImplementedError(f"int8 moments of parts of blocks ({cut[0]}), which share a scale")
+        self._visits = list(visits(self._trained.values()))
         self.tier = tier(list(self._trained.values()), moments)
         self.gradients = gradients(list(self._trained.values()))
         self._divided: dict[str, int] = {}
@@ -127,7 +140,8 @@ class AdamW:
         """Whether ``step`` returns before the device has made the update, or computed the scale of its gradients."""
         devices = {local_part(trained.parameter).device for trained in self._trained.values()}
         beside = isinstance(self.tier, StateInMemory) and isinstance(self.gradients, gradient_tiers.GradientsInMemory)
-        return beside and not self._lazy and all(map(kernels.is_unseen, devices))
+        has_matrices = any(trained.muon is not None for trained in self._trained.values())
+        return beside and not self._lazy and not has_matrices and all(map(kernels.is_unseen, devices))
 
     def wait_for(self, turn: int) -> None:
         """Wait until the parameters of a turn, and of those before, are updated."""
@@ -143,19 +157,23 @@ class AdamW:
     def _update(self, names: Sequence[str], lr: float, scale: float | Tensor, step: int, threads: int) -> Iterator[int]:
         """Update ``names``; says whose turn it is before each turn."""
         use_loop_threads(threads)
-        in_memory, number, current, of_turn, first = list[str](), 0, "", None, 0
+        in_memory, number, of_turn, first = list[str](), -1, None, 0
         stay = isinstance(self.gradients, gradient_tiers.GradientsInMemory)  # gradients of a turn until it is over
+        order, updates = self._order(names)
         for piece in self._in_parts(self.tier.pieces(names)):
             trained = piece.trained
-            if trained.name != current:
-                number, current = names.index(trained.name, number), trained.name
+            if number < 0 or not order[number].has(piece):
+                number = next(at for at in range(number + 1, len(order)) if order[at].has(piece))
                 if not stay or trained.turn != of_turn:
                     self.tier.settle()
                     yield trained.turn
                     of_turn, first = trained.turn, number
             if not piece.start or trained.name in self._divided:
-                self.gradients.turn_to(names[first : number + AHEAD], piece.start if first == number else 0)
-                in_memory = self._turn_weights(in_memory, names[number : number + AHEAD], piece.start)
+                coming = [visit.trained.name for visit in order[first : number + AHEAD] if visit.part != "weights"]
+                self.gradients.turn_to(coming, piece.start if first == number else 0)
+                coming = [visit.trained.name for visit in order[number : number + AHEAD] if visit.part != "moments"]
+                start = piece.start if order[number].part != "moments" else 0
+                in_memory = self._turn_weights(in_memory, coming, start)
             hyper = kernels.Hyper(
                 lr * trained.rate,
                 *self.betas,
@@ -166,14 +184,51 @@ class AdamW:
                 key=noise_key(self.seed, step, trained.noise),
                 first=trained.first + piece.start,
             )
-            part = slice(piece.start, piece.stop)  # of a gradient, which nobody holds when others are turned to
-            with self._weight(piece) as weight:
-                kernels.update(
-                    weight, piece.low, piece.moments, self.gradients.local(trained.name).view(-1)[part], hyper
-                )
+            if trained.muon is None:
+                self._update_piece(piece, hyper)
+            else:
+                self._update_matrix(piece, hyper, updates, order[number].window)
+        updates.finish_all()
         self.tier.settle()
         self.gradients.turn_to([])
         self._turn_weights(in_memory, [])
+
+    def _order(self, names: Sequence[str]) -> tuple[list[Visit], Updates]:
+        """In which order the state of ``names`` is handed out, and the updates of the matrices among them."""
+        present = set(names)
+        empty = {name for name, one in self._trained.items() if one.muon and not local_part(one.parameter).numel()}
+        order = [visit for visit in self._visits if visit.trained.name in present]
+        windows: dict[int, list[TrainedParameter]] = {}
+        for visit in self._visits:
+            if visit.part == "moments" and visit.trained.name in present | empty:
+                windows.setdefault(visit.window, []).append(visit.trained)
+        return order, Updates(windows)
+
+    def _update_piece(self, piece: StatePiece, hyper: kernels.Hyper) -> None:
+        assert isinstance(piece.moments, Moments)
+        gradient = self._gradient(piece)
+        with self._weight(piece) as weight:
+            kernels.update(weight, piece.low, piece.moments, gradient, hyper)
+
+    def _update_matrix(self, piece: StatePiece, hyper: kernels.Hyper, updates: Updates, window: int) -> None:
+        """The momentum of a piece of a matrix or, once it is there of all of it, the weights."""
+        trained, rule, scale = piece.trained, piece.trained.muon, float(hyper.scale)
+        assert rule is not None
+        if math.isnan(scale):
+            return
+        if isinstance(piece.moments, Momentum):
+            part = updates.part(trained)[piece.start : piece.stop]
+            add_momentum(piece.moments, self._gradient(piece), part, rule.momentum, scale, hyper.key, hyper.first)
+            return
+        updates.finish(window)
+        part = updates.part(trained)[piece.start : piece.stop]
+        with self._weight(piece) as weight:
+            adjusted = rule.adjusted(hyper.lr, trained.parameter.shape)
+            add_update(weight, piece.low, part, adjusted, 1.0 - hyper.lr * hyper.decay)
+
+    def _gradient(self, piece: StatePiece) -> Tensor:
+        """A piece's gradient, flat, which nobody holds when others are turned to."""
+        return self.gradients.local(piece.trained.name).view(-1)[piece.start : piece.stop]
 
     def _disk_seconds(self) -> float:
         pages = 0.0 if self._pages is None else self._pages.waited_seconds
@@ -247,6 +302,7 @@ def _trained(
         parameter,
         decay=group.decay if parameter.dim() >= 2 else 0.0,
         rate=group.rate,
+        muon=group.muon,
         first=region[0].start * row_length(shard.shape) if region else 0,
         turn=turns.get(name, 0),
         copies=copies.get(name, 1),

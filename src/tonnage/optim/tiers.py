@@ -6,15 +6,19 @@ last one. The update does not know which tier it works on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.adamw import LOW
-from tonnage.kernels.moments import BLOCK, Codec, Moments, cut, row_length
+from tonnage.kernels.moments import BLOCK, Codec, Moments, Momentum, cut, row_length
+from tonnage.kernels.muon import Muon
 from tonnage.kernels.regions import local_part
 
 
@@ -26,6 +30,8 @@ class Group:
     """Weight decay, of those with two or more dimensions."""
     rate: float = 1.0
     """What the learning rate is multiplied by."""
+    muon: Muon | None = None
+    """The rule of matrices that AdamW does not update."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class TrainedParameter:
     """Index of the shard's first element in the whole parameter, or in all of its rows that have the same columns."""
     rate: float = 1.0
     """What the learning rate is multiplied by."""
+    muon: Muon | None = None
+    """The rule of a matrix that AdamW does not update."""
     turn: int = 0
     """When a forward pass first needs it: before those with higher turns."""
     copies: int = 1
@@ -52,6 +60,14 @@ class TrainedParameter:
     def computed(self) -> nn.Parameter:
         """The tensor that gradients are computed of."""
         return self.parameter if self.copy is None else self.copy
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that have a part of it each."""
+        if not isinstance(self.parameter, DTensor):
+            return 1
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        return math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if placement.is_shard())
 
     @property
     def row(self) -> int:
@@ -69,13 +85,49 @@ class StatePiece:
     stop: int
     low: Tensor | None
     """The low halves of the masters, if the parameter has 16 bits (``kernels.adamw.LOW``)."""
-    moments: Moments
+    moments: Moments | Momentum | None
+    """None: only weights are updated, by what came of moments that were handed out before."""
 
     def parts(self, most: int) -> Iterator[StatePiece]:
         """The same in pieces of at most about ``most`` elements, as rows and blocks of moments allow."""
-        for first, end in cut(self.stop - self.start, self.moments.row, max(BLOCK, most)):
+        row = self.trained.row if self.moments is None else self.moments.row
+        for first, end in cut(self.stop - self.start, row, max(BLOCK, most)):
             low = None if self.low is None else self.low.view(-1)[first:end]
-            yield StatePiece(self.trained, self.start + first, self.start + end, low, self.moments.part(first, end))
+            moments = None if self.moments is None else self.moments.part(first, end)
+            yield StatePiece(self.trained, self.start + first, self.start + end, low, moments)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A parameter whose state is handed out: all of it, or that of the moments or the weights alone."""
+
+    trained: TrainedParameter
+    part: Literal["all", "moments", "weights"] = "all"
+    window: int = 0
+    """Number of the matrices that are updated together."""
+
+    def has(self, piece: StatePiece) -> bool:
+        """Whether a piece is handed out in this visit."""
+        return piece.trained is self.trained and (piece.moments is None) == (self.part == "weights")
+
+
+def visits(trained: Iterable[TrainedParameter]) -> Iterator[Visit]:
+    """In which order the state of parameters is handed out: by turns, and in each those that AdamW updates first.
+
+    An update by Muon takes a whole matrix: the state of its moments comes first, whole, and then that of its weights.
+    Matrices that several ranks have parts of are updated in windows of as many, each whole on one of them.
+    """
+    window = 0
+    by_turns = sorted(trained, key=lambda parameter: parameter.turn)
+    for _, in_turn in groupby(by_turns, key=lambda parameter: parameter.turn):
+        of_turn = list(in_turn)
+        yield from (Visit(parameter) for parameter in of_turn if parameter.muon is None)
+        matrices = [parameter for parameter in of_turn if parameter.muon is not None]
+        while matrices:
+            together, matrices = matrices[: matrices[0].ranks], matrices[matrices[0].ranks :]
+            yield from (Visit(parameter, "moments", window) for parameter in together)
+            yield from (Visit(parameter, "weights", window) for parameter in together)
+            window += 1
 
 
 class Tier(Protocol):
@@ -85,8 +137,8 @@ class Tier(Protocol):
     """Whether what ``tensors`` returns stays as it is when the state changes."""
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """The state of ``names``, which are sorted by turn and come in this order, to be updated in place, each piece
-        before the next is asked for."""
+        """The state of ``names``, in the order of ``visits``, to be updated in place, each piece before the next is
+        asked for."""
         ...
 
     def prefetch(self) -> None:
@@ -122,20 +174,34 @@ class StateInMemory(Tier):
 
     def __init__(self, trained: Sequence[TrainedParameter], codec: Codec) -> None:
         self._pieces: dict[str, StatePiece] = {}
+        self._visits = list(visits(trained))
         for one in trained:
             shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
-            moments = Moments.zeros(codec, shard.shape, shard.device)
+            form = Moments if one.muon is None else Momentum
+            moments = form.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """See ``Tier``."""
-        return (self._pieces[name] for name in names)
+        selected_names = set(names)
+        for visit in self._visits:
+            if visit.trained.name not in selected_names:
+                continue
+            piece = self._pieces[visit.trained.name]
+            match visit.part:
+                case "all":
+                    yield piece
+                case "moments":
+                    yield replace(piece, low=None)
+                case "weights":
+                    yield replace(piece, moments=None)
 
     def tensors(self) -> dict[str, Tensor]:
         """See ``Tier``; not copies."""
         named: dict[str, Tensor] = {}
         for name, piece in self._pieces.items():
+            assert piece.moments is not None
             named |= {f"{name}.{part}": tensor for part, tensor in piece.moments.named().items()}
             if piece.low is not None:
                 named[f"{name}.low"] = piece.low

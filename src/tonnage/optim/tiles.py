@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tonnage.host.locked import locked_for
 from tonnage.kernels.adamw import LOW
-from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
+from tonnage.kernels.moments import BLOCK, Codec, Moments, Momentum, blocks_in, border, row_length, streams
 from tonnage.kernels.regions import local_part
-from tonnage.optim.tiers import StatePiece, TrainedParameter
+from tonnage.optim.tiers import StatePiece, TrainedParameter, Visit, visits
 
 ALIGNMENT = 64
 """Bytes: every stream begins on a cache line."""
@@ -38,7 +38,11 @@ class PieceInTile:
     def over(self, tile: Tensor) -> StatePiece:
         """The piece in a tile's bytes."""
         views = {name: tile[first:end].view(dtype) for name, (dtype, first, end) in self.streams.items()}
-        moments = Moments(views["m"], views["v"], views.get("m_scale"), views.get("v_scale"), self.row)
+        moments: Moments | Momentum | None = None
+        if "v" in views:
+            moments = Moments(views["m"], views["v"], views.get("m_scale"), views.get("v_scale"), self.row)
+        elif "m" in views:
+            moments = Momentum(views["m"], views.get("m_scale"), self.row)
         return StatePiece(self.trained, self.start, self.stop, views.get("low"), moments)
 
     def parts(self, tile: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
@@ -87,23 +91,34 @@ def streams_of(
     """Type and size of each stream of a run of a parameter's elements."""
     dtype = LOW.get(trained_parameter.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
-    return streams(codec, num_elements, trained_parameter.row) | low
+    moments = streams(codec, num_elements, trained_parameter.row)
+    if trained_parameter.muon is not None:  # which has no second moment
+        moments = {name: form for name, form in moments.items() if not name.startswith("v")}
+    return moments | low
+
+
+def streams_of_visit(visit: Visit, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
+    """Those of them that are handed out in a visit."""
+    forms = streams_of(visit.trained, codec, num_elements)
+    if visit.part == "all":
+        return forms
+    return {name: form for name, form in forms.items() if (name == "low") == (visit.part == "weights")}
 
 
 def lay_out(trained: Sequence[TrainedParameter], codec: Codec, tile_bytes: int) -> list[list[PieceInTile]]:
-    """The pieces of every tile: parameters by their turns, each tile as full as rows and blocks allow."""
+    """The pieces of every tile: parameters as they are visited, each tile as full as rows and blocks allow."""
     tiles: list[list[PieceInTile]] = []
-    for trained_parameter in sorted(trained, key=lambda trained_parameter: trained_parameter.turn):
-        row, num_elements = trained_parameter.row, local_part(trained_parameter.parameter).numel()
+    for visit in visits(trained):
+        row, num_elements = visit.trained.row, local_part(visit.trained.parameter).numel()
         start = 0
         while start < num_elements:
             end = aligned(end_of(tiles[-1])) if tiles else 0
-            stop = border(start, _fitting(trained_parameter, codec, tile_bytes - end), row, num_elements)
+            stop = border(start, _fitting(visit, codec, tile_bytes - end), row, num_elements)
             if stop > start:
-                tiles[-1:] = [[*(tiles[-1] if tiles else []), _place(trained_parameter, codec, start, stop, end)]]
+                tiles[-1:] = [[*(tiles[-1] if tiles else []), _place(visit, codec, start, stop, end)]]
                 start = stop
             elif tiles and not tiles[-1]:
-                raise ValueError(f"a tile of {tile_bytes} bytes does not hold a piece of {trained_parameter.name}")
+                raise ValueError(f"a tile of {tile_bytes} bytes does not hold a piece of {visit.trained.name}")
             else:
                 tiles.append([])
     return tiles
@@ -120,20 +135,22 @@ def cut_up(memory: Tensor, tile_bytes: int) -> list[Tensor]:
     return [room[:tile_bytes] for room in memory.split(aligned(tile_bytes))] if memory.numel() else []
 
 
-def _fitting(trained_parameter: TrainedParameter, codec: Codec, room: int) -> int:
+def _fitting(visit: Visit, codec: Codec, room: int) -> int:
     """How many elements fit into ``room`` bytes, whatever the alignment of their streams costs."""
-    row = trained_parameter.row
-    streams_of_row = streams_of(trained_parameter, codec, row)
+    row = visit.trained.row
+    streams_of_row = streams_of_visit(visit, codec, row)
     row_bytes = sum(dtype.itemsize * size for dtype, size in streams_of_row.values())
+    if not row_bytes:
+        return local_part(visit.trained.parameter).numel()
     return max(0, (room - 2 * ALIGNMENT * len(streams_of_row)) * row // row_bytes)
 
 
-def _place(trained_parameter: TrainedParameter, codec: Codec, start: int, stop: int, position: int) -> PieceInTile:
+def _place(visit: Visit, codec: Codec, start: int, stop: int, position: int) -> PieceInTile:
     placed = {}
-    for name, (dtype, size) in streams_of(trained_parameter, codec, stop - start).items():
+    for name, (dtype, size) in streams_of_visit(visit, codec, stop - start).items():
         placed[name] = dtype, position, position + size * dtype.itemsize
         position = aligned(placed[name][2])
-    return PieceInTile(trained_parameter, start, stop, min(trained_parameter.row, stop - start), placed)
+    return PieceInTile(visit.trained, start, stop, min(visit.trained.row, stop - start), placed)
 
 
 def end_of(places: Sequence[PieceInTile]) -> int:

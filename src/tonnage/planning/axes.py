@@ -73,6 +73,7 @@ def layouts(
         "pipeline": parallel.pipeline,
         "schedule": parallel.schedule,
         "precision": config.precision,
+        "optimizer": config.optimizer.kind,
         "share_prefixes": steps.share_prefixes,
         "arrangement": "padded" if steps.padded else "packed",
         "attention": attention,

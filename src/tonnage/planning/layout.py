@@ -41,6 +41,7 @@ class Layout:
     """In one forward at most."""
     row_supervised: int
     """Supervised tokens in one forward at most."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
     device: Literal["cpu", "cuda"] = "cpu"
     returns_memory: bool = True
     """On a CPU: whether large tensors that are freed go back to the system. That takes time; otherwise the heap keeps

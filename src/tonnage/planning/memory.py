@@ -26,6 +26,7 @@ from tonnage.planning.states import (
     frozen_bytes,
     held_states,
     masters_bytes,
+    of_a_matrix,
     of_a_step,
     states,
 )
@@ -287,6 +288,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
     between = between_operations(layout, model) if layout.update_tier == "device" or layout.device == "cpu" else 0
+    between = max(between, of_a_matrix(layout, model))
     if layout.optimizer_tier == "device":
         return {"workspace": between}
     return {"workspace": between + row.early.forward, "activations": row.entered, "gathered": gathered}

@@ -267,8 +267,16 @@ class ModelProfile:
     older version made."""
     large_weights_of_block: tuple[Matrices, ...] = ()
     """Of them, those of the largest block."""
+    matrix_share: float = 0.0
+    """The part of what is trained in blocks that is matrices, which Muon updates whole."""
+    orthogonal_flops: float = 0.0
+    """Products of their update, for each of their parameters."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
+
+    def matrices_part(self, shards: int) -> float:
+        """Of all matrices that Muon updates, parameters that the fullest of ``shards`` has."""
+        return self.matrix_share * (self.trained_parameters - self.trained_outside) * self.share(shards)
 
     def share(self, shards: int) -> float:
         """The part of what is trained in blocks that the fullest of ``shards`` has."""

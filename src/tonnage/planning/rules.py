@@ -74,6 +74,13 @@ def _elsewhere(at: Setting) -> str:
 
 OF_MACHINE: tuple[Rule, ...] = (
     Rule(
+        lambda at: ("optimizer.kind", *_keys([*at.on_disk, *(["parameter_tier"] if not at.on_disk else [])])),
+        lambda at: at.optimizer == "muon" and at.device != "cpu" and update_tier(at) == "host",
+        "muon, and parameters that the host of {at.machine} updates, where they rest or their state does",
+        "matrices that the device updates: the products of an orthogonal update take a processor too long",
+        "memory.parameter_tier=device memory.optimizer_tier=host, or optimizer.kind=adamw",
+    ),
+    Rule(
         lambda at: _keys(at.on_disk),
         lambda at: at.device != "cpu" and at.parameter_tier == "disk" and at.compile == "on",
         "disk, on {at.machine}",

@@ -373,6 +373,14 @@ def host_link_rate(layout: Layout, machine: Machine) -> float:
     return min(link, machine.host_parameters_per_second["fp32"] * UPDATE_BYTES["cpu"]["fp32"] / per_node)
 
 
+def orthogonal_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
+    """How long a machine's device takes to make a worker's matrices orthogonal for Muon: its share of them, where
+    workers have parts of each, else all."""
+    if layout.optimizer != "muon":
+        return 0.0
+    return model.orthogonal_flops * model.matrices_part(layout.shards) / machine.flops["bf16"]
+
+
 def host_update_rate(layout: Layout, machine: Machine) -> float:
     """Parameters that one worker's part of a host updates a second: as expected of any processor where nobody has
     measured it."""
@@ -408,6 +416,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     update = parameters / (update_rate(layout, machine) * share)
     if layout.update_tier == "host" and machine.kind != "cpu":
         update = parameters / host_update_rate(layout, machine)
+    update += max(orthogonal_seconds(layout, part, machine) for part in parts) / share
     link = inside = machine.link_bytes_per_second
     if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
         link = min(link, machine.network_bytes_per_second * max(1, machine.devices_per_node // layout.tensor))
@@ -416,6 +425,8 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
     sent = max(sent_bytes(layout, part) for part in parts)
     communication = sent / link if sent else 0.0
+    if layout.optimizer == "muon" and layout.shards > 1:  # rows of updates to whoever has the matrix, and back, in bf16
+        communication += max(4 * part.matrices_part(layout.shards) for part in parts) / link
     communication += max(copying_seconds(layout, part, machine, share) for part in parts)
     if layout.stages:  # stages are neighbours in a node only where a node has several
         apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1

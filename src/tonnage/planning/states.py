@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tonnage.host.moments import LOW_BYTES, MOMENT_BYTES, UPDATE_BYTES, UPDATE_ELEMENTS
+from tonnage.host.moments import LOW_BYTES, MOMENT_BYTES, MUON_BYTES, UPDATE_BYTES, UPDATE_ELEMENTS
 from tonnage.offload.residency import BLOCKS, GRADIENTS, OPTIMIZER, TILES, blocks_in_memory
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile, share_of
@@ -44,7 +44,7 @@ def states(layout: Layout, model: ModelProfile) -> States:
             weights=layout.width * parameters + frozen.num_bytes,
             gathered=0,
             gradients=(4 if sums else layout.width) * parameters,
-            optimizer=round((low + moments) * parameters),
+            optimizer=round((low + moments) * parameters - _no_second_moments(layout, model)),
         )
     part = model.part(layout.shards)
     # FSDP2 makes room for as many shards as large as the largest.
@@ -57,8 +57,25 @@ def states(layout: Layout, model: ModelProfile) -> States:
         weights=4 * part + frozen_bytes(layout, model),
         gathered=(stays if layout.gathers else 0) + (frozen.outside_bytes if layout.gathers_frozen else 0),
         gradients=4 * (parameters if whole_gradients else part),
-        optimizer=round(moments * part),
+        optimizer=round(moments * part - _no_second_moments(layout, model)),
     )
+
+
+def _no_second_moments(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that a worker does not have of matrices which Muon updates: they have one moment."""
+    if layout.optimizer != "muon":
+        return 0.0
+    return MOMENT_BYTES[layout.moments] / 2 * model.matrices_part(layout.shards)
+
+
+def of_a_matrix(layout: Layout, model: ModelProfile) -> int:
+    """Bytes between the operations of Muon's update: of the largest matrix in bf16 its momentum, which rows come and go
+    of where several workers have them, and what an iteration makes of it; and what a part of it takes in fp32."""
+    if layout.optimizer != "muon":
+        return 0
+    largest = model.largest_matrix or model.block_parameters
+    copies = 7 if layout.shards > 1 else 5
+    return 2 * copies * largest + MUON_BYTES * min(UPDATE_ELEMENTS, largest)
 
 
 def held_states(layout: Layout, model: ModelProfile) -> States:

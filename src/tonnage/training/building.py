@@ -26,7 +26,7 @@ from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers
 from tonnage.model.dropout import Drawn
 from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import ModelFiles, find_model, read_model
-from tonnage.model.groups import groups_of
+from tonnage.model.groups import groups_of, matrices_of
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places, keeps_buffers
 from tonnage.model.merging import Match
@@ -133,6 +133,8 @@ class Assembled:
     """Names of those that are in another stage too."""
     groups: Mapping[str, int] = field(default_factory=dict)
     """Of the whole model's parameters, those that a pattern of ``Blueprint.groups`` decides for, and its number."""
+    matrices: frozenset[str] = frozenset()
+    """Of the whole model's parameters, the trained matrices of its blocks."""
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,7 @@ class _Draft:
     """What has an adapter's additions."""
     trained_names: Sequence[str]
     groups: Mapping[str, int]
+    matrices: frozenset[str]
     """As in ``Assembled``."""
     come_and_go: bool
     """Whether parameters of its blocks do."""
@@ -311,7 +314,17 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
         blueprint.enter("load")
         _fill(blueprint, draft, [] if in_cache else packed, placed)
     placed.begin(loss_model, blocks)
-    return Assembled(draft.model, loss_model, placed, result.inputs, transforms.tiled, elsewhere, shared, draft.groups)
+    return Assembled(
+        draft.model,
+        loss_model,
+        placed,
+        result.inputs,
+        transforms.tiled,
+        elsewhere,
+        shared,
+        draft.groups,
+        draft.matrices,
+    )
 
 
 def _compiles(blueprint: Blueprint) -> bool:
@@ -339,12 +352,12 @@ def _draft(blueprint: Blueprint) -> _Draft:
     dropout = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, dropout)
     trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    groups = groups_of(model, anatomy, blueprint.groups)
+    groups, matrices = groups_of(model, anatomy, blueprint.groups), matrices_of(model, anatomy)
     has_room = not (blueprint.evaluates and world.size == 1 and has_no_room(model, world.device))
     if not has_room:
         model.requires_grad_(requires_grad=False)
     come_and_go = blueprint.blocks_come_and_go or not has_room
-    return _Draft(model, anatomy, weights, dropout, targets, trained_names, groups, come_and_go)
+    return _Draft(model, anatomy, weights, dropout, targets, trained_names, groups, matrices, come_and_go)
 
 
 def _in_loss_model(

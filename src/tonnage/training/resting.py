@@ -12,6 +12,7 @@ from torch import nn
 from tonnage.config.schema import Optimizer
 from tonnage.errors import user_error
 from tonnage.kernels.moments import Codec
+from tonnage.kernels.muon import Muon
 from tonnage.model.anatomy import undecayed
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -44,6 +45,7 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
         accumulate_in_fp32((dict(parameters) | copies).values())
     divided = copies_of(parameters)
     away = layout.optimizer_tier != "device"
+    exchanges = settings.kind == "muon" and layout.shards > 1  # which no thread does beside those of a forward pass
     optimizer = AdamW(
         parameters,
         betas=settings.betas,
@@ -54,7 +56,7 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
         tier=_tier(setting),
         gradients=_gradients(setting),
         pages=stages.pages,
-        turns=turns_of(loss_models) if away else None,
+        turns=turns_of(loss_models) if away and not exchanges else None,
         copies={name: divided.get(name, 1) * (2 if name in stages.shared else 1) for name in parameters},
         device_copies=copies,
         seed=setting.config.seed,
@@ -74,15 +76,18 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
 
 
 def _groups(settings: Optimizer, stages: Stages) -> dict[str, Group]:
-    """How each parameter is updated: as its group in the config says, and as it is no matrix."""
+    """How each parameter is updated: as its group in the config says, and as it is a matrix or not."""
     vectors = set[str]().union(*(undecayed(stage.model) for stage in stages.loss_models))
+    muon = Muon(settings.momentum, settings.adjust_lr) if settings.kind == "muon" else None
     groups = {}
     for name in stages.parameters:
+        rule = muon if name in stages.first.matrices else None
         number = stages.first.groups.get(name)
         own = None if number is None else settings.groups[number]
-        rate = 1.0 if own is None or own.lr is None else own.lr / settings.lr
+        usual = settings.lr if rule is not None or settings.adamw_lr is None else settings.adamw_lr
+        peak = usual if own is None or own.lr is None else own.lr
         decay = settings.weight_decay if own is None or own.weight_decay is None else own.weight_decay
-        groups[name] = Group(0.0 if name in vectors else decay, rate)
+        groups[name] = Group(0.0 if name in vectors else decay, peak / settings.lr, rule)
     return groups
 
 

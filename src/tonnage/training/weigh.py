@@ -37,6 +37,7 @@ from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.kernels.moments import keeps_blocks, row_length
+from tonnage.kernels.muon import orthogonal_flops
 from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
@@ -52,6 +53,7 @@ from tonnage.model.adapters import (
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
+from tonnage.model.groups import matrices_of
 from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.tiny import SHARING_LAYERS, count_layers, is_by_layer, overrides_of
@@ -78,7 +80,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 32
+FORMAT = 33
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -199,6 +201,7 @@ def _weigh(
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
+    matrix_share, flops_of_each = _matrices(model, anatomy)
     frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
@@ -233,6 +236,8 @@ def _weigh(
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
         large_weights=_large_weights(anatomy.blocks),
         large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
+        matrix_share=matrix_share,
+        orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
     )
 
@@ -307,6 +312,17 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
         embedding=not anatomy.embedding.weight.requires_grad,
         rows=_rows((one, one.nbytes) for part in anatomy.blocks for one in part.parameters() if not one.requires_grad),
     )
+
+
+def _matrices(model: PreTrainedModel, anatomy: Anatomy) -> tuple[float, float]:
+    """Which part of the blocks' trained parameters are matrices that Muon updates whole, and the products of their
+    update, for each of their parameters."""
+    names = matrices_of(model, anatomy)
+    shapes = [tuple(parameter.shape) for name, parameter in model.named_parameters() if name in names]
+    number = sum(map(math.prod, shapes))
+    trained = {id(one): one.numel() for block in anatomy.blocks for one in block.parameters() if one.requires_grad}
+    flops = sum(map(orthogonal_flops, shapes))
+    return number / max(1, sum(trained.values())), flops / max(1, number)
 
 
 def _large_weights(blocks: Sequence[nn.Module]) -> tuple[Matrices, ...]:
