@@ -26,6 +26,7 @@ from tonnage.data.account import Account
 from tonnage.data.building.mates import LABEL
 from tonnage.data.building.processes import build_parts, num_processes
 from tonnage.data.building.recipe import Recipe, Script
+from tonnage.data.images.processing import ImageRecipe
 from tonnage.data.packs.dataset import PackedDataset
 from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import stop_tokens, turn_shape
@@ -74,20 +75,21 @@ def prepare(
     progress: Progress = silent,
     processes: int | RayLaunch | None = None,
     purpose: RowPurpose = "supervised",
+    images: ImageRecipe | None = None,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
     ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
     tokenising, ``None`` for as many as make sense, or the cluster on whose nodes larger data are tokenised; it changes
-    no byte. ``purpose``: what rows must be for. Raises ``UserError`` with every problem of the files
-    and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
+    no byte. ``purpose``: what rows must be for. ``images``: how these become tokens, of a model that takes any. Raises
+    ``UserError`` with every problem of the files and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options, purpose)
+    sources = read_sources(options, purpose, images=images is not None)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
-    recipe = _recipe(own, options, sources.formats)
+    recipe = _recipe(own, options, sources.formats, images)
     own.init_kwargs = _with_kept(own, recipe)
     cluster = processes if isinstance(processes, RayLaunch) else None
     if not isinstance(processes, int):
@@ -125,7 +127,9 @@ def prepare(
     )
 
 
-def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence[str]) -> Recipe:
+def _recipe(
+    tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence[str], images: ImageRecipe | None
+) -> Recipe:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise user_error(
@@ -145,6 +149,8 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
     own = tokenizer.chat_template
     tools = [None, True] if isinstance(own, dict) and TOOL_USE in own else [None]
     templates = [of_tokenizer(tokenizer, with_tools, options.template_arguments, today) for with_tools in tools]
+    if images is not None:
+        templates = [replace(template, parts=template.parts or "images") for template in templates]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
     scripts = tuple(Script(template, turn_shape(template, tokenizer)) for template in templates)
@@ -155,6 +161,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
         controls=control_tokens(tokenizer, [script.shape for script in scripts], options.added_tokens),
+        images=images,
     )
 
 
@@ -177,16 +184,16 @@ def _documents(
     processes: int,
     cluster: RayLaunch | None,
 ) -> Documents:
-    name = store.key(
-        {
-            "recipe": recipe.key(),
-            "parts": [asdict(part) for part in sources.parts],
-            "forms": [asdict(form) for form in sources.forms],
-            "commits": [resolved.commit for resolved in sources.resolved],
-            "files": [store.remembered_digest(cache, file) for file in sources.files],
-        }
-    )
-    directory = cache / "documents" / name
+    made_of = {
+        "recipe": recipe.key(),
+        "parts": [asdict(part) for part in sources.parts],
+        "forms": [form.key() for form in sources.forms],
+        "commits": [resolved.commit for resolved in sources.resolved],
+        "files": [store.remembered_digest(cache, file) for file in sources.files],
+    }
+    directory = cache / "documents" / store.key(made_of)
+    if recipe.images is not None and directory.is_dir() and (stamps := Documents(directory).changed_images()):
+        directory = cache / "documents" / store.key([made_of, stamps])
     expected = max(1, round(sources.total_bytes / sources.row_bytes))
     done = 0
 

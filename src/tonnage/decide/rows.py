@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch
+from tonnage.decide.images import images_taken
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +44,8 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     }
     if config.objective.scores:
         data = data.model_copy(update={"carry": ("margin",)})
-    prepared = prepare(data, model.tokenizer, purpose=config.objective.rows, **alike)
+    images = images_taken(config, model)
+    prepared = prepare(data, model.tokenizer, purpose=config.objective.rows, images=images, **alike)
     if (general := config.evaluate.general) is None:
         return prepared
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}

@@ -31,6 +31,7 @@ from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import Stages, stages_of, trains_of
 from tonnage.training.distillation import Distillation
+from tonnage.training.features import look_at_images, with_features
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
@@ -66,7 +67,13 @@ def assemble(
     if distils:  # before there is anything of the model that is trained
         datasets = _datasets(config, plan)
         ask_teacher(setting, datasets["train_data"], datasets["validation_data"])
+    has_images = plan.data.features_path is not None
+    if has_images:
+        datasets = _datasets(config, plan)
+        look_at_images(setting, datasets["train_data"], datasets["validation_data"])
     job = _job(setting, checkpoint, loss)
+    if has_images:
+        job = with_features(job, setting)
     if distils:
         job = with_teacher(job, setting)
     if config.objective.has_reference and loss is None:

@@ -11,12 +11,9 @@ renormalised over the tokens that are kept, follow from them.
 from __future__ import annotations
 
 import gc
-import io
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +33,7 @@ from tonnage.parallel.world import World, device_mesh
 from tonnage.planning.layout import PLAIN
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import Deal, documents_of, evaluation_steps, round_to
+from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
 from tonnage.training.building import Blueprint, assemble_model, trains_of_files
 from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.job import Job
@@ -93,7 +91,7 @@ def ask_teacher(setting: WorkerSetting, train: PackedDataset, validation: Packed
     if not is_own and not is_cached:
         _compute(setting, Question.of(train, validation, plan.num_packs, setting.config.seed), entry)
     if world.rank == 0 and not is_own:
-        _link_whole(entry, own)
+        link_whole(entry, own, "what the teacher expects")
     setting.log(f"teacher: what it expects is read from {own}{'' if is_own else f', links to {entry}'}")
     world.barrier()
     phases.end()
@@ -119,11 +117,6 @@ def own_directory(setting: WorkerSetting) -> Path:
     return RunDirectory(setting.config.output).teacher / Path(setting.plan.data.teacher_path).name
 
 
-def parts_of(entry: Path) -> Path:
-    """Where the chunks of an entry lie that is not whole."""
-    return entry.with_name(f"{entry.name}.parts")
-
-
 def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
     """Ask the teacher about all chunks that are not there yet, and make the cache's entry of them."""
     world, phases, parts = setting.world, setting.phases, parts_of(entry)
@@ -136,7 +129,7 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
         starts = np.cumsum([0, *counts])[:-1].tolist()
         index += [(*pack, number, *place) for pack, place in zip(chunk, zip(starts, counts, strict=True), strict=True)]
         path = parts / chunk_name(number)
-        (is_there,) = world.sum(float(world.rank == 0 and _holds(path, sum(counts))))
+        (is_there,) = world.sum(float(world.rank == 0 and holds(path, sum(counts))))
         if not is_there:
             if teacher is None:
                 teacher = _Teacher.load(setting)
@@ -145,7 +138,7 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
             if world.rank == 0:
                 with refusals("what the teacher expects could not be written", path):
                     room_for(path)
-                    write_whole(path, _bytes(rows))
+                    write_whole(path, array_bytes(rows))
         done += len(chunk)
         phases.advance(done, len(question.packs))
     del teacher
@@ -256,37 +249,5 @@ class _Teacher:
 def _make_whole(building: Path, parts: Path, index: np.ndarray) -> None:
     """Chunks as an entry, without a copy where links are possible."""
     for number in range(int(index[:, 2].max()) + 1):
-        _link(parts / chunk_name(number), building / chunk_name(number))
-    write_whole(building / INDEX, _bytes(index))
-
-
-def _link_whole(entry: Path, own: Path) -> None:
-    """The files of an entry as the run's own, all of them or none."""
-    beside = own.with_name(f".{own.name}.unfinished")
-    with refusals("what the teacher expects could not be written", own):
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        for file in sorted(entry.iterdir()):
-            _link(file, beside / file.name)
-        beside.rename(own)
-
-
-def _link(source: Path, destination: Path) -> None:
-    """A second name of a file; a copy, where its disk has none."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
-
-
-def _holds(path: Path, num_rows: int) -> bool:
-    """Whether a chunk is there, and whole."""
-    with suppress(OSError, ValueError):
-        return len(np.load(path, mmap_mode="r", allow_pickle=False)) == num_rows
-    return False
-
-
-def _bytes(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
+        link(parts / chunk_name(number), building / chunk_name(number))
+    write_whole(building / INDEX, array_bytes(index))
