@@ -177,6 +177,7 @@ def write_vision(
     """A randomly initialised model directory with tokenizer and processor."""
     config, processor = (make or FAMILIES[family])()
     torch.manual_seed(seed)
+    assert config.architectures
     model = getattr(transformers, config.architectures[0])(config)
     model.save_pretrained(directory)
     processor.tokenizer.chat_template = template
@@ -195,7 +196,9 @@ def draw_image(seed: int, size: tuple[int, int] = (40, 30), kind: str = "PNG") -
     pen = ImageDraw.Draw(image)
     for _ in range(6):
         x, y = chance.randrange(size[0]), chance.randrange(size[1])
-        pen.rectangle((x, y, x + chance.randrange(4, 20), y + chance.randrange(4, 20)), tuple(chance.choices(range(256), k=3)))
+        pen.rectangle(
+            (x, y, x + chance.randrange(4, 20), y + chance.randrange(4, 20)), tuple(chance.choices(range(256), k=3))
+        )
     file = io.BytesIO()
     image.save(file, kind)
     return file.getvalue()

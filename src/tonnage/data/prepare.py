@@ -45,6 +45,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What of a model matters for its rows."""
+
+    most_positions: int | None = None
+    """Tokens that it has positions for, where that is known."""
+    images: ImageRecipe | None = None
+    """How images become tokens; None of a model that takes none."""
+
+
+NO_FACTS = ModelFacts()
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Everything that training needs to know of the data."""
 
@@ -70,26 +83,25 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int = 0,
-    most_positions: int | None = None,
+    model: ModelFacts = NO_FACTS,
     cache: Path | None = None,
     progress: Progress = silent,
     processes: int | RayLaunch | None = None,
     purpose: RowPurpose = "supervised",
-    images: ImageRecipe | None = None,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
-    ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
-    tokenising, ``None`` for as many as make sense, or the cluster on whose nodes larger data are tokenised; it changes
-    no byte. ``purpose``: what rows must be for. ``images``: how these become tokens, of a model that takes any. Raises
-    ``UserError`` with every problem of the files and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
+    ``model``: what of it matters for rows. ``processes``: how many to use for tokenising, ``None`` for as many as make
+    sense, or the cluster on whose nodes larger data are tokenised; it changes no byte. ``purpose``: what rows must be
+    for. Raises ``UserError`` with every problem of the files and formats at once, and ``DataError`` (a ``UserError``)
+    when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options, purpose, images=images is not None)
+    sources = read_sources(options, purpose, images=model.images is not None)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
-    recipe = _recipe(own, options, sources.formats, images)
+    recipe = _recipe(own, options, sources.formats, model.images)
     own.init_kwargs = _with_kept(own, recipe)
     cluster = processes if isinstance(processes, RayLaunch) else None
     if not isinstance(processes, int):
@@ -111,7 +123,7 @@ def prepare(
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
         account = replace(account, bad_rows_file=str(packs / account.bad_rows_file))
-    refuse(account, options, documents, sources, most_positions)
+    refuse(account, options, documents, sources, model.most_positions)
     within = {own.convert_tokens_to_ids(end) for script in recipe.scripts for end in script.shape.within}
     special = set(own.all_special_ids) | set(own.added_tokens_decoder)
     closing = [token for token in documents.closing if token in special and token not in within]

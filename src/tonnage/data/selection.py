@@ -17,7 +17,7 @@ from tonnage.data.building.builder import CONTROL_ROWS
 from tonnage.data.packs.dataset import write_packs
 from tonnage.data.packs.order import mix
 from tonnage.data.packs.packing import best_fit, next_fit
-from tonnage.data.packs.prefixes import find_prefixes, within
+from tonnage.data.packs.prefixes import Prefix, find_prefixes, within
 from tonnage.data.sources.given import Sources
 from tonnage.data.sources.in_memory import shown_name
 from tonnage.data.text.choice import TemplateChoice
@@ -66,11 +66,10 @@ class Selection:
         self.left_out = beyond | (usable & (self.copies == 0))
         self.train = usable & ~self.validation & ~self.left_out
         # Documents with images may begin with the same tokens, in whose places other features go.
-        self.common_prefixes, self.prefix = (
-            ((), np.full(len(documents), -1, dtype=np.int16))
-            if documents.has_images
-            else find_prefixes(documents.token_batches())
-        )
+        self.common_prefixes: tuple[Prefix, ...] = ()
+        self.prefix: np.ndarray = np.full(len(documents), -1, dtype=np.int16)
+        if not documents.has_images:
+            self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
 
     def _beyond_the_first(self) -> np.ndarray:
         """Which documents come after those that a source's ``first`` takes; bad rows do not count."""

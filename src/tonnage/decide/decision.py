@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_trackers, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import counted, where
-from tonnage.decide.images import check_images, has_images
-from tonnage.decide.images import entry_of as entry_of_features
 from tonnage.decide.images import with_features
 from tonnage.decide.models import ModelFound, find, with_adapter
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
@@ -91,7 +89,6 @@ def decide_on(
         config = config.model_copy(update={"revision": model.files.commit})
     config, teacher = with_adapter(config, model), find_teacher(config, model)
     prepared = prepare_data(config, model, progress)
-    check_images(config, model, prepared)
     if teacher is not None:
         check_no_token_is_new(prepared, model)
         if teacher.files.commit is not None:
@@ -131,12 +128,9 @@ def decide_on(
         tokens = validation.supervised_tokens if validation is not None else 0
         plan, *rest = (with_teacher(settled, one, entry, tokens) for one in (plan, *others))
         others = tuple(rest)
-    if has_images(prepared):
-        entry = entry_of_features(settled, model, plan, progress)
-        plan, *rest = (with_features(settled, one, entry, prepared) for one in (plan, *others))
-        others = tuple(rest)
+    plan, *more = with_features(settled, model, prepared, (plan, *others), progress)
     settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs
-    return Decision(settled, model, prepared, plan, others, prompts, questions)
+    return Decision(settled, model, prepared, plan, tuple(more), prompts, questions)
 
 
 def asked(
@@ -148,7 +142,6 @@ def asked(
     model = find(config)
     config, teacher = with_adapter(config, model), find_teacher(config, model)
     prepared = prepare_data(config, model, progress)
-    check_images(config, model, prepared)
     if teacher is not None:
         check_no_token_is_new(prepared, model)
     return asked_of(config, model, prepared, where(config, machine, progress))

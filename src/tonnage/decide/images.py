@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -92,12 +93,21 @@ def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) 
     return cache / "features" / store.key(parts)
 
 
-def with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) -> Plan:
-    """The plan with the place of the features of images, and how much they are.
+def with_features(
+    config: Config, model: ModelFound, prepared: Prepared, plans: Sequence[Plan], progress: Progress
+) -> list[Plan]:
+    """The plans of a run, with the place of the features of images and how much they are, where rows have any.
 
     Raises:
         UserError: the disk has no room for them.
     """
+    if not has_images(prepared):
+        return list(plans)
+    entry = entry_of(config, model, plans[0], progress)
+    return [_with_features(config, plan, entry, prepared) for plan in plans]
+
+
+def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) -> Plan:
     from tonnage.planning.words import size
     from tonnage.rundir.directory import RunDirectory
     from tonnage.training.features import same_images, visited_packs
@@ -116,7 +126,9 @@ def with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) -
         has = "computed once, before training, by the run's workers, each of which holds the tower until then"
         _check_room(entry, num_bytes)
     number = sum(len(group.documents) for group in groups)
-    why = f"the features of {rows:,} tokens of images in {number:,} rows, {size(num_bytes)} ({has}); the tower is frozen"
+    why = (
+        f"the features of {rows:,} tokens of images in {number:,} rows, {size(num_bytes)} ({has}); the tower is frozen"
+    )
     return replace(plan, data=replace(plan.data, features_path=str(entry)), reasons=plan.reasons | {"images": why})
 
 

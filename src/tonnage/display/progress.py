@@ -52,7 +52,13 @@ PHASES = {
     "done": "done",
     "stopped": "stopped",
 }
-UNITS = {"reference": "packs", "teacher": "packs", "features": "rows with images", "evaluate": "packs", "answer": "prompts"}
+UNITS = {
+    "reference": "packs",
+    "teacher": "packs",
+    "features": "rows with images",
+    "evaluate": "packs",
+    "answer": "prompts",
+}
 """What is counted in a phase that is no step."""
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 LONGEST_SPARKLINE = 40

@@ -637,5 +637,6 @@ def fields_of(format: str) -> tuple[str, ...]:
 
 def nearest_field(name: str, format: str) -> str | None:
     """The field of a format that was probably meant."""
-    near = difflib.get_close_matches(name, fields_of(format), n=1, cutoff=0.6)
+    known = (*FORMATS[format].must, *FORMATS[format].may, "loss_weight")
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return near[0] if near else None

@@ -70,12 +70,13 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def give_head(text: PreTrainedConfig, config: PreTrainedConfig) -> None:
-    """See to it that transformers has a causal language model for ``text``, the part of ``config`` that describes a model
-    of text: where it has one of these without a head (Qwen2.5-VL's), one with the head that the whole has is registered
-    with it. A whole whose head is no plain ``lm_head`` on the embedding's width is left alone."""
+    """See to it that transformers has a causal language model for ``text``, the part of ``config`` that describes a
+    model of text: where it has one of these without a head (Qwen2.5-VL's), one with the head that the whole has is
+    registered with it. A whole whose head is no ``lm_head`` alone, or that takes no features, is left alone."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-    kind, whole = MODEL_MAPPING.get(type(text), None), whole_class(config)
+    kind: Any = MODEL_MAPPING.get(type(text), None)
+    whole = whole_class(config)
     if MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None or not isinstance(kind, type) or whole is None:
         return
     tied = getattr(whole, "_tied_weights_keys", None)

@@ -4,8 +4,8 @@
                                                                                           that stand for the image
 
 It is the whole model as transformers builds it, of which only what is no text has memory. What differs between
-families is asked of it: ``get_image_features`` gives the features, ``get_rope_index``, where there is one, the positions
-of three dimensions that tokens have beside an image.
+families is asked of it: ``get_image_features`` gives the features, ``get_rope_index``, where there is one, the
+positions of three dimensions that tokens have beside an image.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def positions_of(whole: PreTrainedModel, ids: Tensor, token_id: int, inputs: Map
     if compute is None:
         return None
     kinds = (ids == token_id).long().unsqueeze(0)
-    known = {**inputs, "input_ids": ids.unsqueeze(0), "mm_token_type_ids": kinds, "token_type_ids": kinds}
-    positions: Tensor = compute(**accepted(compute, known))[0]
+    values = {**inputs, "input_ids": ids.unsqueeze(0), "mm_token_type_ids": kinds, "token_type_ids": kinds}
+    positions: Tensor = compute(**accepted(compute, values))[0]
     return positions[:, 0]
 
 
@@ -112,7 +112,8 @@ def load_tower(
     described = read_whole_config(files, trust_remote_code=trusts)
     text = on_meta(copy.deepcopy(config), dtype)
     whole, token = find_whole(text, described), image_token(described)
-    assert whole is not None and token is not None, "decided before"
+    assert whole is not None, "decided before"
+    assert token is not None
     names = Names(text, whole)
     outside = {name for name, _ in whole.model.named_parameters(remove_duplicate=False) if name not in whole.own}
     beside = {name for name, _ in whole.model.named_buffers(remove_duplicate=False) if name not in whole.own}
@@ -124,7 +125,7 @@ def load_tower(
     if lost := sorted(outside - places.keys()):
         (problem,) = missing_from_files(lost, len(outside), str(files.directory))
         raise user_error(problem.found, "every parameter of the tower, stored by itself", where=problem.where)
-    whole.model.to(dtype)
+    whole.model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     allocate_part(whole.model, outside | beside, device)
     fill_part(whole.model, places)
     return Tower(whole.model.eval(), token, device, dtype)

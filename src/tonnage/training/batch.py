@@ -145,7 +145,9 @@ class MicroBatch:
         batch = _supervised(ids, tuple(map(len, row.parts)), row.order, row.supervised)
         if any(document.features is not None for document in documents):
             assert not row.shared, "documents that begin with the same tokens may have other images"
-            batch = _with_features(batch, [(document, 0, start) for document, start in zip(row.order, row.firsts, strict=True)])
+            batch = _with_features(
+                batch, [(document, 0, start) for document, start in zip(row.order, row.firsts, strict=True)]
+            )
         return replace(batch, shared=tuple(row.shared))
 
     @staticmethod
@@ -303,20 +305,22 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
     """A micro-batch with the features of its documents' images; each of these with its row, and where in that it
     begins."""
     rows, width = batch.input_ids.shape
-    seen = [(own, row * width + start) for document, row, start in laid_out if (own := document.features) is not None]
+    of_images = [
+        (own, row * width + start) for document, row, start in laid_out if (own := document.features) is not None
+    ]
     positions = None
-    if any(own.positions is not None for own, _ in seen):
+    if any(own.positions is not None for own, _ in of_images):
         positions = torch.arange(width).repeat(3, rows, 1)
         for document, row, start in laid_out:
             stop, own = start + len(document.tokens), document.features
             of_text = torch.arange(len(document.tokens)).expand(3, -1)
             in_space = None if own is None or own.positions is None else torch.from_numpy(own.positions.T.copy())
             positions[:, row, start:stop] = of_text if in_space is None else in_space
-    features = torch.from_numpy(np.concatenate([own.rows for own, _ in seen]))
+    features = torch.from_numpy(np.concatenate([own.rows for own, _ in of_images]))
     return replace(
         batch,
         features=features.view(torch.bfloat16) if features.dtype == torch.uint16 else features,
-        feature_places=torch.from_numpy(np.concatenate([own.places + first for own, first in seen])),
+        feature_places=torch.from_numpy(np.concatenate([own.places + first for own, first in of_images])),
         token_positions=positions,
     )
 
@@ -483,7 +487,9 @@ class _Rows:
 
     def step(self, number: int, positions: range, draw: int | None = None) -> RankStep:
         data = self.dataset
-        assert not (isinstance(data, PackedDataset) and data.images and data.features is None), "images without features"
+        assert not (isinstance(data, PackedDataset) and data.images and data.features is None), (
+            "images without features"
+        )
         laid_out = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
         micro_batches = tuple(replace(batch, draw=draw) for batch in laid_out)
         mine = positions[self.deal.rank :: self.deal.world_size]

@@ -50,13 +50,15 @@ class SameImages:
     """Tokens of these images in each."""
 
 
-def same_images(source: Documents, datasets: Sequence[PackedDataset], visited: Sequence[np.ndarray]) -> list[SameImages]:
+def same_images(
+    source: Documents, datasets: Sequence[PackedDataset], visited: Sequence[np.ndarray]
+) -> list[SameImages]:
     """The documents with images in packs that a run sees, by their images, in the order of the documents.
 
     ``visited``: of each data set those packs.
     """
-    seen = [data.documents(int(pack)) for data, packs in zip(datasets, visited, strict=True) for pack in packs]
-    documents = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *seen]))
+    of_packs = [data.documents(int(pack)) for data, packs in zip(datasets, visited, strict=True) for pack in packs]
+    documents = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *of_packs]))
     image_tokens = source.column("image_tokens")
     by_images: dict[tuple[str, ...], list[int]] = {}
     for document in documents[image_tokens[documents] > 0].tolist():
@@ -65,7 +67,9 @@ def same_images(source: Documents, datasets: Sequence[PackedDataset], visited: S
     return [SameImages(tuple(some), int(image_tokens[some[0]])) for some in by_images.values()]
 
 
-def visited_packs(train: PackedDataset, validation: PackedDataset | None, num_packs: int, seed: int) -> list[np.ndarray]:
+def visited_packs(
+    train: PackedDataset, validation: PackedDataset | None, num_packs: int, seed: int
+) -> list[np.ndarray]:
     """The packs that a run of ``num_packs`` packs sees: of the data it trains on, and of validation."""
     visited = np.arange(train.num_packs)
     if num_packs < train.num_packs:
@@ -226,7 +230,9 @@ class _Eye:
         features, (has_positions,) = world.total(features.to(world.device)).cpu(), world.sum(has_positions)
         if not has_positions:
             return _stored(features, self.tower.dtype), None
-        return _stored(features, self.tower.dtype), world.total(positions.to(world.device)).cpu().numpy().astype(np.int32)
+        return _stored(features, self.tower.dtype), world.total(positions.to(world.device)).cpu().numpy().astype(
+            np.int32
+        )
 
     def _of_group(self, group: SameImages) -> tuple[Tensor, Tensor | None]:
         """Features of the images of a group, fp32 (rows, hidden), and positions of all tokens of its documents, one

@@ -33,8 +33,9 @@ from tonnage.parallel.world import World, device_mesh
 from tonnage.planning.layout import PLAIN
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import Deal, documents_of, evaluation_steps, round_to
-from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
 from tonnage.training.building import Blueprint, assemble_model, trains_of_files
+from tonnage.training.chunks import array_bytes, holds, link, link_whole
+from tonnage.training.chunks import parts_of as parts_of
 from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.job import Job
 from tonnage.training.pipeline import Pipeline

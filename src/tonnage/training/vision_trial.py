@@ -154,7 +154,8 @@ def _around(text: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
         for leaf, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:  # never used, but asked for its device
                 module._parameters[leaf] = nn.Parameter(torch.empty(0))
-    return whole.model.eval()
+    model: PreTrainedModel = whole.model.eval()
+    return model
 
 
 @torch.no_grad()
@@ -162,12 +163,15 @@ def _logits_of_whole(
     whole: PreTrainedModel, ids: Tensor, features: Tensor, inputs: dict[str, Any], token: int
 ) -> Tensor:
     kinds = (ids == token).long().unsqueeze(0)
-    known = accepted(whole.forward, {**inputs, "mm_token_type_ids": kinds, "token_type_ids": kinds})
+    beside = accepted(whole.forward, {**inputs, "mm_token_type_ids": kinds, "token_type_ids": kinds})
     error: Exception | None = None
-    for pooled in ([features], features.unsqueeze(0)):  # some families have a list, some a tensor of all
+    both: tuple[Any, ...] = ([features], features.unsqueeze(0))
+    for pooled in both:  # some families have a list, some a tensor of all
         outputs: Any = {"image": BaseModelOutputWithPooling(pooler_output=pooled)}
         try:
-            logits: Tensor = whole(input_ids=ids.unsqueeze(0), use_cache=False, **{OUTPUTS: outputs}, **known).logits[0]
+            logits: Tensor = whole(input_ids=ids.unsqueeze(0), use_cache=False, **{OUTPUTS: outputs}, **beside).logits[
+                0
+            ]
             return logits.float()
         except Exception as raised:
             error = error or raised

@@ -262,7 +262,8 @@ class PartBuilder:
             entry.marked = Marked(self._controls.words(whole, broken) if entry.as_words else whole, spans)
             if conversation.images and self._images is not None:
                 entry.images = self._images.of_row(whole, conversation.images)
-                entry.marked = entry.images.expanded(entry.marked)
+                words = self._controls.stood_in if entry.as_words else str
+                entry.marked = entry.images.expanded(entry.marked, words)
         if (size := len(entry.marked.text)) > MAX_ROW_BYTES:
             raise RowError("too_large", f"the row makes a text of {size:,} characters; at most {MAX_ROW_BYTES:,}")
 

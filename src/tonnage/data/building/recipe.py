@@ -56,10 +56,14 @@ class Recipe:
         for script in plain["scripts"]:
             if not script["template"]["parts"]:  # of text alone the key is what it was before there were images
                 del script["template"]["parts"]
-        return plain | images | {
-            "tokenizer_json": tokenizer,
-            "options": self.options.model_dump(include={*OF_DOCUMENTS}),
-        }
+        return (
+            plain
+            | images
+            | {
+                "tokenizer_json": tokenizer,
+                "options": self.options.model_dump(include={*OF_DOCUMENTS}),
+            }
+        )
 
     def _plain(self) -> dict[str, Any]:
         scripts = [{"template": asdict(script.template), "shape": asdict(script.shape)} for script in self.scripts]

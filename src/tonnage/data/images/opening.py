@@ -97,7 +97,7 @@ def decode(encoded: EncodedImage) -> Pixels:
     """An image in RGB. Raises ``RowError`` where it is none that can be used, ``UserError`` without Pillow."""
     try:
         from PIL import Image as Pillow
-        from PIL import ImageOps
+        from PIL import ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise user_error(f"rows with images, and {error}", "Pillow", INSTALL, "data.train") from error
     name = encoded.path or "an image in the row"
@@ -113,8 +113,10 @@ def decode(encoded: EncodedImage) -> Pixels:
             return _rgb(turned, name)
     except RowError:
         raise
-    except Pillow.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise _bad(f"{name} is no image of a kind that is read ({', '.join(FORMATS)})") from None
+    except Pillow.DecompressionBombError:
+        raise _bad(f"{name} says that it has far too many pixels; at most {MOST_PIXELS:,} are decoded") from None
     except MemoryError:
         raise
     except Exception as error:  # whatever broken files make of the parsers of a dozen formats

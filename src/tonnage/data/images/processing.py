@@ -112,7 +112,7 @@ def process_row(recipe: ImageRecipe, text: str, pixels: Sequence[Pixels]) -> Pro
 
 
 def tower_inputs(recipe: ImageRecipe, pixels: Sequence[Pixels]) -> tuple[dict[str, Any], list[int]]:
-    """What the tower is given of the images of a row, as torch's tensors, and the tokens that stand for these images."""
+    """What the tower is given of the images of a row, as torch's tensors, and the tokens that stand for these."""
     processor = processor_of(recipe)
     text = processor.image_token * len(pixels)
     output = processor(text=[text], images=[list(pixels)], add_special_tokens=False, return_tensors="pt")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,18 +55,19 @@ class ImagesOfDocument:
     token_id: int
     """The token in whose places features go."""
 
-    def expanded(self, marked: Marked) -> Marked:
-        """A text of as many characters as the row's with the placeholders replaced, and its spans moved."""
+    def expanded(self, marked: Marked, written: Callable[[str], str] = str) -> Marked:
+        """A text of as many characters as the row's with the placeholders replaced, as they are ``written`` there, and
+        its spans moved."""
         pieces, at, moves = list[str](), 0, list[tuple[int, int]]()
-        for start, stop, text in self.row.replaced:
+        for start, stop, replacement in self.row.replaced:
+            text = written(replacement)
             pieces += [marked.text[at:start], text]
             moves.append((stop, len(text) - (stop - start)))
             at = stop
         spans: list[Span] = []
         for first, last, weight in marked.spans:
             if any(start < last and first < stop for start, stop, _ in self.row.replaced):
-                reason = "an image in what is trained: data.train_on: all, or a message that the template writes otherwise"
-                raise RowError("image", reason, "data.train_on: assistant")
+                raise RowError("image", "an image among the tokens that are trained", "data.train_on: assistant")
             moved = sum(by for place, by in moves if place <= first)
             spans.append((first + moved, last + moved, weight))
         return Marked("".join([*pieces, marked.text[at:]]), spans)

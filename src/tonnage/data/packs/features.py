@@ -51,7 +51,7 @@ class Features:
 
     directory: Path
     token: int
-    places: dict[int, tuple[int, int, int, int]]
+    places: dict[int, tuple[int, ...]]
     """Document -> chunk, first row, rows, and first row of its positions."""
     _chunks: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Features:
         """Raises ``OSError`` and ``ValueError`` where the files are damaged."""
         index = np.load(directory / INDEX, allow_pickle=False)
         token = int(np.load(directory / TOKEN, allow_pickle=False))
-        return Features(directory, token, {int(row[0]): tuple(map(int, row[1:])) for row in index})
+        return Features(directory, token, {document: (*place,) for document, *place in index.tolist()})
 
     def of_pack(self, documents: Sequence[int], tokens: Sequence[np.ndarray]) -> tuple[ImageFeatures | None, ...]:
         """Those of every document of a pack, whose ``tokens`` are all of its; None of one without images."""

@@ -243,7 +243,9 @@ def of_tokenizer(
     if template_arguments:
         _check_arguments(own, template_arguments)
     special = dict(tokenizer.special_tokens_map)
-    in_lists = _takes_lists_alone(own, *(json.dumps(one, sort_keys=True, default=str) for one in (special, template_arguments)))
+    in_lists = _takes_lists_alone(
+        own, *(json.dumps(one, sort_keys=True, default=str) for one in (special, template_arguments))
+    )
     return ChatTemplate(
         own, special, template_arguments, date if "strftime_now" in own else "", "all" if in_lists else ""
     )

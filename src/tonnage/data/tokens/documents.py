@@ -293,8 +293,8 @@ class Documents:
         )
 
     def column(self, name: str) -> np.ndarray:
-        """``lengths``, ``supervised``, ``content`` (uint64), ``shared`` and ``second`` (``Fork``), or ``image_tokens`` of
-        every document; int32 where nothing else is said."""
+        """``lengths``, ``supervised``, ``content`` (uint64), ``shared`` and ``second`` (``Fork``), or ``image_tokens``
+        of every document; int32 where nothing else is said."""
         column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
         at = 0
         for batch in self._batches():
