@@ -153,13 +153,45 @@ def qwen2_5_vl() -> tuple[PreTrainedConfig, Any]:
     return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
 
 
+def qwen3_5() -> tuple[PreTrainedConfig, Any]:
+    """Of layers that go through a document token by token, so that rows are padded; positions have three dimensions."""
+    text = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+        },
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "deepstack_visual_indexes": [],
+        "initializer_range": 0.2,
+    }
+    config = _config("Qwen3_5", text, vision, video_token_id=300, vision_start_token_id=301, vision_end_token_id=302)
+    images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
+    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+
+
 def gemma3() -> tuple[PreTrainedConfig, Any]:
     config = _config("Gemma3", {"head_dim": 16}, VISION | {"model_type": "siglip_vision_model"}, mm_tokens_per_image=4)
     return config, transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=14)
 
 
 FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
-    one.__name__: one for one in (llava, llava_next, internvl, mistral3, idefics3, qwen2_5_vl)
+    one.__name__: one for one in (llava, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5)
 }
 """Models in which an image is its features, in the places of its tokens."""
 

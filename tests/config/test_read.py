@@ -396,7 +396,8 @@ def test_every_path_of_the_schema_is_one_for_tilde() -> None:
     }
     paths = {key.name for key in keys.all_keys() if "path" in key.takes}
     assert speaking - others <= paths
-    assert paths == {"model", "tokenizer", "data.train", "data.validation", "data.train.path", "data.cache", "output",
+    assert paths == {"model", "tokenizer", "data.train", "data.validation", "data.train.path", "data.train.images",
+                     "data.cache", "output",
                      "memory.offload_dirs", "launch.python", "evaluate.prompts"}  # fmt: skip
 
 

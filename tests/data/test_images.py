@@ -340,3 +340,25 @@ else:
     raise AssertionError("an image without Pillow")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_inspect_shows_images_once_with_the_number_of_their_tokens(model: Path, tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from tonnage.cli.data_report import documents_as_json, show_account, show_documents
+    from tonnage.data.pictures import pictures
+
+    draw(tmp_path, "a.png")
+    made = prepared(model, tmp_path, [row("a.png", "a.png"), row(words="None.")])
+    console = Console(file=io.StringIO(), width=160, no_color=True)
+    show_account(made.account, console)
+    show_documents(made, 2, 0, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2 images in 1 rows, 8 tokens of theirs" in shown
+    assert "  of images" in shown
+    assert "<image>×8What?" in shown
+    assert "2 images, pack" in shown
+    listed = documents_as_json(made, 2, 0)
+    assert sorted(len(document["images"]) for document in listed) == [0, 2]
+    (source,) = pictures(made, 0)["sources"]
+    assert any("<image>×8" in piece["text"] for one in source["rows"] for piece in one["pieces"])

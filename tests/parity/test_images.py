@@ -390,3 +390,8 @@ def test_tensor_parallel_is_refused(make: Make) -> None:
 def test_prompts_of_rows_with_images_are_refused(make: Make) -> None:
     with pytest.raises(UserError, match=r"evaluate\.prompts, and validation rows with images"):
         make("llava", data={"validation": 0.3}, evaluate={"prompts": 2})
+
+
+def test_a_family_whose_rows_are_padded_is_one_of_them(make: Make) -> None:
+    assert make("qwen3_5").plan.layout.arrangement == "padded"
+    assert make("llava").plan.layout.arrangement == "packed"

@@ -195,8 +195,8 @@ class Source(Section):
     """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
     system: Literal["keep", "drop"] = "keep"
     """Whether a system message that a conversation begins with is kept, or dropped as if the row had none."""
-    images: Name = None
-    """Folder from which the paths of its images start, and which they may not leave; none is that of the rows' file."""
+    images: PathText | None = None
+    """Directory where the paths of its images start, and which they may not leave; none is that of the rows' file."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 

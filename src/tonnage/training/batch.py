@@ -75,10 +75,11 @@ class MicroBatch:
     """int32 (supervised, k): a teacher's likeliest tokens in the place of every target, if there is one."""
     teacher_logprobs: Tensor | None = None
     """fp32 (supervised, k): their log-probabilities."""
-    features: Tensor | None = None
-    """(image tokens, hidden): what stands in place of the embeddings of tokens, if any is an image's."""
+    features: tuple[np.ndarray, ...] = ()
+    """(image tokens, hidden) each: what stands in place of the embeddings of tokens, where these are images'; views of
+    files, so that the micro-batches of a step do not all hold theirs."""
     feature_places: Tensor | None = None
-    """int64 (image tokens,): positions of those tokens, row after row."""
+    """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
     token_positions: Tensor | None = None
     """int64 (3, rows, tokens), where tokens have positions of three dimensions."""
     top: tuple[int, int] | None = None
@@ -94,6 +95,11 @@ class MicroBatch:
     def wants_loss(self) -> bool:
         """Whether nothing else is asked for."""
         return not self.asks and not self.judges and self.top is None
+
+    def feature_rows(self) -> Tensor:
+        """The features of all images, (image tokens, hidden), read now."""
+        rows = torch.from_numpy(np.concatenate(self.features))
+        return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 
     @property
     def pairs(self) -> bool:
@@ -316,10 +322,9 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
             of_text = torch.arange(len(document.tokens)).expand(3, -1)
             in_space = None if own is None or own.positions is None else torch.from_numpy(own.positions.T.copy())
             positions[:, row, start:stop] = of_text if in_space is None else in_space
-    features = torch.from_numpy(np.concatenate([own.rows for own, _ in of_images]))
     return replace(
         batch,
-        features=features.view(torch.bfloat16) if features.dtype == torch.uint16 else features,
+        features=tuple(own.rows for own, _ in of_images),
         feature_places=torch.from_numpy(np.concatenate([own.places + first for own, first in of_images])),
         token_positions=positions,
     )

@@ -190,8 +190,8 @@ class LossModel(nn.Module):
         if batch.token_positions is not None:
             packing["position_ids"] = sent(batch.token_positions, device)
         ids, embedded = sent(batch.input_ids, device), None
-        if batch.features is not None and batch.feature_places is not None and self.doors.first:
-            embedded = self._with_features(ids, sent(batch.features, device), sent(batch.feature_places, device))
+        if batch.feature_places is not None and self.doors.first:
+            embedded = self._with_features(ids, sent(batch.feature_rows(), device), sent(batch.feature_places, device))
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
 
     def _with_features(self, ids: Tensor, features: Tensor, places: Tensor) -> Tensor:

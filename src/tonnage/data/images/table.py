@@ -94,9 +94,13 @@ class ImageTable:
         """By which the bytes of an image are known."""
         return str(self._columns["digest"][number].as_py())
 
+    def path_of(self, number: int) -> str:
+        """The file of an image; empty of one that stood in its row."""
+        return str(self._columns["path"][number].as_py())
+
     def load(self, number: int) -> EncodedImage:
         """An image. Raises ``UserError`` where its file is another one than when rows were prepared."""
-        digest, path = self.digest(number), str(self._columns["path"][number].as_py())
+        digest, path = self.digest(number), self.path_of(number)
         if not path:
             content = self._columns["content"][number].as_py()
             image = EncodedImage(content, digest_of(content))

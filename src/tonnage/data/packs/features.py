@@ -38,7 +38,7 @@ class ImageFeatures:
     """What stands in the places of a document's image tokens."""
 
     rows: np.ndarray
-    """(image tokens, hidden), in the order of the tokens"""
+    """(image tokens, hidden), in the order of the tokens: a view of the file, which nobody has read yet."""
     places: np.ndarray
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
@@ -75,7 +75,7 @@ class Features:
         chunk, first, number, first_position = self.places[document]
         if number != len(places):
             raise IndexError(f"document {document} has {len(places)} tokens of images, and {number} features")
-        rows = np.array(self._chunk(chunk_name(chunk))[first : first + number])
+        rows = self._chunk(chunk_name(chunk))[first : first + number]
         if not (self.directory / positions_name(chunk)).exists():
             return ImageFeatures(rows, places)
         stored = self._chunk(positions_name(chunk))

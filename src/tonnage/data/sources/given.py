@@ -244,7 +244,7 @@ def _with_settings(form: Form, source: Source) -> Form:
         raise UserError(*problems)
     if source.system == "drop" and not FORMATS[form.format].is_chat:
         raise unusable(source, f"system: drop for rows of form {form.format}", "conversations", "leave system out")
-    images = "" if source.images is None else str(Path(source.images).expanduser().absolute())
+    images = "" if source.images is None else str(Path(source.images).absolute())
     return replace(form, between=source.between, drops_system=source.system == "drop", images=images)
 
 
