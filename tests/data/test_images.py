@@ -236,6 +236,15 @@ def test_equal_words_beside_other_images_are_no_duplicates(model: Path, tmp_path
     assert (made.account.total.rows_train, made.account.total.rows_duplicate_dropped) == (2, 1)
 
 
+def test_pixels_of_a_row_are_counted_together(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.data.images import rows as images_of_rows
+
+    monkeypatch.setattr(images_of_rows, "MOST_PIXELS", 40 * 30 * 2)
+    draw(tmp_path, "a.png")
+    with pytest.raises(DataError, match="images of more than 2,400 pixels in one row"):
+        prepared(model, tmp_path, [row("a.png", "a.png"), row("a.png", "a.png", "a.png")])
+
+
 @pytest.mark.parametrize("policy", ["truncate", "split", "drop"])
 def test_a_row_that_is_too_long_is_dropped_and_not_cut(model: Path, tmp_path: Path, policy: str) -> None:
     draw(tmp_path, "a.png")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Either of them a processor of images has."""
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
-LEAST_TRANSFORMERS = "a transformers whose processors say where they put the tokens of an image (5.20 does)"
+LEAST_TRANSFORMERS = "a transformers whose processors say where they put the tokens of an image (5.23's do)"
 
 
 @dataclass(frozen=True)

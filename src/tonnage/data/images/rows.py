@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tonnage.data.images.opening import EncodedImage, decode, load_image
+from tonnage.data.images.opening import MOST_PIXELS, EncodedImage, decode, load_image
 from tonnage.data.images.processing import ImageRecipe, ProcessedRow, process_row
 from tonnage.data.images.table import ImageTableWriter, stamps_now
 from tonnage.data.text.masks import Marked, Span
 from tonnage.data.tokens.encoder import Document
 from tonnage.forms.conversation import Image, RowError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pixels
 
 
 class ImagesOfPart:
@@ -26,7 +30,7 @@ class ImagesOfPart:
     def of_row(self, text: str, images: Sequence[Image]) -> ImagesOfDocument:
         """The images of a row, which stand in its ``text``. Raises ``RowError``."""
         encoded = [self._load(image) for image in images]
-        row = process_row(self._recipe, text, [decode(one) for one in encoded])
+        row = process_row(self._recipe, text, list(_decoded(encoded)))
         numbers = tuple(map(self._table.add, encoded))
         return ImagesOfDocument(row, numbers, tuple(one.digest for one in encoded), self._recipe.token_id)
 
@@ -42,6 +46,17 @@ class ImagesOfPart:
                 ((path, size, modified),) = stamps_now([(str(self._folder / image.path), 0, 0)])
                 self._table.add(EncodedImage(b"", "", path, size, modified))
             raise
+
+
+def _decoded(images: Iterable[EncodedImage]) -> Iterator[Pixels]:
+    """The pixels of the images of a row. Raises ``RowError``, also where they are too many together."""
+    number = 0
+    for image in images:
+        pixels = decode(image)
+        number += pixels.width * pixels.height
+        if number > MOST_PIXELS:
+            raise RowError("image", f"images of more than {MOST_PIXELS:,} pixels in one row")
+        yield pixels
 
 
 @dataclass(frozen=True)
