@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.13")
 INSTALLED = "dev"
 """The extra that fast tests need."""
-OTHERS = ("wandb", "mlflow", "trackio", "eval")
+OTHERS = ("wandb", "mlflow", "trackio", "eval", "pictures")
 """Those that only slow ones need."""
 TESTS = ["-m", "not slow", "--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 """As ``make test`` runs them; what they leave for the next run is not mixed with what that leaves."""

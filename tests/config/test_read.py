@@ -396,9 +396,9 @@ def test_every_path_of_the_schema_is_one_for_tilde() -> None:
     }
     paths = {key.name for key in keys.all_keys() if "path" in key.takes}
     assert speaking - others <= paths
-    assert paths == {"model", "tokenizer", "data.train", "data.validation", "data.train.path", "data.cache", "output",
-                     "memory.offload_dirs", "launch.python", "evaluate.prompts", "objective.teacher",
-                     "objective.reference"}  # fmt: skip
+    assert paths == {"model", "tokenizer", "data.train", "data.validation", "data.train.path", "data.train.images",
+                     "data.cache", "output", "memory.offload_dirs", "launch.python", "evaluate.prompts",
+                     "objective.teacher", "objective.reference"}  # fmt: skip
 
 
 def test_messages_repeat_no_more_than_a_beginning(tmp_path: Path) -> None:

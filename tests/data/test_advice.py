@@ -14,7 +14,7 @@ import yaml
 
 from data.conftest import alpaca_rows, write_rows
 from tonnage.config import read_config
-from tonnage.data import Account, DataError, Prepared, prepare
+from tonnage.data import Account, DataError, ModelFacts, Prepared, prepare
 from tonnage.errors import UserError
 from tonnage.forms.advice import advice
 from tonnage.forms.values import written
@@ -28,7 +28,7 @@ def prepared(tmp_path: Path, tokenizer: Any, data: dict[str, Any], *overrides: s
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"model": "owner/model", "data": {"max_length": 256, **data}}, allow_unicode=True))
     config = read_config(str(path), list(overrides))
-    return prepare(config.data, tokenizer, most_positions=positions, cache=tmp_path / "cache")
+    return prepare(config.data, tokenizer, model=ModelFacts(positions), cache=tmp_path / "cache")
 
 
 def refusal(tmp_path: Path, tokenizer: Any, data: dict[str, Any], **changes: Any) -> UserError:

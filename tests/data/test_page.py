@@ -44,12 +44,13 @@ def test_rows_are_read() -> None:
     for line in "".join(blocks("json")).splitlines():
         row = json.loads(line)
         (form,) = detect([row])
-        (found,) = Reader(Form(form)).read(row)
+        (found,) = Reader(Form(form), images=True).read(row)
         weights.append([(turn.weight, turn.pieces) for turn in found.turns])
     assert weights == [
         [(0, None), (0, None), (0, None), (1, None)],
         [(0, None), (1, [(12, 0.0), (1, 1.0)])],
         [(0, None), (0.5, None)],
+        *[[(0, None), (1, None)]] * 2,
     ]
 
 

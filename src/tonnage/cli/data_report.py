@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.data.building.mates import LABEL
-from tonnage.data.pictures import pieces
+from tonnage.data.pictures import image_token_of, pieces
 from tonnage.data.telling import file_name, grouped, remarks, table_lines
 from tonnage.display.terminal import say
 from tonnage.files.visible import visible
@@ -95,11 +95,17 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
                 "pack": index,
                 **({} if fork is None else {"prompt_tokens": fork[0], "rejected_from": fork[1]}),
                 **({} if label is None else {"desirable": bool(label)}),
+                **({"images": images_of(dataset, document)} if dataset.images else {}),
                 "ids": pack.input_ids[at : at + length].tolist(),
                 "weights": pack.weights[at : at + length].tolist(),
             }
             at += length
             shown += 1
+
+
+def images_of(dataset: PackedDataset, document: int) -> list[str]:
+    """The files of a document's images; empty texts for those that stand in its row."""
+    return [table.path_of(number) for table, number in dataset.source.images(document)]
 
 
 def show_documents(prepared: Prepared, count: int, seed: int, console: Console) -> None:
@@ -120,20 +126,24 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
             supervised = f"{prompt:,} before both answers, {second - prompt:,} {names[0]}, "
             supervised += f"{len(ids) - second:,} {names[1]}"
         title = f"{_short(document['file'])}:{document['row']}  {len(ids):,} tokens, "
-        title += f"{supervised}, pack {document['pack']}"
+        images = document.get("images", [])
+        title += f"{supervised}, {f'{len(images):,} images, ' if images else ''}pack {document['pack']}"
         console.print(Rule(Text(visible(title)), align="left", style="dim"))
-        console.print(_coloured(ids[:second], weights[:second], prepared.tokenizer, plain), soft_wrap=True)
+        of_text = _coloured(ids[:second], weights[:second], prepared.tokenizer, plain, image_token_of(prepared))
+        console.print(of_text, soft_wrap=True)
         if second is not None:
             console.print(Text(f"{names[1]}:", style="" if plain else "red"))
             console.print(_coloured(ids[second:], weights[second:], prepared.tokenizer, plain), soft_wrap=True)
     console.print(Rule(style="dim"))
 
 
-def _coloured(ids: list[int], weights: list[float], tokenizer: Any, plain: bool) -> Text:
+def _coloured(
+    ids: list[int], weights: list[float], tokenizer: Any, plain: bool, image_token: int | None = None
+) -> Text:
     """The text of a document, decoded in runs of equal kind so that characters of several tokens stay whole."""
     text = Text()
     special = () if plain else frozenset(tokenizer.all_special_ids)
-    for piece in pieces(ids, weights, tokenizer, special):
+    for piece in pieces(ids, weights, tokenizer, special, image_token):
         words, counts = visible(piece.text), piece.weight > 0
         style = ("green" if piece.weight == 1 else "yellow" if counts else "dim") + (
             " reverse" if piece.special else ""

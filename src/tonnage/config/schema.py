@@ -195,6 +195,8 @@ class Source(Section):
     """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
     system: Literal["keep", "drop"] = "keep"
     """Whether a system message that a conversation begins with is kept, or dropped as if the row had none."""
+    images: PathText | None = None
+    """Directory where the paths of its images start, and which they may not leave; none is that of the rows' file."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 
@@ -422,8 +424,7 @@ class Objective(Section):
     """What is minimised: the loss of answers, alone or beside a teacher, or one that prefers some to others."""
 
     kind: ObjectiveKind = "supervised"
-    """`supervised`: cross-entropy; `distil`: a teacher's; `reward`: a model of scores; `kto`: rows with a `label`;
-    `reward` and the others: with a `chosen` and a `rejected` answer."""
+    """`supervised`; `distil`: by a teacher; `kto`: rows with a `label`; `reward`: a model of scores; others: pairs."""
     beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0

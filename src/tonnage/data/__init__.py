@@ -17,7 +17,7 @@ from tonnage.data.account import Account, SourceAccount
 from tonnage.data.held import HeldPacks, Packer
 from tonnage.data.packs.dataset import Pack, PackedDataset
 from tonnage.data.packs.order import first_packs, pack_at
-from tonnage.data.prepare import Prepared, prepare
+from tonnage.data.prepare import ModelFacts, Prepared, prepare
 from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import encode_prompt, stop_tokens
 from tonnage.data.refusals import DataError
@@ -27,6 +27,7 @@ __all__ = [
     "Account",
     "DataError",
     "HeldPacks",
+    "ModelFacts",
     "Pack",
     "PackedDataset",
     "Packer",

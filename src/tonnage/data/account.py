@@ -137,6 +137,12 @@ class SourceAccount:
     """Rows with documents whose label says that their answer is a good one."""
     rows_undesirable: int = 0
     """The others of those with a label."""
+    rows_with_images: int = 0
+    """Rows with documents that have images; they are never cut."""
+    images: int = 0
+    """Those of these rows."""
+    image_tokens: int = 0
+    """Their tokens, among all of the rows."""
     control_tokens: Mapping[str, int] = field(default_factory=dict)
     """Those tokens -> such rows that hold them, the most frequent first."""
     control_token_rows: tuple[str, ...] = ()

@@ -6,8 +6,9 @@ will be trained, of every source some, for a run to keep.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +72,25 @@ class Pictures:
 
 
 def pieces(
-    ids: Sequence[int], weights: Sequence[float], tokenizer: Any, special: Collection[int] = ()
+    ids: Sequence[int],
+    weights: Sequence[float],
+    tokenizer: Any,
+    special: Collection[int] = (),
+    image_token: int | None = None,
 ) -> list[TokenRun]:
-    """A document in pieces of equal weight that are all special tokens, those of ``special``, or none."""
+    """A document in pieces of equal weight that are all special tokens, those of ``special``, or none. Of an image its
+    token is written once, with how often it is there."""
+    runs = _pieces(ids, weights, tokenizer, special)
+    if image_token is None:
+        return runs
+    token = str(tokenizer.convert_ids_to_tokens(image_token))
+    several = re.compile(f"(?:{re.escape(token)}){{2,}}")
+    return [
+        replace(run, text=several.sub(lambda match: f"{token}×{len(match[0]) // len(token)}", run.text)) for run in runs
+    ]
+
+
+def _pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Any, special: Collection[int]) -> list[TokenRun]:
     kinds = [(weight, token in special) for token, weight in zip(ids, weights, strict=True)]
     borders = [at for at in range(len(ids) + 1) if at in (0, len(ids)) or kinds[at] != kinds[at - 1]]
     return [
@@ -85,6 +102,12 @@ def pieces(
     ]
 
 
+def image_token_of(prepared: Prepared) -> int | None:
+    """The token that stands for images, where rows have any."""
+    images = prepared.recipe.images
+    return images.token_id if images is not None and prepared.account.total.images else None
+
+
 def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
     """The first rows that will be trained, and those of validation sources, as ``Pictures`` in plain values; of so many
     sources that not all can have one, the first."""
@@ -92,6 +115,7 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
     most = max(1, min(ROWS, MOST_ROWS // max(1, len(sources))))
     rows: list[list[Picture]] = [[] for _ in sources]
     special = frozenset(prepared.tokenizer.all_special_ids)
+    image = image_token_of(prepared)
     for dataset, role in ((prepared.train, "train"), (prepared.validation, "validation")):
         if dataset is None:
             continue
@@ -110,7 +134,7 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
                 if source in role_sources and len(rows[source]) < most:
                     ids, weights = pack.input_ids[tokens].tolist(), pack.weights[tokens].tolist()
                     shown, rejected = (
-                        pieces(ids[part][:MOST_TOKENS], weights[part][:MOST_TOKENS], prepared.tokenizer, special)
+                        pieces(ids[part][:MOST_TOKENS], weights[part][:MOST_TOKENS], prepared.tokenizer, special, image)
                         for part in (slice(second), slice(second, None))
                     )
                     rejected = [] if has_mates else rejected  # another row's, not this one's

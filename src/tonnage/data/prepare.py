@@ -26,6 +26,7 @@ from tonnage.data.account import Account
 from tonnage.data.building.mates import LABEL
 from tonnage.data.building.processes import build_parts, num_processes
 from tonnage.data.building.recipe import Recipe, Script
+from tonnage.data.images.processing import ImageRecipe
 from tonnage.data.packs.dataset import PackedDataset
 from tonnage.data.progress import Progress, silent
 from tonnage.data.prompt import stop_tokens, turn_shape
@@ -41,6 +42,19 @@ from tonnage.forms.formats import Form, RowPurpose
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What of a model matters for its rows."""
+
+    most_positions: int | None = None
+    """Tokens that it has positions for, where that is known."""
+    images: ImageRecipe | None = None
+    """How images become tokens; None of a model that takes none."""
+
+
+NO_FACTS = ModelFacts()
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ def prepare(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int = 0,
-    most_positions: int | None = None,
+    model: ModelFacts = NO_FACTS,
     cache: Path | None = None,
     progress: Progress = silent,
     processes: int | RayLaunch | None = None,
@@ -77,17 +91,17 @@ def prepare(
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
-    ``most_positions``: tokens that the model has positions for, where that is known. ``processes``: how many to use for
-    tokenising, ``None`` for as many as make sense, or the cluster on whose nodes larger data are tokenised; it changes
-    no byte. ``purpose``: what rows must be for. Raises ``UserError`` with every problem of the files
-    and formats at once, and ``DataError`` (a ``UserError``) when the rows themselves may not be trained on.
+    ``model``: what of it matters for rows. ``processes``: how many to use for tokenising, ``None`` for as many as make
+    sense, or the cluster on whose nodes larger data are tokenised; it changes no byte. ``purpose``: what rows must be
+    for. Raises ``UserError`` with every problem of the files and formats at once, and ``DataError`` (a ``UserError``)
+    when the rows themselves may not be trained on.
     """
     directory = store.default_directory() if cache is None else Path(cache)
-    sources = read_sources(options, purpose)
+    sources = read_sources(options, purpose, images=model.images is not None)
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
-    recipe = _recipe(own, options, sources.formats)
+    recipe = _recipe(own, options, sources.formats, model.images)
     own.init_kwargs = _with_kept(own, recipe)
     cluster = processes if isinstance(processes, RayLaunch) else None
     if not isinstance(processes, int):
@@ -109,7 +123,7 @@ def prepare(
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
         account = replace(account, bad_rows_file=str(packs / account.bad_rows_file))
-    refuse(account, options, documents, sources, most_positions)
+    refuse(account, options, documents, sources, model.most_positions)
     within = {own.convert_tokens_to_ids(end) for script in recipe.scripts for end in script.shape.within}
     special = set(own.all_special_ids) | set(own.added_tokens_decoder)
     closing = [token for token in documents.closing if token in special and token not in within]
@@ -125,7 +139,9 @@ def prepare(
     )
 
 
-def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence[str]) -> Recipe:
+def _recipe(
+    tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence[str], images: ImageRecipe | None
+) -> Recipe:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise user_error(
@@ -145,6 +161,8 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
     own = tokenizer.chat_template
     tools = [None, True] if isinstance(own, dict) and TOOL_USE in own else [None]
     templates = [of_tokenizer(tokenizer, with_tools, options.template_arguments, today) for with_tools in tools]
+    if images is not None:
+        templates = [replace(template, parts=template.parts or "images") for template in templates]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
     scripts = tuple(Script(template, turn_shape(template, tokenizer)) for template in templates)
@@ -155,6 +173,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: Data, formats: Sequence
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
         controls=control_tokens(tokenizer, [script.shape for script in scripts], options.added_tokens),
+        images=images,
     )
 
 
@@ -177,16 +196,16 @@ def _documents(
     processes: int,
     cluster: RayLaunch | None,
 ) -> Documents:
-    name = store.key(
-        {
-            "recipe": recipe.key(),
-            "parts": [asdict(part) for part in sources.parts],
-            "forms": [asdict(form) for form in sources.forms],
-            "commits": [resolved.commit for resolved in sources.resolved],
-            "files": [store.remembered_digest(cache, file) for file in sources.files],
-        }
-    )
-    directory = cache / "documents" / name
+    made_of = {
+        "recipe": recipe.key(),
+        "parts": [asdict(part) for part in sources.parts],
+        "forms": [form.key() for form in sources.forms],
+        "commits": [resolved.commit for resolved in sources.resolved],
+        "files": [store.remembered_digest(cache, file) for file in sources.files],
+    }
+    directory = cache / "documents" / store.key(made_of)
+    if recipe.images is not None and directory.is_dir() and (stamps := Documents(directory).changed_images()):
+        directory = cache / "documents" / store.key([made_of, stamps])
     expected = max(1, round(sources.total_bytes / sources.row_bytes))
     done = 0
 

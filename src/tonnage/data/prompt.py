@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tonnage.data.text.choice import of_tokenizer
 from tonnage.data.text.rendering import ChatTemplate
@@ -68,10 +68,12 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 def turn_shape(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> TurnShape:
     """The shape of the assistant's turn. Raises ``UserError`` when turns are never closed."""
     context = json.dumps([dict(template.special), dict(template.arguments)], sort_keys=True, default=str)
-    return _shape(template.text, context, template.date, special_tokens(tokenizer))
+    return _shape(template.text, context, template.date, special_tokens(tokenizer), template.parts)
 
 
 @lru_cache(maxsize=16)
-def _shape(text: str, context: str, date: str, tokens: tuple[str, ...]) -> TurnShape:
+def _shape(
+    text: str, context: str, date: str, tokens: tuple[str, ...], parts: Literal["", "images", "all"]
+) -> TurnShape:
     special, arguments = json.loads(context)
-    return TurnShape.of(ChatTemplate(text, special, arguments, date), tokens)
+    return TurnShape.of(ChatTemplate(text, special, arguments, date, parts), tokens)

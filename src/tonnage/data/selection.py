@@ -17,7 +17,7 @@ from tonnage.data.building.builder import CONTROL_ROWS
 from tonnage.data.packs.dataset import write_packs
 from tonnage.data.packs.order import mix
 from tonnage.data.packs.packing import best_fit, next_fit
-from tonnage.data.packs.prefixes import find_prefixes, within
+from tonnage.data.packs.prefixes import Prefix, find_prefixes, within
 from tonnage.data.sources.given import Sources
 from tonnage.data.sources.in_memory import shown_name
 from tonnage.data.text.choice import TemplateChoice
@@ -40,6 +40,7 @@ class Selection:
         self.supervised = documents.column("supervised")
         self.content = documents.column("content")
         self.shared = documents.column("shared")
+        self.image_tokens = documents.column("image_tokens")
         self.source = documents.sources()
         self.is_train = self.source < sources.num_train
 
@@ -65,7 +66,11 @@ class Selection:
         self._mix(usable & self.is_train & ~self.validation)
         self.left_out = beyond | (usable & (self.copies == 0))
         self.train = usable & ~self.validation & ~self.left_out
-        self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
+        # Documents with images may begin with the same tokens, in whose places other features go.
+        self.common_prefixes: tuple[Prefix, ...] = ()
+        self.prefix: np.ndarray = np.full(len(documents), -1, dtype=np.int16)
+        if not documents.has_images:
+            self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
 
     def _prompts(self) -> np.ndarray:
         """Of every document what stands for the prompt of its two answers, or of one that has no two, for all of it."""
@@ -92,7 +97,7 @@ class Selection:
         kept_tokens, kept_supervised = self.lengths.copy(), self.supervised.copy()
         kept_tokens[long] = kept_supervised[long] = 0
         pieces: list[tuple[int, int, int, int]] = []
-        for at in long.tolist() if policy in ("truncate", "split") else []:
+        for at in long[self.image_tokens[long] == 0].tolist() if policy in ("truncate", "split") else []:
             spans = self.documents.spans(at)
             whole = int(self.lengths[at])
             borders = range(0, whole if policy == "split" else 1, room)
@@ -239,6 +244,7 @@ class Selection:
                 "max_length": self.options.max_length,
                 "in_order": self.options.order == "given",
                 "pairs": bool(self.shared.any()),
+                **({"images": True} if self.documents.has_images else {}),
                 "common_prefixes": [[prefix.length, prefix.parent] for prefix in self.common_prefixes],
             },
         )
@@ -284,6 +290,9 @@ class Selection:
             rows_tied=sum(part.totals.ties for part in parts),
             rows_desirable=sum(part.totals.desirable for part in parts),
             rows_undesirable=sum(part.totals.undesirable for part in parts),
+            rows_with_images=sum(part.totals.with_images for part in parts),
+            images=sum(part.totals.images for part in parts),
+            image_tokens=sum(part.totals.image_tokens for part in parts),
             rows_with_control_tokens=sum(part.totals.with_controls for part in parts),
             control_tokens=most_first(part.totals.controls for part in parts),
             control_token_rows=_places(parts),

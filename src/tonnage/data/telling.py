@@ -22,6 +22,7 @@ LINES: dict[str, Callable[[SourceAccount], str]] = {
     "duplicates": lambda a: f"{a.rows_duplicate:,}",
     "tokens read": lambda a: f"{a.tokens.read:,}",
     "  supervised": lambda a: f"{a.supervised.read:,}",
+    "  of images": lambda a: f"{a.image_tokens:,}",
     "  repeated": lambda a: f"{a.tokens.repeated:,}",
     "  cut": lambda a: f"{a.tokens.cut:,}",
     "  cut supervised": lambda a: f"{a.supervised.cut:,}",
@@ -80,6 +81,11 @@ def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
             yield f"{file_name(source.name)}: not read: {_some(source.left)}"
     if whole.unread:
         yield f"never read: {_some([f'{name} ({count:,})' for name, count in whole.unread.items()])}"
+    if whole.images:
+        yield (
+            f"{whole.images:,} images in {whole.rows_with_images:,} rows, {whole.image_tokens:,} tokens of theirs; "
+            "such rows are never cut"
+        )
     if whole.rows_trimmed:
         yield f"{whole.rows_trimmed:,} rows held a first or last token that the template adds; it is there once"
     if whole.rows_without_thoughts:

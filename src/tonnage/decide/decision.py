@@ -14,6 +14,7 @@ from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_tr
 from tonnage.data.progress import silent
 from tonnage.decide.guest import with_guest
 from tonnage.decide.hardware import Where, counted, where
+from tonnage.decide.images import with_features
 from tonnage.decide.models import ModelFound, check_groups, find, with_adapter
 from tonnage.decide.other_model import OtherModel, check_no_token_is_new, find_other
 from tonnage.decide.plans import PlanQuestion, asked_of, other_plans, plan_run
@@ -145,7 +146,8 @@ def _asking_before(
         entry, validation = entry_of(config, other, plans[0], progress), prepared.validation
         tokens = validation.supervised_tokens if validation is not None else 0
         plans = [with_teacher(config, plan, entry, tokens) for plan in plans]
-    return [plan if other is None else with_guest(config, other, plan, place.machine) for plan in plans]
+    plans = [plan if other is None else with_guest(config, other, plan, place.machine) for plan in plans]
+    return list(with_features(config, model, prepared, plans, progress))
 
 
 def asked(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch
+from tonnage.decide.images import check_images, images_taken
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +26,12 @@ MOST_STEPS = 200
 
 
 def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepared:
-    """Rows to packs, or the packs of an earlier preparation of the same rows."""
-    from tonnage.data import prepare
+    """Rows to packs, or the packs of an earlier preparation of the same rows.
+
+    Raises:
+        UserError: rows cannot be read, or the model or the run cannot do with their images.
+    """
+    from tonnage.data import ModelFacts, prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
@@ -36,19 +41,21 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
         cluster = config.launch
     alike: dict[str, Any] = {
         "seed": config.seed,
-        "most_positions": positions_of(model.config),
         "cache": Path(data.cache) if data.cache else None,
         "progress": progress,
         "processes": cluster,
     }
     if config.objective.scores:
         data = data.model_copy(update={"carry": ("margin",)})
-    prepared = prepare(data, model.tokenizer, purpose=config.objective.rows, **alike)
+    facts = ModelFacts(positions_of(model.config), images_taken(config, model))
+    prepared = prepare(data, model.tokenizer, model=facts, purpose=config.objective.rows, **alike)
+    check_images(config, model, prepared)
     if (general := config.evaluate.general) is None:
         return prepared
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
     others = data.model_copy(update={"train": general, "validation": 0.0, **as_text})
-    return replace(prepared, general=prepare(others, prepared.tokenizer, **alike).train)
+    facts = replace(facts, images=None)
+    return replace(prepared, general=prepare(others, prepared.tokenizer, model=facts, **alike).train)
 
 
 def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:

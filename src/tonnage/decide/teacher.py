@@ -78,7 +78,7 @@ def _check_room(entry: Path, own: Path, num_bytes: int) -> None:
 
     Raises ``UserError``.
     """
-    from tonnage.training.teacher import parts_of
+    from tonnage.training.chunks import parts_of
 
     written = sum(file.stat().st_size for file in parts_of(entry).glob("*.npy"))
     needs = [] if entry.exists() else [(entry, num_bytes - written)]

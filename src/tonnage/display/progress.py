@@ -45,13 +45,20 @@ PHASES = {
     "optimizer": "making the optimizer's state",
     "reference": "computing the reference",
     "teacher": "asking the teacher",
+    "features": "looking at the images",
     "evaluate": "evaluating",
     "answer": "answering",
     "save": "saving",
     "done": "done",
     "stopped": "stopped",
 }
-UNITS = {"reference": "packs", "teacher": "packs", "evaluate": "packs", "answer": "prompts"}
+UNITS = {
+    "reference": "packs",
+    "teacher": "packs",
+    "features": "rows with images",
+    "evaluate": "packs",
+    "answer": "prompts",
+}
 """What is counted in a phase that is no step."""
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 LONGEST_SPARKLINE = 40

@@ -90,6 +90,14 @@ class Turn:
         return any(weight for _, weight in self.pieces) if self.pieces is not None else self.weight > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as a row has it: the path of a file, or its bytes."""
+
+    path: str = ""
+    content: bytes = b""
+
+
 @dataclass(slots=True)
 class Conversation:
     """The turns of one row, or its text, or its tokens."""
@@ -107,6 +115,8 @@ class Conversation:
     """Weight of each of ``ids``."""
     carried: tuple[float, ...] = ()
     """Numbers of the row that go with it, in the order in which the data's options name them."""
+    images: list[Image] = field(default_factory=list)
+    """In the order in which they stand in the messages, where each is a mark (``forms.images``)."""
     rejected: Conversation | None = None
     """Of a pair the conversation with the other answer, to which this one is preferred; its tools are these."""
 

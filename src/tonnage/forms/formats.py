@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from tonnage.forms.beside import after_system, exchange, history_of, instruction_of, with_beside
 from tonnage.forms.comparisons import read_arena, read_helpsteer, read_saferlhf, read_shp
 from tonnage.forms.conversation import Conversation, Message, Pieces, RowError, Turn
+from tonnage.forms.images import COLUMNS
 from tonnage.forms.labelled import FIELDS as LABELLED_FIELDS
 from tonnage.forms.labelled import has_label, read_labelled
 from tonnage.forms.preferences import FIELDS, has_pair, read_preference
@@ -62,6 +63,15 @@ class Form:
     """What stands between ``instruction`` and ``input`` in the message of a user."""
     drops_system: bool = False
     """Whether a system message at the beginning of a conversation is left out."""
+    images: str = ""
+    """The folder from which paths of images start, and which they may not leave; empty is that of the rows' file."""
+
+    def key(self) -> dict[str, Any]:
+        """Plain values that differ where rows are read in another way."""
+        values = asdict(self)
+        if not self.images:
+            del values["images"]
+        return values
 
 
 @dataclass(frozen=True)
@@ -619,11 +629,14 @@ def detect(rows: Sequence[Row], purpose: RowPurpose = "supervised") -> tuple[str
 
 
 def fields_of(format: str) -> tuple[str, ...]:
-    """Every field that is read of rows in a format."""
-    return (*FORMATS[format].must, *FORMATS[format].may, "loss_weight")
+    """Every field that is read of rows in a format, those with images too, which only some models take."""
+    known = FORMATS[format]
+    images = COLUMNS if known.is_chat and known.purpose == "supervised" else ()
+    return (*known.must, *known.may, "loss_weight", *images)
 
 
 def nearest_field(name: str, format: str) -> str | None:
     """The field of a format that was probably meant."""
-    near = difflib.get_close_matches(name, fields_of(format), n=1, cutoff=0.6)
+    known = (*FORMATS[format].must, *FORMATS[format].may, "loss_weight")
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return near[0] if near else None

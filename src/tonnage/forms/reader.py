@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from tonnage.forms.conversation import Conversation, RowError
 from tonnage.forms.formats import FORMATS, Form, fields_of, rename, turns_of
+from tonnage.forms.images import COLUMNS, MARK, place_images, take_columns
 from tonnage.forms.preferences import is_tie, other_preference
 from tonnage.forms.turns import LISTS, MEDIA, ROLE_NAMES, TurnReader, media_error, placeholder_in
 from tonnage.forms.values import (
@@ -36,9 +37,12 @@ SOURCE, PATH = "{source}", "{path}"
 class Reader:
     """Reads the rows of one source."""
 
-    def __init__(self, form: Form, *, fills_nulls: bool = False, carry: Sequence[str] = ()) -> None:
+    def __init__(
+        self, form: Form, *, fills_nulls: bool = False, carry: Sequence[str] = (), images: bool = False
+    ) -> None:
         """``fills_nulls``: whether the file's kind gives objects the fields of all others, null. ``carry``: columns of
-        numbers that go with each conversation of a row; of pairs, 0 where a row has none."""
+        numbers that go with each conversation of a row; of pairs, 0 where a row has none. ``images``: whether the model
+        takes any."""
         self.unread: Counter[str] = Counter()
         """Fields that hold something and are not read -> rows (or messages) that have them."""
         self.columns: Counter[str] = Counter()
@@ -49,9 +53,10 @@ class Reader:
         """Pairs whose answers have the same score."""
         self._form, self._format = form, FORMATS[form.format]
         values = self.values if self._format.purpose == "supervised" else Values()
-        self._turns = TurnReader(form.roles, self.unread, values, fills_nulls=fills_nulls)
+        self._images = images and self._format.is_chat and self._format.purpose == "supervised"
+        self._turns = TurnReader(form.roles, self.unread, values, fills_nulls=fills_nulls, images=self._images)
         self._carry = tuple(carry)
-        self._known = frozenset((*fields_of(form.format), *carry))
+        self._known = frozenset((*fields_of(form.format), *carry)) - frozenset(COLUMNS)
         self._asked_for = frozenset(form.columns.values())
 
     def read(self, row: Row) -> list[Conversation]:
@@ -67,7 +72,13 @@ class Reader:
         beside = [name for name in row if name not in self._known]
         for name in beside:
             self._unknown(name, row)
+        images = take_columns(row) if self._images else []
         conversations = self._format.read(row, self._form, self._turns)
+        if len(conversations) > 1 and images:
+            raise RowError("image", f"images beside {len(conversations)} conversations of one row")
+        if self._images:
+            for conversation in conversations:
+                place_images(conversation, images)
         if beside and self._format.purpose == "supervised":
             self._note_values(row, beside, conversations[-1])
         weight = number_weight(row.get("loss_weight"), "loss_weight")
@@ -84,9 +95,10 @@ class Reader:
     def _finish(self, conversation: Conversation) -> None:
         """Leave out its system message where the form says so. Raises ``RowError`` if it cannot be trained on."""
         if self._form.drops_system and conversation.turns and conversation.turns[0].role == "system":
+            conversation.images = conversation.images[conversation.turns[0].message["content"].count(MARK) :]
             conversation.turns = conversation.turns[1:]
         if mark := placeholder_in(conversation.turns):
-            raise media_error(f"a message that begins or ends with {mark}")
+            raise media_error(f"a message that begins or ends with {mark}", images=self._images)
         if conversation.is_chat:
             _check_turns(conversation)
 
@@ -95,8 +107,10 @@ class Reader:
         value = row[name]
         if is_empty(value) or (self._format.is_listed and name in LISTS and name == turns_of(row, self._form.format)):
             return
+        if self._images and name in COLUMNS:
+            return
         if name in MEDIA:
-            raise media_error(f"a field {name!r}")
+            raise media_error(f"a field {name!r}", images=self._images)
         is_verdict = name == "kto_tag" or (name == "label" and isinstance(value, bool))
         if is_verdict and self._format.purpose == "pairs":
             raise other_preference(row) or RowError(

@@ -24,7 +24,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tonnage.forms.conversation import Message, Pieces, RowError, Turn
+from tonnage.forms.conversation import Image, Message, Pieces, RowError, Turn
+from tonnage.forms.images import MARK, MESSAGE_KEY, PART_TYPES, image_of_part
 from tonnage.forms.values import (
     FLAGS,
     as_list,
@@ -78,12 +79,18 @@ class TurnReader:
     """Reads lists of messages of one source."""
 
     def __init__(
-        self, roles: Mapping[str, str], unread: Counter[str], values: Values, *, fills_nulls: bool = False
+        self,
+        roles: Mapping[str, str],
+        unread: Counter[str],
+        values: Values,
+        *,
+        fills_nulls: bool = False,
+        images: bool = False,
     ) -> None:
         """``roles``: names of roles besides the known ones -> ours. ``unread`` counts fields that nobody reads, and
         ``values`` what they hold. ``fills_nulls``: whether the file's kind gives objects the fields of all others,
-        null."""
-        self.fills_nulls = fills_nulls
+        null. ``images``: whether messages may hold images."""
+        self.fills_nulls, self.images = fills_nulls, images
         own = {_folded(name): role for name, role in roles.items()}
         self._roles = {**ROLE_NAMES, **own}
         self._calls = frozenset(CALL_ROLES) - own.keys()
@@ -170,6 +177,8 @@ class TurnReader:
         raw_calls = content if only_calls and _are_calls(content) else None
         parts = self._parts(content if raw_calls is None else None, role, f"{where}.{content_key}")
         message: Message = {"role": role, "content": parts.text}
+        if parts.images:
+            message[MESSAGE_KEY] = parts.images
         reasoning = turn.get(self._one_of(turn, REASONING, where))
         if is_empty(reasoning):
             reasoning = parts.reasoning
@@ -289,13 +298,19 @@ class TurnReader:
             parts.calls.append(self._call({"arguments": call.pop("input", {}), **call}, where))
             return ""
         if kind == "tool_result":
-            result: Message = {"role": "tool", "content": self._parts(part.get("content"), "tool", where).text}
+            inner = self._parts(part.get("content"), "tool", where)
+            result: Message = {"role": "tool", "content": inner.text}
+            if inner.images:
+                result[MESSAGE_KEY] = inner.images
             if isinstance(part.get("tool_use_id"), str):
                 result["tool_call_id"] = part["tool_use_id"]
             parts.results.append(result)
             return ""
+        if self.images and kind in PART_TYPES:
+            parts.images.append(image_of_part(part, where))
+            return MARK
         if kind in MEDIA:
-            raise media_error(f"{where} is a part of type {kind!r}")
+            raise media_error(f"{where} is a part of type {kind!r}", images=self.images)
         if kind in _TEXT_TYPES or kind in REASONING:
             named = _TEXTS if kind in _TEXT_TYPES else dict.fromkeys((kind, *REASONING, *_TEXTS))
             raise RowError(
@@ -331,6 +346,7 @@ class _Parts:
         self.reasoning = ""
         self.calls: list[dict[str, Any]] = []
         self.results: list[Message] = []
+        self.images: list[Image | None] = []
         self.flags: list[float] = []
         self.pieces: Pieces | None = None
 
@@ -349,11 +365,11 @@ def _weighed(message: Message, parts: _Parts, weights: Sequence[float], where: s
     return Turn(message, 1.0 if weight is None else weight, pieces, is_unsaid=weight == 0)
 
 
-def media_error(description: str) -> RowError:
-    """A row that holds more than text."""
+def media_error(description: str, *, images: bool = False) -> RowError:
+    """A row that holds more than text; ``images``: whether it may hold these."""
     return RowError(
         "media",
-        f"{description}; only text is trained",
+        f"{description}; only text{' and images are' if images else ' is'} trained",
         "leave such rows out (data.on_bad_row: skip), or take pictures and sounds out of them if the text means "
         "something alone",
     )

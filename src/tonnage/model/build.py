@@ -129,6 +129,48 @@ def allocate(model: PreTrainedModel, device: torch.device, in_place: Iterable[nn
         )
 
 
+def allocate_part(model: PreTrainedModel, names: Collection[str], device: torch.device) -> None:
+    """Give those parameters and buffers of ``model`` memory that are named, and compute the buffers, as ``allocate``
+    does with all. Raises ``UserError`` where a buffer is left without a value."""
+    computed: dict[str, Tensor] = {}
+    parts: list[nn.Module] = []
+    for path, module in model.named_modules():
+        for members in (module._parameters, module._buffers):
+            for leaf, tensor in members.items():
+                name = f"{path}.{leaf}" if path else leaf
+                if tensor is None or name not in names:
+                    continue
+                empty = torch.empty_like(tensor, device=device)
+                if isinstance(tensor, nn.Parameter):
+                    members[leaf] = nn.Parameter(empty, requires_grad=False)
+                    continue
+                members[leaf] = computed[name] = empty.fill_(float("nan")) if empty.is_floating_point() else empty
+                parts.append(module)
+    _compute_buffers(model, dict.fromkeys(parts))
+    if unset := [name for name, value in computed.items() if value.is_floating_point() and value.isnan().any()]:
+        raise user_error(
+            where=f"model type {model.config.model_type}",
+            found=f"buffers with no initial value: {', '.join(unset[:3])}",
+            needed="a family whose buffers transformers can compute",
+            change="choose another model family",
+        )
+
+
+@torch.no_grad()
+def fill_part(model: PreTrainedModel, places: Mapping[str, StoredTensor]) -> None:
+    """Fill those parameters and buffers that ``places`` names from files. Raises ``UserError`` for other shapes."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    by_key = {stored.key: tensors[name] for name, stored in places.items()}
+    for stored, view in read(list(places.values())):
+        target = by_key[stored.key]
+        is_other = target.is_floating_point() and not stored.is_float
+        if is_other or stored.shape != tuple(target.shape):
+            observed = f"{stored.key} of type {stored.dtype} and shape {stored.shape}"
+            needed = f"numbers of {tuple(target.shape)} that are no packed ones"
+            raise user_error(observed, needed, "choose a model whose tower is as config.json says", str(stored.file))
+        target.copy_(view[...])
+
+
 @torch.no_grad()
 def _compute_buffers(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
     initialises = {

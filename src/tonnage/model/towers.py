@@ -16,12 +16,13 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tonnage.errors import user_error
 from tonnage.model.names import Names, Whole
@@ -31,6 +32,7 @@ from tonnage.model.stored import StoredTensor, read
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+HEAD_WEIGHT = "lm_head.weight"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -50,6 +52,8 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = getattr(config, "text_config", None)
+    if isinstance(text, PreTrainedConfig):
+        give_head(text, config)
     is_known = isinstance(text, PreTrainedConfig) and MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None
     if not is_known or whole_class(config) is None:
         return config
@@ -63,6 +67,50 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         if getattr(config, name, None):
             setattr(text, name, getattr(config, name))
     return text
+
+
+def give_head(text: PreTrainedConfig, config: PreTrainedConfig) -> None:
+    """See to it that transformers has a causal language model for ``text``, the part of ``config`` that describes a
+    model of text: where it has one of these without a head (Qwen2.5-VL's), one with the head that the whole has is
+    registered with it. A whole whose head is no ``lm_head`` alone, or that takes no features, is left alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+
+    kind: Any = MODEL_MAPPING.get(type(text), None)
+    whole = whole_class(config)
+    if MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None or not isinstance(kind, type) or whole is None:
+        return
+    tied = getattr(whole, "_tied_weights_keys", None)
+    takes_features = hasattr(whole, "get_image_features")  # in the places of tokens, and does not attend across
+    if takes_features and isinstance(tied, dict) and set(tied) == {HEAD_WEIGHT}:
+        transformers.AutoModelForCausalLM.register(type(text), _headed(kind), exist_ok=True)
+
+
+def _headed(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """A causal language model whose backbone is of a class of transformers."""
+    family: Any = next(one for one in kind.__mro__[1:] if issubclass(one, PreTrainedModel))
+
+    class TextForCausalLM(family, transformers.GenerationMixin):  # type: ignore[misc]
+        """The model of text of a model of more than that, with its head."""
+
+        config_class = kind.config_class
+        base_model_prefix = "model"
+        _tied_weights_keys: ClassVar = {HEAD_WEIGHT: "model.embed_tokens.weight"}
+
+        def __init__(self, config: PreTrainedConfig) -> None:
+            super().__init__(config)
+            self.model = kind(config)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(
+            self, input_ids: Any = None, logits_to_keep: int = 0, labels: None = None, **how: Any
+        ) -> CausalLMOutputWithPast:
+            output = self.model(input_ids=input_ids, **how)
+            hidden = output.last_hidden_state
+            logits = self.lm_head(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
+            return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+    return TextForCausalLM
 
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

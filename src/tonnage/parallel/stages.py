@@ -40,9 +40,14 @@ class Doors:
     entering: Tensor | None = field(default=None, repr=False)
     leaving: Tensor | None = field(default=None, repr=False)
 
-    def run(self, backbone: nn.Module, ids: Tensor, received: Tensor | None, **packing: Any) -> Tensor:
-        """The hidden states that leave a stage's backbone, for those that enter it."""
-        if self.first:
+    def run(
+        self, backbone: nn.Module, ids: Tensor, received: Tensor | None, embedded: Tensor | None = None, **packing: Any
+    ) -> Tensor:
+        """The hidden states that leave a stage's backbone, for those that enter it; ``embedded`` are what tokens begin
+        as, (rows, tokens, hidden), where that is not their embeddings alone."""
+        if self.first and embedded is not None:
+            output = backbone(inputs_embeds=embedded, use_cache=False, **packing)
+        elif self.first:
             output = backbone(ids, use_cache=False, **packing)
         else:
             assert received is not None

@@ -40,6 +40,8 @@ class DataProfile:
     """Where the cache has, or will have, log-probabilities of the answers under the reference, if there is one."""
     teacher_path: str | None = None
     """Where the cache has, or will have, what a teacher expects of the supervised tokens, if there is one."""
+    features_path: str | None = None
+    """Where the cache has, or will have, what the tower makes of the images of rows, if there are any."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""

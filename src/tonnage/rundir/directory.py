@@ -97,6 +97,7 @@ class RunDirectory:
         self.loss = self.path / "loss.json"
         self.reference = self.path / "reference.npz"
         self.teacher = self.path / "teacher"
+        self.features = self.path / "features"
         self.by_hand = self.path / "by-hand"
         self.lock = self.path / "lock"
         self.job_script = self.path / "job.sh"

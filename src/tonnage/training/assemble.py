@@ -31,6 +31,7 @@ from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import Stages, stages_of, trains_of
 from tonnage.training.distillation import Distillation
+from tonnage.training.features import look_at_images, with_features
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
@@ -60,14 +61,19 @@ def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLo
     _prepare_process(setting)
     objective = config.objective if loss is None else Objective()
     step, scores = step_of(checkpoint) if checkpoint else 0, None
-    if objective.teacher or objective.reference:  # before there is anything of the model that is trained
+    has_images = setting.plan.data.features_path is not None
+    if objective.teacher or objective.reference or has_images:  # before there is anything of the model that is trained
         datasets = _datasets(config, setting.plan)
         rows = datasets["train_data"], datasets["validation_data"]
+        if has_images:
+            look_at_images(setting, *rows)
         if objective.teacher:
             ask_teacher(setting, *rows)
-        else:
+        elif objective.reference:
             scores = reference_scores(setting, *rows, step, None)
     job = _job(setting, checkpoint, loss)
+    if has_images:
+        job = with_features(job, setting)
     if objective.distils:
         job = with_teacher(job, setting)
     if objective.has_reference:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
+from tonnage.data.packs.features import ImageFeatures
 from tonnage.data.packs.padding import forwards
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.tokens.encoder import NO_FORK
@@ -74,6 +75,13 @@ class MicroBatch:
     """int32 (supervised, k): a teacher's likeliest tokens in the place of every target, if there is one."""
     teacher_logprobs: Tensor | None = None
     """fp32 (supervised, k): their log-probabilities."""
+    features: tuple[np.ndarray, ...] = ()
+    """(image tokens, hidden) each: what stands in place of the embeddings of tokens, where these are images'; views of
+    files, so that the micro-batches of a step do not all hold theirs."""
+    feature_places: Tensor | None = None
+    """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
+    token_positions: Tensor | None = None
+    """int64 (3, rows, tokens), where tokens have positions of three dimensions."""
     top: tuple[int, int] | None = None
     """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
     asked for in the place of every target, and no loss."""
@@ -87,6 +95,11 @@ class MicroBatch:
     def wants_loss(self) -> bool:
         """Whether nothing else is asked for."""
         return not self.asks and not self.judges and self.top is None
+
+    def feature_rows(self) -> Tensor:
+        """The features of all images, (image tokens, hidden), read now."""
+        rows = torch.from_numpy(np.concatenate(self.features))
+        return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 
     @property
     def pairs(self) -> bool:
@@ -136,6 +149,11 @@ class MicroBatch:
         row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
         ids = torch.from_numpy(np.concatenate(row.parts).astype(np.int64)).unsqueeze(0)
         batch = _supervised(ids, tuple(map(len, row.parts)), row.order, row.supervised)
+        if any(document.features is not None for document in documents):
+            assert not row.shared, "documents that begin with the same tokens may have other images"
+            batch = _with_features(
+                batch, [(document, 0, start) for document, start in zip(row.order, row.firsts, strict=True)]
+            )
         return replace(batch, shared=tuple(row.shared))
 
     @staticmethod
@@ -152,7 +170,10 @@ class MicroBatch:
             last = row * width + len(document.tokens) - 1
             supervised.append((row * width + places - 1, document.tokens[places], document.weights[places], last))
         lengths = tuple(len(document.tokens) for document in documents)
-        return replace(_supervised(torch.from_numpy(ids), lengths, documents, supervised), is_padded=True)
+        batch = _supervised(torch.from_numpy(ids), lengths, documents, supervised)
+        if any(document.features is not None for document in documents):
+            batch = _with_features(batch, [(document, row, 0) for row, document in enumerate(documents)])
+        return replace(batch, is_padded=True)
 
     def rounded(self, to: int) -> MicroBatch:
         """The same with multiples of ``to`` tokens and supervised positions: a last document that is no data fills up
@@ -168,6 +189,7 @@ class MicroBatch:
             columns={name: F.pad(column, (0, few)) for name, column in self.columns.items()},
             teacher_tokens=None if self.teacher_tokens is None else F.pad(self.teacher_tokens, (0, 0, 0, few)),
             teacher_logprobs=None if self.teacher_logprobs is None else F.pad(self.teacher_logprobs, (0, 0, 0, few)),
+            token_positions=None if self.token_positions is None else F.pad(self.token_positions, (0, more)),
         )
 
     @staticmethod
@@ -201,6 +223,8 @@ class PackedDocument:
     """Log-probabilities under the reference: of both answers, or of the one that it is."""
     taught: np.ndarray | None = None
     """What a teacher expects of its supervised tokens, if there is one."""
+    features: ImageFeatures | None = None
+    """Those of its images, if it has any."""
 
     def answers(self) -> tuple[PackedDocument, PackedDocument]:
         """The two of a pair, each with the prompt before it."""
@@ -240,6 +264,8 @@ def documents_of(pack: Pack) -> Iterator[PackedDocument]:
         assert len(pack.taught) == sum(counts), "a teacher's rows are those of the supervised tokens"
         taught = np.split(pack.taught, np.cumsum(counts)[:-1])
         return (replace(document, taught=rows) for document, rows in zip(plain, taught, strict=True))
+    if pack.features:
+        return (replace(document, features=own) for document, own in zip(plain, pack.features, strict=False))
     if pack.forks is None:
         return plain
     references = repeat(()) if pack.reference is None else map(tuple, pack.reference.tolist())
@@ -281,6 +307,29 @@ def _supervised(
     )
 
 
+def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, int, int]]) -> MicroBatch:
+    """A micro-batch with the features of its documents' images; each of these with its row, and where in that it
+    begins."""
+    rows, width = batch.input_ids.shape
+    of_images = [
+        (own, row * width + start) for document, row, start in laid_out if (own := document.features) is not None
+    ]
+    positions = None
+    if any(own.positions is not None for own, _ in of_images):
+        positions = torch.arange(width).repeat(3, rows, 1)
+        for document, row, start in laid_out:
+            stop, own = start + len(document.tokens), document.features
+            of_text = torch.arange(len(document.tokens)).expand(3, -1)
+            in_space = None if own is None or own.positions is None else torch.from_numpy(own.positions.T.copy())
+            positions[:, row, start:stop] = of_text if in_space is None else in_space
+    return replace(
+        batch,
+        features=tuple(own.rows for own, _ in of_images),
+        feature_places=torch.from_numpy(np.concatenate([own.places + first for own, first in of_images])),
+        token_positions=positions,
+    )
+
+
 def _references(documents: Sequence[PackedDocument]) -> Tensor | None:
     """Log-probabilities of answers under the reference, fp64 (documents,), if there is one."""
     if not documents[0].reference:
@@ -296,6 +345,8 @@ class _Row:
         self.parts: list[np.ndarray] = []
         self.shared: list[Shared] = []
         self.order: list[PackedDocument] = []
+        self.firsts: list[int] = []
+        """Where what each of these goes on with begins."""
         self.supervised: list[Supervised] = []
         self._lengths = [prefix.length for prefix in prefixes]
         self._chains = [chain(prefixes, document.prefix if prefixes else -1) for document in documents]
@@ -330,6 +381,7 @@ class _Row:
         self.shared.append(Shared(part, 2))
 
     def _finish(self, document: PackedDocument, begun: np.ndarray) -> None:
+        self.firsts.append(self._end)
         places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
         targets = document.weights.nonzero()[0]
         last = int(places[-1])
@@ -439,6 +491,10 @@ class _Rows:
     """Number of the pack at a global position."""
 
     def step(self, number: int, positions: range, draw: int | None = None) -> RankStep:
+        data = self.dataset
+        assert not (isinstance(data, PackedDataset) and data.images and data.features is None), (
+            "images without features"
+        )
         laid_out = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
         micro_batches = tuple(replace(batch, draw=draw) for batch in laid_out)
         mine = positions[self.deal.rank :: self.deal.world_size]

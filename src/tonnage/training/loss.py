@@ -187,7 +187,18 @@ class LossModel(nn.Module):
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
             packing = packing_arguments(batch.lengths, device, batch.shared)
-        return self.doors.run(self.anatomy.backbone, sent(batch.input_ids, device), received, **packing)
+        if batch.token_positions is not None:
+            packing["position_ids"] = sent(batch.token_positions, device)
+        ids, embedded = sent(batch.input_ids, device), None
+        if batch.feature_places is not None and self.doors.first:
+            embedded = self._with_features(ids, sent(batch.feature_rows(), device), sent(batch.feature_places, device))
+        return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
+
+    def _with_features(self, ids: Tensor, features: Tensor, places: Tensor) -> Tensor:
+        """Embeddings of tokens, (rows, tokens, hidden), with features in some places."""
+        embedded: Tensor = self.anatomy.embedding(ids)
+        flat = embedded.flatten(0, 1).index_copy(0, places, features.to(embedded.dtype))
+        return flat.view_as(embedded)
 
     @staticmethod
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:

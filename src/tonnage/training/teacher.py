@@ -10,12 +10,9 @@ renormalised over the tokens that are kept, follow from them.
 
 from __future__ import annotations
 
-import io
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +28,8 @@ from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import room_for
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import documents_of, evaluation_steps
+from tonnage.training.chunks import array_bytes, holds, link, link_whole
+from tonnage.training.chunks import parts_of as parts_of
 from tonnage.training.guest import Guest, free_memory, load_guest
 from tonnage.training.job import Job
 from tonnage.training.setting import StoppedEarly, WorkerSetting
@@ -87,7 +86,7 @@ def ask_teacher(setting: WorkerSetting, train: PackedDataset, validation: Packed
     if not is_own and not is_cached:
         _compute(setting, Question.of(train, validation, plan.num_packs, setting.config.seed), entry)
     if world.rank == 0 and not is_own:
-        _link_whole(entry, own)
+        link_whole(entry, own, "what the teacher expects")
     setting.log(f"teacher: what it expects is read from {own}{'' if is_own else f', links to {entry}'}")
     world.barrier()
     phases.end()
@@ -113,11 +112,6 @@ def own_directory(setting: WorkerSetting) -> Path:
     return RunDirectory(setting.config.output).teacher / Path(setting.plan.data.teacher_path).name
 
 
-def parts_of(entry: Path) -> Path:
-    """Where the chunks of an entry lie that is not whole."""
-    return entry.with_name(f"{entry.name}.parts")
-
-
 def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
     """Ask the teacher about all chunks that are not there yet, and make the cache's entry of them."""
     world, phases, parts, objective = setting.world, setting.phases, parts_of(entry), setting.config.objective
@@ -130,7 +124,7 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
         starts = np.cumsum([0, *counts])[:-1].tolist()
         index += [(*pack, number, *place) for pack, place in zip(chunk, zip(starts, counts, strict=True), strict=True)]
         path = parts / chunk_name(number)
-        is_whole = world.rank == 0 and _holds(path, sum(counts))
+        is_whole = world.rank == 0 and holds(path, sum(counts))
         is_there, stops = world.sum(float(is_whole), float(setting.stop_requested()))
         if stops:
             raise StoppedEarly
@@ -146,7 +140,7 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
                 rows["logprobs"], rows["tokens"] = expected.numpy()
                 with refusals("what the teacher expects could not be written", path):
                     room_for(path)
-                    write_whole(path, _bytes(rows))
+                    write_whole(path, array_bytes(rows))
         done += len(chunk)
         phases.advance(done, len(question.packs))
     del teacher
@@ -192,37 +186,5 @@ def _expected(
 def _make_whole(building: Path, parts: Path, index: np.ndarray) -> None:
     """Chunks as an entry, without a copy where links are possible."""
     for number in range(int(index[:, 2].max()) + 1):
-        _link(parts / chunk_name(number), building / chunk_name(number))
-    write_whole(building / INDEX, _bytes(index))
-
-
-def _link_whole(entry: Path, own: Path) -> None:
-    """The files of an entry as the run's own, all of them or none."""
-    beside = own.with_name(f".{own.name}.unfinished")
-    with refusals("what the teacher expects could not be written", own):
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        for file in sorted(entry.iterdir()):
-            _link(file, beside / file.name)
-        beside.rename(own)
-
-
-def _link(source: Path, destination: Path) -> None:
-    """A second name of a file; a copy, where its disk has none."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
-
-
-def _holds(path: Path, num_rows: int) -> bool:
-    """Whether a chunk is there, and whole."""
-    with suppress(OSError, ValueError):
-        return len(np.load(path, mmap_mode="r", allow_pickle=False)) == num_rows
-    return False
-
-
-def _bytes(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
+        link(parts / chunk_name(number), building / chunk_name(number))
+    write_whole(building / INDEX, array_bytes(index))

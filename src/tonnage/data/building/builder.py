@@ -21,13 +21,14 @@ import numpy as np
 
 from tonnage.data.building.mates import Result, with_mates
 from tonnage.data.building.recipe import Recipe, Script
+from tonnage.data.images.rows import ImagesOfDocument, ImagesOfPart
 from tonnage.data.reading.json_text import MAX_ROW_BYTES
 from tonnage.data.reading.rows import Part, Row, lines_of, read_rows
 from tonnage.data.text.masks import Borders, Marked, Span, requests
 from tonnage.data.text.rendering import Request
 from tonnage.data.text.thoughts import check_thoughts
 from tonnage.data.tokens.control import ControlTokens, refused
-from tonnage.data.tokens.documents import BadRow, DocumentWriter, PartTotals
+from tonnage.data.tokens.documents import IMAGES, BadRow, DocumentWriter, PartTotals
 from tonnage.data.tokens.encoder import Document, Encoder, TextBatch, paired
 from tonnage.forms.conversation import Conversation, Pieces, RowError, as_row_error
 from tonnage.forms.formats import FORMATS, Form
@@ -59,6 +60,7 @@ class _Pending:
     marked: Marked = NO_TEXT
     controls: tuple[str, ...] = ()
     """Control tokens in its own words."""
+    images: ImagesOfDocument | None = None
     as_words: bool = False
     """Whether these are trained as words: the text of ``marked`` then has stand-ins for all other control tokens."""
 
@@ -78,6 +80,8 @@ class PartBuilder:
         self._encoder = Encoder(recipe.tokenizer_json)
         self._controls = ControlTokens(recipe.controls)
         self._pool = ThreadPoolExecutor(1) if overlap else None
+        self._images: ImagesOfPart | None = None
+        """Of the part that is built, where the model takes any."""
 
     def close(self) -> None:
         """Stop the thread that encodes."""
@@ -87,13 +91,18 @@ class PartBuilder:
     def build(self, part: Part, form: Form, out: Path, advance: Callable[[int], None] = _silent) -> PartTotals:
         """Write the documents of ``part`` to ``out`` and its bad rows beside it (``.bad.jsonl``)."""
         totals = PartTotals()
-        reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._options.carry)
+        takes_images = self._recipe.images is not None
+        reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._options.carry, images=takes_images)
+        if self._recipe.images is not None:
+            folder = Path(form.images) if form.images else Path(part.file).absolute().parent
+            self._images = ImagesOfPart(self._recipe.images, folder, out.with_suffix(IMAGES))
         bad: list[str] = []
         purpose = FORMATS[form.format].purpose
         is_labelled = purpose == "verdicts"
         results = self._results(read_rows(part), reader, totals, advance)
         carries, pairs = is_labelled or bool(self._options.carry), purpose != "supervised"
-        with _rare_collection(), DocumentWriter(out, carries=carries, pairs=pairs) as writer:
+        writes = {"carries": carries, "pairs": pairs, "images": takes_images}
+        with _rare_collection(), DocumentWriter(out, **writes) as writer:
             for row, result in with_mates(results) if is_labelled else results:
                 if isinstance(result, RowError):
                     reason = result.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
@@ -102,6 +111,9 @@ class PartBuilder:
                 else:
                     writer.add(row, result)
                     totals.desirable += is_labelled and result.carried[0] > 0
+        if self._images is not None:
+            self._images.close()
+            self._images = None
         if bad:
             out.with_suffix(".bad.jsonl").write_text("".join(bad), encoding="utf-8")
         totals.bad, totals.documents = len(bad), writer.documents
@@ -248,6 +260,10 @@ class PartBuilder:
             if isinstance(broken, RowError):
                 raise broken
             entry.marked = Marked(self._controls.words(whole, broken) if entry.as_words else whole, spans)
+            if conversation.images and self._images is not None:
+                entry.images = self._images.of_row(whole, conversation.images)
+                words = self._controls.stood_in if entry.as_words else str
+                entry.marked = entry.images.expanded(entry.marked, words)
         if (size := len(entry.marked.text)) > MAX_ROW_BYTES:
             raise RowError("too_large", f"the row makes a text of {size:,} characters; at most {MAX_ROW_BYTES:,}")
 
@@ -294,6 +310,8 @@ class PartBuilder:
             encoded = self._of_ids(entry.conversation)
         elif entry.as_words:
             encoded = self._controls.encoder(self._recipe.tokenizer_json).document(entry.marked)
+        if entry.images is not None and isinstance(encoded, Document):
+            encoded = entry.images.put_into(encoded, checks=not entry.as_words)
         if not isinstance(encoded, RowError) and not encoded.supervised:
             return RowError("nothing_supervised", "no token of the row is trained on")
         return encoded
@@ -319,6 +337,9 @@ def _joined(documents: Sequence[Document]) -> Document:
 
 def _count(entries: _Together, document: Document, totals: PartTotals) -> None:
     totals.moved += document.moved
+    totals.with_images += bool(document.images)
+    totals.images += len(document.images)
+    totals.image_tokens += document.image_tokens
     if controls := sorted({token for entry in entries for token in entry.controls}):
         totals.with_controls += 1
         totals.control_rows = [*totals.control_rows, entries[0].row][:CONTROL_ROWS]

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tonnage.config import Data
+from tonnage.data.images.processing import ImageRecipe
 from tonnage.data.text.rendering import ChatTemplate
 from tonnage.data.text.shape import TurnShape
 
@@ -39,18 +40,30 @@ class Recipe:
     """What goes after a plain text: the end-of-text token."""
     controls: tuple[str, ...] = ()
     """The control tokens that ``control_tokens`` is about."""
+    images: ImageRecipe | None = None
+    """How images become tokens; None of a model that takes none."""
 
     def to_json(self) -> str:
         """The recipe as JSON."""
-        return json.dumps(self._plain() | {"options": self.options.model_dump_json()})
+        images = None if self.images is None else asdict(self.images)
+        return json.dumps(self._plain() | {"options": self.options.model_dump_json(), "images": images})
 
     def key(self) -> dict[str, Any]:
         """Plain values that differ where recipes do; the tokenizer, a few megabytes, as a digest."""
         tokenizer = hashlib.blake2b(self.tokenizer_json.encode(), digest_size=16).hexdigest()
-        return self._plain() | {
-            "tokenizer_json": tokenizer,
-            "options": self.options.model_dump(include={*OF_DOCUMENTS}),
-        }
+        plain = self._plain()
+        images = {} if self.images is None else {"images": self.images.key()}
+        for script in plain["scripts"]:
+            if not script["template"]["parts"]:  # of text alone the key is what it was before there were images
+                del script["template"]["parts"]
+        return (
+            plain
+            | images
+            | {
+                "tokenizer_json": tokenizer,
+                "options": self.options.model_dump(include={*OF_DOCUMENTS}),
+            }
+        )
 
     def _plain(self) -> dict[str, Any]:
         scripts = [{"template": asdict(script.template), "shape": asdict(script.shape)} for script in self.scripts]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.data.packs.features import Features, ImageFeatures
 from tonnage.data.packs.order import first_packs, pack_at
 from tonnage.data.packs.padding import in_chunks, of_pairs
 from tonnage.data.packs.prefixes import Prefix, chain
@@ -57,6 +58,8 @@ class Pack:
     """float64 (num_documents, 2): log-probabilities of both answers under the reference, if there is one."""
     taught: np.ndarray | None = None
     """``taught.row_type`` (supervised tokens,): what a teacher expects of each, in their order, if there is one."""
+    features: tuple[ImageFeatures | None, ...] = ()
+    """Of each document those of its images, None of one that has none; empty of a data set without images."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,10 @@ class PackedDataset:
     """float64 (documents of the source, 2): log-probabilities of both answers under the reference."""
     taught: Taught | None = field(default=None, repr=False, compare=False)
     """What a teacher expects of the supervised tokens of packs."""
+    images: bool = False
+    """Whether documents have images."""
+    features: Features | None = field(default=None, repr=False, compare=False)
+    """What the tower makes of these."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:
@@ -104,8 +111,8 @@ class PackedDataset:
         totals: dict[str, Any] = {name: int(described[name]) for name in names}
         prefixes = tuple(Prefix(length, parent) for length, parent in described["common_prefixes"])
         in_order = bool(described.get("in_order", False))  # packs from before this option do not say
-        pairs = bool(described.get("pairs", False))
-        return cls(Path(path), **totals, common_prefixes=prefixes, in_order=in_order, pairs=pairs)
+        pairs, images = bool(described.get("pairs", False)), bool(described.get("images", False))
+        return cls(Path(path), **totals, common_prefixes=prefixes, in_order=in_order, pairs=pairs, images=images)
 
     def pack_at(self, position: int, seed: int) -> int:
         """The pack that is trained at a global position, counted from the start of a run over all epochs."""
@@ -197,6 +204,7 @@ class PackedDataset:
             forks,
             None if self.reference is None else self.reference[documents],
             None if self.taught is None else self.taught.of_pack(index),
+            () if self.features is None else self.features.of_pack(documents.tolist(), input_ids),
         )
 
     def documents(self, index: int) -> np.ndarray:

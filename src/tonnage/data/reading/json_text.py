@@ -36,7 +36,17 @@ _OF_A_ROW = frozenset(
     (
         *LISTS,
         *("contents", "segments", "instances", "tools", "functions", "history", "replies"),
-        *("prompt", "completion", "chosen", "rejected", "conversation_a", "conversation_b", "context"),
+        *(
+            "prompt",
+            "completion",
+            "chosen",
+            "rejected",
+            "conversation_a",
+            "conversation_b",
+            "context",
+            "image",
+            "images",
+        ),
     )
 )
 """Fields of a row that are lists of objects."""

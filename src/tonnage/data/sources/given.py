@@ -91,8 +91,8 @@ class Sources:
         return f"data.{side}" if count == 1 else f"data.{side}.{number}"
 
 
-def read_sources(options: Data, purpose: RowPurpose = "supervised") -> Sources:
-    """All sources with the forms of their rows, which are for ``purpose``.
+def read_sources(options: Data, purpose: RowPurpose = "supervised", *, images: bool = False) -> Sources:
+    """All sources with the forms of their rows, which are for ``purpose``; ``images``: whether the model takes any.
 
     Raises ``UserError`` with the problems of all of them.
     """
@@ -112,7 +112,7 @@ def read_sources(options: Data, purpose: RowPurpose = "supervised") -> Sources:
         sources.resolved.append(resolved)
         sources.forms.append(form)
         sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
-        single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form))
+        single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form, images))
         sources.formats.append(_written_as([rename(row, form.columns) for row in sample], form.format))
     if problems:
         raise UserError(*problems)
@@ -244,12 +244,13 @@ def _with_settings(form: Form, source: Source) -> Form:
         raise UserError(*problems)
     if source.system == "drop" and not FORMATS[form.format].is_chat:
         raise unusable(source, f"system: drop for rows of form {form.format}", "conversations", "leave system out")
-    return replace(form, between=source.between, drops_system=source.system == "drop")
+    images = "" if source.images is None else str(Path(source.images).absolute())
+    return replace(form, between=source.between, drops_system=source.system == "drop", images=images)
 
 
-def _conversations(rows: Sequence[dict[str, Any]], form: Form) -> Iterator[Conversation]:
+def _conversations(rows: Sequence[dict[str, Any]], form: Form, images: bool) -> Iterator[Conversation]:
     """The conversations of those rows that can be read."""
-    reader = Reader(form)
+    reader = Reader(form, images=images)
     for row in rows:
         try:
             yield from reader.read(row)

@@ -23,12 +23,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import user_error
 from tonnage.files.paths import is_jinja
+from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -240,9 +242,30 @@ def of_tokenizer(
     template_arguments = dict(arguments or {})
     if template_arguments:
         _check_arguments(own, template_arguments)
-    return ChatTemplate(
-        own, dict(tokenizer.special_tokens_map), template_arguments, date if "strftime_now" in own else ""
+    special = dict(tokenizer.special_tokens_map)
+    in_lists = _takes_lists_alone(
+        own, *(json.dumps(one, sort_keys=True, default=str) for one in (special, template_arguments))
     )
+    return ChatTemplate(
+        own, special, template_arguments, date if "strftime_now" in own else "", "all" if in_lists else ""
+    )
+
+
+@lru_cache(maxsize=64)
+def _takes_lists_alone(text: str, special: str, arguments: str) -> bool:
+    """Whether a template writes what is said where a content is a list of parts, and not where it is a string: those of
+    some models that take images do so. The tokens and arguments are JSON."""
+    question, answer = "Which one?", "Both of them."
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    template = ChatTemplate(text, json.loads(special), json.loads(arguments))
+    for parts, writes in ((template, True), (replace(template, parts="all"), False)):
+        try:
+            written = parts.render(messages)
+        except RowError:
+            written = ""
+        if (question in written and answer in written) == writes:
+            return False
+    return True
 
 
 _OURS = frozenset(

@@ -31,6 +31,7 @@ from tonnage.data.text.rendering import ChatTemplate, Request
 from tonnage.data.text.shape import TurnShape, agreement, agreement_at_end, closing
 from tonnage.data.text.thoughts import check_rendered
 from tonnage.forms.conversation import Conversation, Message, RowError
+from tonnage.forms.images import MARK
 
 Span = tuple[int, int, float]
 """First character, one past the last, weight."""
@@ -210,7 +211,7 @@ class Borders:
             kind = "results" if message["role"] == "tool" else "calls" if "tool_calls" in message else ""
             if kind in lacks:
                 raise RowError("left_out", f"the template leaves out {name}: it has no place for {_PLACES[kind]}")
-            for part in _words(message, number > last):
+            for part in _without_images(_words(message, number > last)):
                 position = whole.find(part, at)
                 if position >= 0:
                     at = position
@@ -323,6 +324,13 @@ def _words(message: Message, recent: bool) -> list[str]:
         words.insert(0, thought.strip())
     words += [call["function"]["name"] for call in message.get("tool_calls", [])]
     return [word for word in words if word]
+
+
+def _without_images(words: Sequence[str]) -> list[str]:
+    """The words between images, those that are none left out."""
+    if not any(MARK in word for word in words):
+        return list(words)
+    return [piece for word in words for piece in map(str.strip, word.split(MARK)) if piece]
 
 
 def _all_words(messages: Sequence[Message]) -> str:

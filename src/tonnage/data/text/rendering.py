@@ -19,10 +19,11 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.errors import user_error
 from tonnage.forms.conversation import Message, RowError, first_line
+from tonnage.forms.images import MARK
 
 REASONING = ("thinking", "reasoning")
 """Names under which templates look for what we call ``reasoning_content``."""
@@ -82,6 +83,8 @@ class ChatTemplate:
     arguments: Mapping[str, object] = field(default_factory=dict)
     date: str = ""
     """In ISO form, for a template that asks for it; empty is the time at which it is rendered."""
+    parts: Literal["", "images", "all"] = ""
+    """Which messages it is given as lists of parts, and not as strings: none, those with images, or all."""
 
     @cached_property
     def _direct(self) -> Callable[[list[Message], list[dict[str, Any]] | None, bool], str] | None:
@@ -151,6 +154,8 @@ class ChatTemplate:
             for messages, tools, opened in requests:
                 again(messages)
                 messages = _aliased(messages)
+                if self.parts:
+                    messages = [_in_parts(message, always=self.parts == "all") for message in messages]
                 try:
                     results.append(render(messages, tools, opened))
                 except (TooMuch, MemoryError) as error:
@@ -212,6 +217,16 @@ def _aliased(messages: list[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def _in_parts(message: Message, *, always: bool) -> Message:
+    """A message whose content is a list of texts and images, where it has any of these or is ``always`` one."""
+    content = message["content"]
+    if MARK not in content and not always:
+        return message
+    texts = [[{"type": "text", "text": text}] if text else [] for text in content.split(MARK)]
+    parts = [*texts[0], *(part for text in texts[1:] for part in ({"type": "image"}, *text))]
+    return {**message, "content": parts or [{"type": "text", "text": ""}]}
 
 
 def _strftime(date: str, format: str) -> str:

@@ -108,9 +108,9 @@ class ControlTokens:
             first += len(piece)
             token = self._any.match(whole, first - 1)
             if token is not None and token.start() >= at:
-                segments += [self._stood_in(whole[at : token.start()]), token[0]]
+                segments += [self.stood_in(whole[at : token.start()]), token[0]]
                 at = token.end()
-        return "".join([*segments, self._stood_in(whole[at:])])
+        return "".join([*segments, self.stood_in(whole[at:])])
 
     def encoder(self, tokenizer_json: str) -> Encoder:
         """The encoder of texts with stand-ins."""
@@ -128,7 +128,8 @@ class ControlTokens:
     def _pattern_of(self, message: Message) -> re.Pattern[str] | None:
         return self._of_others if message.get("role") == "assistant" else self._any
 
-    def _stood_in(self, text: str) -> str:
+    def stood_in(self, text: str) -> str:
+        """A text of the template's with stand-ins for its control tokens."""
         assert self._any is not None
         return self._any.sub(lambda token: self._stand_ins[token[0]], text)
 

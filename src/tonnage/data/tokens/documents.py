@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.data.images.table import ImageTable, Stamp, stamps_now
 from tonnage.data.text.masks import Span
 from tonnage.data.tokens.encoder import Document, Fork, content_key
 
 BATCH_TOKENS = 1 << 20
+IMAGES = ".images"
+"""Ending of the table of a part's images."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,12 @@ class PartTotals:
     desirable: int = 0
     """Documents of answers with a label whose answer is a good one."""
     undesirable: int = 0
+    with_images: int = 0
+    """Documents with images."""
+    images: int = 0
+    """Those of all documents."""
+    image_tokens: int = 0
+    """Tokens in whose places features of these go."""
     control_rows: list[int] = field(default_factory=list)
     """The first rows of these."""
 
@@ -85,8 +94,9 @@ class PartTotals:
 class DocumentWriter:
     """Writes documents to an Arrow file, a batch of about a million tokens at a time."""
 
-    def __init__(self, path: Path, *, carries: bool = False, pairs: bool = False) -> None:
-        """``carries``: whether numbers go with each document. ``pairs``: whether each is a pair of answers."""
+    def __init__(self, path: Path, *, carries: bool = False, pairs: bool = False, images: bool = False) -> None:
+        """``carries``: whether numbers go with each document. ``pairs``: whether each is a pair of answers. ``images``:
+        whether any may have these."""
         import pyarrow as pa
 
         self._pa = pa
@@ -100,6 +110,7 @@ class DocumentWriter:
                 ("content", pa.uint64()),
                 *([("carried", pa.list_(pa.float64()))] if carries else []),
                 *([("shared", pa.int32()), ("second", pa.int32())] if pairs else []),
+                *([("images", pa.list_(pa.int32())), ("image_tokens", pa.int32())] if images else []),
             ]
         )
         self._sink = pa.OSFile(str(path), "wb")
@@ -141,6 +152,8 @@ class DocumentWriter:
             "carried": [list(document.carried) for document in documents],
             "shared": [document.fork.shared for document in documents],
             "second": [document.fork.second for document in documents],
+            "images": [list(document.images) for document in documents],
+            "image_tokens": [document.image_tokens for document in documents],
         }
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._rows, self._waiting, self._num_tokens = [], [], 0
@@ -152,7 +165,7 @@ def _content(document: Document) -> int:
     if document.has_mate:
         second = document.fork.second
         tokens, spans = tokens[:second], [span for span in spans if span[0] < second]
-    return content_key(tokens, spans, document.carried)
+    return content_key(tokens, spans, document.carried, document.image_digests)
 
 
 @dataclass(frozen=True)
@@ -195,6 +208,7 @@ class Documents:
         self.closing = tuple(sorted(set().union(*(part.totals.closing for part in self.parts))))
         self._first = np.cumsum([0] + [part.documents for part in self.parts])
         self._open: dict[int, tuple[np.ndarray, list[_Batch]]] = {}
+        self._tables: dict[int, ImageTable] = {}
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -244,6 +258,29 @@ class Documents:
         batch, at = self._find(document)
         return Fork(int(batch.shared[at]), int(batch.second[at]))
 
+    @property
+    def has_images(self) -> bool:
+        """Whether any document has images."""
+        return any(part.totals.with_images for part in self.parts)
+
+    def images(self, document: int) -> list[tuple[ImageTable, int]]:
+        """The images of a document, in order: their table and their numbers there."""
+        batch, at = self._find(document)
+        numbers = batch.images[at].tolist() if batch.has_images else []
+        return [(self._table(self._part_number(document)), number) for number in numbers]
+
+    def _table(self, part: int) -> ImageTable:
+        if part not in self._tables:
+            self._tables[part] = ImageTable.open((self.path / part_file(part)).with_suffix(IMAGES))
+        return self._tables[part]
+
+    def changed_images(self) -> list[Stamp]:
+        """The stamps of all image files as they are now, if any has changed since rows were prepared; else none."""
+        names = [part for part in range(len(self.parts)) if (self.path / part_file(part)).with_suffix(IMAGES).exists()]
+        stamps = [stamp for part in names for stamp in self._table(part).stamps()]
+        now = stamps_now(stamps)
+        return now if now != stamps else []
+
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document came from."""
         batch, at = self._find(document)
@@ -256,8 +293,8 @@ class Documents:
         )
 
     def column(self, name: str) -> np.ndarray:
-        """``lengths``, ``supervised``, ``content`` (uint64), or ``shared`` and ``second`` (``Fork``) of every document;
-        int32 where nothing else is said."""
+        """``lengths``, ``supervised``, ``content`` (uint64), ``shared`` and ``second`` (``Fork``), or ``image_tokens``
+        of every document; int32 where nothing else is said."""
         column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
         at = 0
         for batch in self._batches():
@@ -365,14 +402,26 @@ class _Batch:
 
     @cached_property
     def shared(self) -> np.ndarray:
-        return self._of_pairs("shared")
+        return self._if_there("shared")
 
     @cached_property
     def second(self) -> np.ndarray:
-        return self._of_pairs("second")
+        return self._if_there("second")
 
-    def _of_pairs(self, name: str) -> np.ndarray:
-        """A column that only files of pairs have."""
+    @property
+    def has_images(self) -> bool:
+        return "images" in self._batch.schema.names
+
+    @cached_property
+    def images(self) -> Lists:
+        return _lists(self._batch.column("images"))
+
+    @cached_property
+    def image_tokens(self) -> np.ndarray:
+        return self._if_there("image_tokens")
+
+    def _if_there(self, name: str) -> np.ndarray:
+        """A column that only some files have."""
         return _view(self._batch.column(name)) if name in self._batch.schema.names else np.zeros(len(self), np.int32)
 
 

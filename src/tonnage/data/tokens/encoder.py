@@ -91,6 +91,11 @@ class Document:
     fork: Fork = NO_FORK
     has_mate: bool = False
     """Whether its second answer is that of another row."""
+    images: Sequence[int] = ()
+    """Numbers of its images in the table of its part, in the order in which they stand in it."""
+    image_digests: Sequence[str] = ()
+    image_tokens: int = 0
+    """Tokens in whose places features of images go."""
 
     @property
     def supervised(self) -> int:
@@ -357,13 +362,17 @@ def _in_tokens(spans: Sequence[Span], places: dict[int, int]) -> list[Span]:
     return [span for span in placed if span[0] < span[1] and span[2] > 0]
 
 
-def content_key(tokens: np.ndarray, spans: Sequence[Span], carried: Sequence[float] = ()) -> int:
-    """64 bits that stand for a document's tokens and weights, and the numbers that go with it: equal for equal
-    documents."""
+def content_key(
+    tokens: np.ndarray, spans: Sequence[Span], carried: Sequence[float] = (), images: Sequence[str] = ()
+) -> int:
+    """64 bits that stand for a document's tokens and weights, the numbers that go with it and the digests of its
+    images: equal for equal documents."""
     state = hashlib.blake2b(tokens.tobytes(), digest_size=8)
     state.update(repr(spans).encode())
     if carried:
         state.update(repr(list(carried)).encode())
+    if images:
+        state.update(repr(list(images)).encode())
     return int.from_bytes(state.digest(), "little")
 
 

@@ -1,0 +1,128 @@
+"""The model's own processor: what a text becomes in which images stand, and the pixels that its tower is given.
+
+Which tokens stand for an image, and how many, only the processor knows; it may depend on how many images a row has. So
+it is given the whole row as transformers gives it, and says what it has put in the place of each placeholder. The
+tokens that it makes of the row are those that the document must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tonnage.data.images.opening import INSTALL, EncodedImage, decode
+from tonnage.errors import user_error
+from tonnage.forms.conversation import RowError, first_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pixels
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+"""Either of them a processor of images has."""
+OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
+LEAST_TRANSFORMERS = "a transformers whose processors say where they put the tokens of an image (5.23's do)"
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """How images become tokens: plain values, so that they can be handed to another process."""
+
+    directory: str
+    """Of the model, with the files of its processor."""
+    token_id: int
+    """The token in whose places the features of an image go."""
+    trust_remote_code: bool = False
+
+    def key(self) -> dict[str, Any]:
+        """Plain values that differ where tokens may."""
+        digests = {}
+        for name in (*FILES, "tokenizer_config.json"):
+            with suppress(OSError):
+                digests[name] = hashlib.blake2b(Path(self.directory, name).read_bytes(), digest_size=16).hexdigest()
+        return {"files": digests, "token": self.token_id, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that images go through."""
+    known = {}
+    for name in ("transformers", "pillow", "torchvision"):
+        with suppress(PackageNotFoundError):
+            known[name] = version(name)
+    return known
+
+
+@lru_cache(maxsize=2)
+def processor_of(recipe: ImageRecipe) -> Any:
+    """The processor. Raises ``UserError`` where it cannot be loaded, or takes no images."""
+    where = recipe.directory
+    try:
+        from transformers import AutoProcessor
+
+        processor = AutoProcessor.from_pretrained(where, trust_remote_code=recipe.trust_remote_code)
+    except Exception as error:  # a stranger's values, or a package that is missing
+        needed = "a processor that the installed transformers can load"
+        raise user_error(f"rows with images, and {first_line(error)[:300]}", needed, INSTALL, where) from error
+    if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
+        observed = f"rows with images, and a {type(processor).__name__}, which puts no token in their place"
+        raise user_error(observed, "a model whose processor takes images", "choose another model", where)
+    return processor
+
+
+@dataclass(frozen=True)
+class ProcessedRow:
+    """What the processor makes of a row with images."""
+
+    replaced: tuple[tuple[int, int, str], ...]
+    """First character and one past the last of every placeholder in the row's text, and what goes there."""
+    ids: np.ndarray
+    """int32 (tokens,), of the whole."""
+
+
+def process_row(recipe: ImageRecipe, text: str, pixels: Sequence[Pixels]) -> ProcessedRow:
+    """What the processor makes of a text and the images that stand in it. Raises ``RowError``."""
+    processor = processor_of(recipe)
+    try:
+        output = processor(
+            text=[text], images=[list(pixels)], add_special_tokens=False, return_text_replacement_offsets=True
+        )
+    except Exception as error:  # placeholders that are too many, sizes that it cannot use
+        raise RowError("image", f"the model's processor does not take the row ({first_line(error)[:300]})") from None
+    offsets = output.get("text_replacement_offsets")
+    if offsets is None:
+        raise user_error(
+            f"{type(processor).__name__}, which does not say where it puts the tokens of an image",
+            LEAST_TRANSFORMERS,
+            "update transformers, or choose another model",
+            recipe.directory,
+        )
+    replaced = tuple((*place["span"], place["replacement"]) for place in offsets[0])
+    if any(text[slice(*place["span"])] != place["text"] for place in offsets[0]):
+        raise RowError("image", "the model's processor changes the row before it puts images into it")
+    if len(replaced) != len(pixels):
+        raise RowError("image", f"the processor put {len(replaced)} images into a row that has {len(pixels)}")
+    return ProcessedRow(replaced, np.array(output["input_ids"][0], dtype=np.int32))
+
+
+def tower_inputs(recipe: ImageRecipe, pixels: Sequence[Pixels]) -> tuple[dict[str, Any], list[int]]:
+    """What the tower is given of the images of a row, as torch's tensors, and the tokens that stand for these."""
+    processor = processor_of(recipe)
+    text = processor.image_token * len(pixels)
+    output = processor(text=[text], images=[list(pixels)], add_special_tokens=False, return_tensors="pt")
+    return {name: value for name, value in output.items() if name not in OF_TEXT}, output["input_ids"][0].tolist()
+
+
+def inputs_of(recipe: ImageRecipe, images: Sequence[EncodedImage], where: str) -> dict[str, Any]:
+    """What the tower is given of the images of a row that was prepared. Raises ``UserError`` where one of them is
+    another now."""
+    try:
+        return tower_inputs(recipe, [decode(image) for image in images])[0]
+    except RowError as error:
+        raise user_error(error.reason, "the image that its row was prepared with", where=where) from error

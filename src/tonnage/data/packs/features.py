@@ -1,0 +1,87 @@
+"""What a vision tower makes of the images of documents: files of features, and of positions beside images.
+
+A directory of a few arrays:
+
+    index.npy             int64 (documents, 5), of all documents with images that a run sees: document, chunk, first row
+                          of its features, rows, and first row of its positions
+    token.npy             int64 (): the token in whose places features go
+    000000.npy ...        chunks, (rows, hidden): fp32, fp16, or bf16 as its 16 bits (uint16)
+    000000.positions.npy  int32 (tokens of the chunk's documents, 3), of families whose tokens have three each
+
+Documents that have the same images have the same rows. Chunks are mapped into memory, and nothing is read that is not
+asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+INDEX, TOKEN = "index.npy", "token.npy"
+
+
+def chunk_name(number: int) -> str:
+    """Of the file of a chunk."""
+    return f"{number:06}.npy"
+
+
+def positions_name(number: int) -> str:
+    """Of the file of its documents' positions."""
+    return f"{number:06}.positions.npy"
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """What stands in the places of a document's image tokens."""
+
+    rows: np.ndarray
+    """(image tokens, hidden), in the order of the tokens: a view of the file, which nobody has read yet."""
+    places: np.ndarray
+    """int64 (image tokens,): which of its tokens these are."""
+    positions: np.ndarray | None = None
+    """int32 (tokens, 3), where tokens have three each."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of the documents of a data set."""
+
+    directory: Path
+    token: int
+    places: dict[int, tuple[int, ...]]
+    """Document -> chunk, first row, rows, and first row of its positions."""
+    _chunks: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @staticmethod
+    def open(directory: Path) -> Features:
+        """Raises ``OSError`` and ``ValueError`` where the files are damaged."""
+        index = np.load(directory / INDEX, allow_pickle=False)
+        token = int(np.load(directory / TOKEN, allow_pickle=False))
+        return Features(directory, token, {document: (*place,) for document, *place in index.tolist()})
+
+    def of_pack(self, documents: Sequence[int], tokens: Sequence[np.ndarray]) -> tuple[ImageFeatures | None, ...]:
+        """Those of every document of a pack, whose ``tokens`` are all of its; None of one without images."""
+        return tuple(map(self._of_document, documents, tokens))
+
+    def _of_document(self, document: int, tokens: np.ndarray) -> ImageFeatures | None:
+        places = np.flatnonzero(tokens == self.token)
+        if document not in self.places:
+            if len(places):
+                raise IndexError(f"document {document}, whose images nobody has looked at ({self.directory})")
+            return None
+        chunk, first, number, first_position = self.places[document]
+        if number != len(places):
+            raise IndexError(f"document {document} has {len(places)} tokens of images, and {number} features")
+        rows = self._chunk(chunk_name(chunk))[first : first + number]
+        if not (self.directory / positions_name(chunk)).exists():
+            return ImageFeatures(rows, places)
+        stored = self._chunk(positions_name(chunk))
+        return ImageFeatures(rows, places, np.array(stored[first_position : first_position + len(tokens)]))
+
+    def _chunk(self, name: str) -> np.ndarray:
+        if name not in self._chunks:
+            self._chunks[name] = np.load(self.directory / name, mmap_mode="r", allow_pickle=False)
+        return self._chunks[name]

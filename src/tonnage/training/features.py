@@ -1,0 +1,287 @@
+"""What the vision tower makes of the images of rows: computed once, before training, with the tower frozen.
+
+The workers load the tower and its projector, each the whole of it, before the model that is trained, and give them up
+again: training has the language model alone, and reads features where tokens of images are. Documents with the same
+images share theirs. Each worker takes some of them, rank 0 writes a chunk beside the cache's entry as soon as it is
+there, and whoever is interrupted goes on behind the last one (``chunks``). Positions of three dimensions, of families
+that have such, are computed for each document by the model's own function.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tonnage.data import PackedDataset
+from tonnage.data import cache as store
+from tonnage.data.images.processing import FILES, ImageRecipe, inputs_of
+from tonnage.data.packs.features import INDEX, TOKEN, Features, chunk_name, positions_name
+from tonnage.data.tokens.documents import Documents
+from tonnage.errors import refusals, user_error
+from tonnage.files.writing import write_whole
+from tonnage.host.cachedir import room_for
+from tonnage.model.files import ModelFiles, read_model, read_model_config, read_whole_config
+from tonnage.model.vision import Tower, image_token, load_tower
+from tonnage.rundir.directory import RunDirectory
+from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
+from tonnage.training.guest import free_memory
+from tonnage.training.job import Job
+from tonnage.training.setting import StoppedEarly, WorkerSetting
+
+CHUNK_BYTES = 64 << 20
+"""Of features in fp32 that are written at a time, about."""
+WHAT = "features of images"
+
+
+@dataclass(frozen=True)
+class SameImages:
+    """Documents with the same images."""
+
+    documents: tuple[int, ...]
+    rows: int
+    """Tokens of these images in each."""
+
+
+def same_images(
+    source: Documents, datasets: Sequence[PackedDataset], visited: Sequence[np.ndarray]
+) -> list[SameImages]:
+    """The documents with images in packs that a run sees, by their images, in the order of the documents.
+
+    ``visited``: of each data set those packs.
+    """
+    of_packs = [data.documents(int(pack)) for data, packs in zip(datasets, visited, strict=True) for pack in packs]
+    documents = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *of_packs]))
+    image_tokens = source.column("image_tokens")
+    by_images: dict[tuple[str, ...], list[int]] = {}
+    for document in documents[image_tokens[documents] > 0].tolist():
+        digests = tuple(table.digest(number) for table, number in source.images(document))
+        by_images.setdefault(digests, []).append(document)
+    return [SameImages(tuple(some), int(image_tokens[some[0]])) for some in by_images.values()]
+
+
+def visited_packs(
+    train: PackedDataset, validation: PackedDataset | None, num_packs: int, seed: int
+) -> list[np.ndarray]:
+    """The packs that a run of ``num_packs`` packs sees: of the data it trains on, and of validation."""
+    visited = np.arange(train.num_packs)
+    if num_packs < train.num_packs:
+        visited = np.unique(train.first_packs(num_packs, seed))
+    return [visited] if validation is None else [visited, np.arange(validation.num_packs)]
+
+
+def look_at_images(setting: WorkerSetting, train: PackedDataset, validation: PackedDataset | None) -> None:
+    """See to it that the run's own directory has the features of its images: from before, from the cache, or new.
+
+    Raises:
+        UserError: the tower's files or an image are gone or others, features do not fit the tokens, or there is no
+            room.
+        StoppedEarly: a rank was asked to stop meanwhile.
+    """
+    plan, world, phases = setting.plan, setting.world, setting.phases
+    assert plan.data.features_path is not None
+    phases.enter("features", micro_batch=0, num_micro_batches=0)
+    entry, own = Path(plan.data.features_path), own_directory(setting)
+    places = [own.exists(), entry.exists()] if world.rank == 0 else [False, False]
+    is_own, is_cached = world.sum(*map(float, places))
+    if not is_own and not is_cached:
+        datasets = [train] if validation is None else [train, validation]
+        visited = visited_packs(train, validation, plan.num_packs, setting.config.seed)
+        _compute(setting, train.source, same_images(train.source, datasets, visited), entry)
+    if world.rank == 0 and not is_own:
+        link_whole(entry, own, WHAT)
+    setting.log(f"images: their features are read from {own}{'' if is_own else f', links to {entry}'}")
+    world.barrier()
+    phases.end()
+
+
+def with_features(job: Job, setting: WorkerSetting) -> Job:
+    """The job with the features of images beside its rows. Raises ``UserError`` where the files are damaged."""
+    own = own_directory(setting)
+    try:
+        features = Features.open(own)
+    except (OSError, ValueError, IndexError) as error:
+        change = "remove that directory: the features are computed again, or the cache has them"
+        raise user_error(f"a damaged file ({error})", WHAT, change, str(own)) from error
+    validation = job.validation_data
+    return replace(
+        job,
+        train_data=replace(job.train_data, features=features),
+        validation_data=None if validation is None else replace(validation, features=features),
+    )
+
+
+def own_directory(setting: WorkerSetting) -> Path:
+    """Where the run has the features of its images."""
+    assert setting.plan.data.features_path is not None
+    return RunDirectory(setting.config.output).features / Path(setting.plan.data.features_path).name
+
+
+def chunks_of(groups: Sequence[SameImages], hidden: int) -> Iterator[list[SameImages]]:
+    """Those whose features are written together."""
+    most, chunk, rows = max(1, CHUNK_BYTES // (4 * hidden)), list[SameImages](), 0
+    for group in groups:
+        if chunk and rows + group.rows > most:
+            yield chunk
+            chunk, rows = [], 0
+        chunk.append(group)
+        rows += group.rows
+    if chunk:
+        yield chunk
+
+
+def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameImages], entry: Path) -> None:
+    """Compute all chunks that are not there yet, and make the cache's entry of them."""
+    world, phases, parts = setting.world, setting.phases, parts_of(entry)
+    eye: _Eye | None = None
+    index: list[tuple[int, ...]] = []
+    done, total = 0, sum(len(group.documents) for group in groups)
+    setting.log(f"images: computing the features of those of {total:,} rows")
+    for number, chunk in enumerate(chunks_of(groups, setting.plan.model.hidden_size)):
+        index += _index_of(source, chunk, number)
+        rows, path = sum(group.rows for group in chunk), parts / chunk_name(number)
+        is_whole = world.rank == 0 and holds(path, rows)
+        is_there, stops = world.sum(float(is_whole), float(setting.stop_requested()))
+        if stops:
+            raise StoppedEarly
+        if not is_there:
+            if eye is None:
+                eye = _Eye.load(setting, source)
+                phases.enter("features", micro_batch=done, num_micro_batches=total)
+            features, positions = eye.look(chunk)
+            if world.rank == 0:
+                with refusals(f"{WHAT} could not be written", path):
+                    room_for(path)
+                    if positions is not None:  # first, as a chunk that is there is whole
+                        write_whole(parts / positions_name(number), array_bytes(positions))
+                    write_whole(path, array_bytes(features))
+        done += sum(len(group.documents) for group in chunk)
+        phases.advance(done, total)
+    del eye
+    free_memory(world.device)
+    if world.rank == 0:
+        token = _recipe_of(setting)[1].token_id
+        store.entry(entry, lambda building: _make_whole(building, parts, np.array(index, dtype=np.int64), token))
+        shutil.rmtree(parts, ignore_errors=True)
+    world.barrier()
+
+
+def image_recipe(files: ModelFiles, *, trusts: bool = False) -> ImageRecipe | None:
+    """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor."""
+    if not files.weights or not any((files.directory / name).is_file() for name in FILES):
+        return None
+    token = image_token(read_whole_config(files, trust_remote_code=trusts))
+    return None if token is None else ImageRecipe(str(files.directory), token, trusts)
+
+
+def _index_of(source: Documents, chunk: Sequence[SameImages], number: int) -> Iterator[tuple[int, ...]]:
+    """The rows of the index for the documents of a chunk."""
+    first = first_position = 0
+    for group in chunk:
+        for document in group.documents:
+            yield document, number, first, group.rows, first_position
+            first_position += len(source.tokens(document))
+        first += group.rows
+
+
+@dataclass(frozen=True)
+class _Eye:
+    """A tower with its weights, which looks at the images of documents."""
+
+    tower: Tower
+    recipe: ImageRecipe
+    source: Documents
+    setting: WorkerSetting
+
+    @staticmethod
+    def load(setting: WorkerSetting, source: Documents) -> _Eye:
+        """Build and fill the tower. Raises ``UserError`` where its files are gone."""
+        config, world = setting.config, setting.world
+        files, recipe = _recipe_of(setting)
+        text = read_model_config(files, trust_remote_code=config.trust_remote_code)
+        setting.log("images: loading the vision tower")
+        tower = load_tower(files, text, setting.precision.compute, world.device, trusts=config.trust_remote_code)
+        return _Eye(tower, recipe, source, setting)
+
+    def look(self, chunk: Sequence[SameImages]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Features of a chunk as they are stored, (rows, hidden), and positions of its documents, int32 (tokens, 3), if
+        tokens have such: on every rank, each of which computes some of them."""
+        world, hidden = self.setting.world, self.setting.plan.model.hidden_size
+        rows = sum(group.rows for group in chunk)
+        tokens = sum(len(self.source.tokens(document)) for group in chunk for document in group.documents)
+        features, positions = torch.zeros(rows, hidden), torch.zeros(tokens, 3)
+        has_positions = 0.0
+        first = first_position = 0
+        for number, group in enumerate(chunk):
+            lengths = [len(self.source.tokens(document)) for document in group.documents]
+            if number % world.size == world.rank:
+                own_features, own_positions = self._of_group(group)
+                features[first : first + group.rows] = own_features
+                if own_positions is not None:
+                    has_positions = 1.0
+                    positions[first_position : first_position + sum(lengths)] = own_positions
+            first, first_position = first + group.rows, first_position + sum(lengths)
+            self.setting.phases.progress()  # a chunk may take longer than a step ever should
+        features, (has_positions,) = world.total(features.to(world.device)).cpu(), world.sum(has_positions)
+        if not has_positions:
+            return _stored(features, self.tower.dtype), None
+        return _stored(features, self.tower.dtype), world.total(positions.to(world.device)).cpu().numpy().astype(
+            np.int32
+        )
+
+    def _of_group(self, group: SameImages) -> tuple[Tensor, Tensor | None]:
+        """Features of the images of a group, fp32 (rows, hidden), and positions of all tokens of its documents, one
+        document after another, (tokens, 3)."""
+        images = [table.load(number) for table, number in self.source.images(group.documents[0])]
+        file, row = self.source.where(group.documents[0])
+        inputs = inputs_of(self.recipe, images, f"{file}:{row}")
+        features = self.tower.features(inputs).float().cpu()
+        hidden = self.setting.plan.model.hidden_size
+        if tuple(features.shape) != (group.rows, hidden):
+            raise user_error(
+                where=f"{file}:{row}",
+                found=f"features of shape {tuple(features.shape)}, and {group.rows:,} tokens of images in the row",
+                needed=f"one of {hidden:,} numbers for each: model and processor do not belong together",
+                change="choose another model, or report this with the model's name",
+            )
+        positions = []
+        for document in group.documents:
+            ids = torch.from_numpy(self.source.tokens(document).astype(np.int64))
+            own = self.tower.positions(ids, inputs)
+            if own is None:
+                return features, None
+            positions.append(own.T.float())
+        return features, torch.cat(positions)
+
+
+def _recipe_of(setting: WorkerSetting) -> tuple[ModelFiles, ImageRecipe]:
+    """The model's files, and how images become tokens of it. Raises ``UserError`` where the files are gone."""
+    config = setting.config
+    files, _ = read_model(
+        config.model, revision=config.revision, tokenizer=False, trust_remote_code=config.trust_remote_code
+    )
+    recipe = image_recipe(files, trusts=config.trust_remote_code)
+    assert recipe is not None, "decided before"
+    return files, recipe
+
+
+def _stored(features: Tensor, dtype: torch.dtype) -> np.ndarray:
+    """Features in the type in which they were computed; bf16 as its bits."""
+    features = features.to(dtype)
+    stored: np.ndarray = (features.view(torch.uint16) if dtype == torch.bfloat16 else features).numpy()
+    return stored
+
+
+def _make_whole(building: Path, parts: Path, index: np.ndarray, token: int) -> None:
+    """Chunks as an entry, without a copy where links are possible."""
+    for number in range(int(index[:, 1].max()) + 1 if len(index) else 0):
+        for name in (chunk_name(number), positions_name(number)):
+            if (parts / name).exists():
+                link(parts / name, building / name)
+    write_whole(building / INDEX, array_bytes(index.reshape(-1, 5)))
+    write_whole(building / TOKEN, array_bytes(np.array(token, dtype=np.int64)))

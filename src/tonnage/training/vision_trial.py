@@ -1,0 +1,191 @@
+"""Whether a model of text that is given features computes what the whole model does: it is asked, not believed.
+
+What a family does with an image besides putting its features in the places of tokens, no list says: Gemma 3 lets the
+tokens of an image look ahead, Qwen counts their positions in three dimensions. So a tiny model of the very architecture
+is computed twice in plain transformers: whole, with features drawn at random where its tower's would be, and as text
+alone with the same features and positions, which is how training computes it. Logits must be equal. How many tokens an
+image has, and what else the family is told of it, the model's own processor says of a small one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from tonnage.data.images.processing import ImageRecipe, tower_inputs, versions
+from tonnage.errors import user_error
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
+from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.model.names import Whole
+from tonnage.model.tiny import VOCABULARY, draw, shrink
+from tonnage.model.towers import find_whole, text_config
+from tonnage.model.vision import accepted, image_token, positions_of
+
+BEFORE, AFTER = 7, 9
+"""Tokens of text around the image."""
+GAINS = (1.0, 2.0, 4.0)
+SHOWS = 1e-2
+"""By how much features must change the logits of a token, for a trial to show anything."""
+FLOOR = 1e-4
+"""By how much logits may differ, relative to the largest."""
+IMAGE_SIDE = 64
+OUTPUTS = "mm_encoder_outputs"
+"""The argument by which transformers' models take features from outside."""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a trial came to."""
+
+    fault: str = ""
+    """Why features may not be computed apart; empty where they may."""
+
+
+def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None = None) -> None:
+    """Ask a tiny model of the architecture that ``whole`` describes. The answer is kept in ``sight`` of ``cache``.
+
+    Raises:
+        UserError: its tokens do more with an image than to take its features, or nothing can be shown.
+    """
+    described = whole.to_dict()
+    described.pop("_name_or_path", None)
+    inputs = [described, recipe.key(), versions(), torch.__version__, FORMAT]
+    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    path = None if cache is None else trusted(cache, "sight", f"{key}.json")
+    sight = None
+    if path is not None:
+        with suppress(Exception):
+            sight = read_record(path, Sight)
+    if sight is None:
+        sight = Sight(_fault(whole, recipe))
+        if path is not None:
+            with kept(path, "the model is asked again every time"):
+                room_for(path)
+                write_json(path, asdict(sight))
+    if sight.fault:
+        raise user_error(
+            where=f"model type {whole.model_type}",
+            found=f"rows with images, and {sight.fault}",
+            needed="a causal language model in which an image is its features, in the places of its tokens",
+            change="train on rows of text, or choose another model (Qwen2.5-VL and LLaVA, for instance)",
+        )
+
+
+def _fault(whole: PreTrainedConfig, recipe: ImageRecipe) -> str:
+    try:
+        return _asked(whole, recipe)
+    except Exception as error:  # whatever the classes of the families stumble over
+        line = str(error).strip().split("\n")[0][:200]
+        return f"a tiny model of the family that cannot be tried ({type(error).__name__}: {line})"
+
+
+def _asked(described: PreTrainedConfig, recipe: ImageRecipe) -> str:
+    """Why features may not be computed apart; empty where they may."""
+    small = shrink(text_config(described))
+    config = copy.deepcopy(described)
+    config.text_config = small
+    ids, inputs = _document(config, recipe)
+    for gain in GAINS:
+        text = AutoModelForCausalLM.from_config(copy.deepcopy(small), dtype=torch.float32, attn_implementation="eager")
+        draw(text, gain)
+        whole = _around(text.eval(), config)
+        if OUTPUTS not in inspect.signature(whole.forward).parameters:
+            return f"{type(whole).__name__}, which takes no features from outside in the installed transformers"
+        token = image_token(config)
+        assert token is not None
+        number = int((ids == token).sum())
+        features = torch.randn(number, text.get_input_embeddings().embedding_dim)
+        expected = _logits_of_whole(whole, ids, features, inputs, token)
+        ours = _logits_of_text(text, whole, ids, features, inputs, token)
+        others = _logits_of_text(text, whole, ids, torch.randn_like(features), inputs, token)
+        largest = float(expected.abs().max())
+        if not float((ours[-AFTER:] - others[-AFTER:]).abs().max()) >= SHOWS:
+            continue
+        off = float((ours - expected).abs().max())
+        if off <= FLOOR * max(1.0, largest):
+            return ""
+        return (
+            "tokens that do more with an image than to take its features (attention to what comes after, or across): "
+            f"logits of a tiny model are off by {off / max(largest, 1e-9):.2g} of the largest"
+        )
+    return "a tiny model of the family whose answers do not depend on its images"
+
+
+def _document(config: PreTrainedConfig, recipe: ImageRecipe) -> tuple[Tensor, dict[str, Any]]:
+    """Tokens with those of an image among them, int64 (tokens,), and what the processor says of it. The
+    configuration's token of an image is changed to one of the tiny vocabulary."""
+    from PIL import Image
+
+    image = Image.effect_noise((IMAGE_SIDE, IMAGE_SIDE), 64.0).convert("RGB")
+    inputs, expanded = tower_inputs(recipe, [image])
+    config.image_token_id = token = VOCABULARY - 1
+    inside = [token if one == recipe.token_id else 3 + one % 12 for one in expanded]
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(3, 15, (BEFORE + AFTER,), generator=generator).tolist()
+    ids = torch.tensor([*words[:BEFORE], *inside, *words[BEFORE:]])
+    return ids, {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
+
+
+def _around(text: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """The whole model whose model of text is ``text``; what is no text has no memory."""
+    whole = find_whole(text, config)
+    assert isinstance(whole, Whole)
+    tensors = dict(text.named_parameters(remove_duplicate=False)) | dict(text.named_buffers(remove_duplicate=False))
+    for name, own in whole.own.items():
+        path, _, leaf = name.rpartition(".")
+        module: nn.Module = whole.model.get_submodule(path)
+        members: dict[str, Any] = module._parameters if leaf in module._parameters else module._buffers
+        if own in tensors:
+            members[leaf] = tensors[own]
+    for module in whole.model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:  # never used, but asked for its device
+                module._parameters[leaf] = nn.Parameter(torch.empty(0))
+    model: PreTrainedModel = whole.model.eval()
+    return model
+
+
+@torch.no_grad()
+def _logits_of_whole(
+    whole: PreTrainedModel, ids: Tensor, features: Tensor, inputs: dict[str, Any], token: int
+) -> Tensor:
+    kinds = (ids == token).long().unsqueeze(0)
+    beside = accepted(whole.forward, {**inputs, "mm_token_type_ids": kinds, "token_type_ids": kinds})
+    error: Exception | None = None
+    both: tuple[Any, ...] = ([features], features.unsqueeze(0))
+    for pooled in both:  # some families have a list, some a tensor of all
+        outputs: Any = {"image": BaseModelOutputWithPooling(pooler_output=pooled)}
+        try:
+            logits: Tensor = whole(input_ids=ids.unsqueeze(0), use_cache=False, **{OUTPUTS: outputs}, **beside).logits[
+                0
+            ]
+            return logits.float()
+        except Exception as raised:
+            error = error or raised
+    assert error is not None
+    raise error
+
+
+@torch.no_grad()
+def _logits_of_text(
+    text: PreTrainedModel, whole: PreTrainedModel, ids: Tensor, features: Tensor, inputs: dict[str, Any], token: int
+) -> Tensor:
+    embedded = text.get_input_embeddings()(ids).clone()
+    embedded[ids == token] = features
+    positions = positions_of(whole, ids, token, inputs)
+    more = {} if positions is None else {"position_ids": positions.unsqueeze(1)}
+    logits: Tensor = text(inputs_embeds=embedded.unsqueeze(0), use_cache=False, **more).logits[0]
+    return logits.float()

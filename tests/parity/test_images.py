@@ -1,0 +1,398 @@
+"""Rows with images: the numbers of plain transformers, one row at a time, in every layout; and what comes out of it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import json
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from peft import LoraConfig, get_peft_model
+from plain import metrics
+from ready import Start, ready, run_of
+from torch import Tensor
+
+from forked import train
+from tonnage.data import PackedDataset
+from tonnage.decide.decision import Decision
+from tonnage.decide.exports import export_checkpoint
+from tonnage.errors import UserError
+from tonnage.model.adapters import initialise
+from tonnage.rundir.directory import RunDirectory
+from tonnage.training.chunks import parts_of
+
+pytest.importorskip("PIL")
+from visions import FAMILIES, IMAGE_ID, LISTS_ONLY, TEMPLATE, draw_image, gemma3, write_vision
+
+STEPS, SEQUENCES = 3, 4
+SIZES = ((40, 30), (64, 33), (30, 50))
+Make = Callable[..., Decision]
+
+
+def rows_with_images(folder: Path, number: int, same_size: bool) -> list[dict[str, Any]]:
+    """Rows in several forms: one image or two, in front of the words or among them; some with none."""
+    rows: list[dict[str, Any]] = []
+    for at in range(number):
+        sizes = (SIZES[0],) if same_size else SIZES
+        images = [draw_image(at * 2 + side, sizes[(at + side) % len(sizes)]) for side in range(2)]
+        paths = [f"{at}-{side}.png" for side in range(2)]
+        for path, content in zip(paths, images, strict=True):
+            (folder / path).write_bytes(content)
+        words = "abcdefghijklmnop"[: at % 9 + 3]
+        answer = {"role": "assistant", "content": words.upper()}
+        match at % 5:
+            case 0:
+                parts: list[dict[str, Any]] = [
+                    {"type": "image", "path": paths[0]},
+                    {"type": "text", "text": f"Say {words}"},
+                ]
+                rows.append({"messages": [{"role": "user", "content": parts}, answer]})
+            case 1:
+                text = f"<image>\nIs it <image> {words}?"
+                rows.append({"messages": [{"role": "user", "content": text}, answer], "images": paths})
+            case 2:
+                rows.append({"messages": [{"role": "user", "content": f"Words, {words}"}, answer]})
+            case 3:
+                uri = "data:image/png;base64," + base64.b64encode(images[0]).decode()
+                parts = [{"type": "text", "text": f"Hm {words}"}, {"type": "image_url", "image_url": {"url": uri}}]
+                more = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": words}]
+                rows.append({"messages": [{"role": "user", "content": parts}, answer, *more]})
+            case _:  # the images of an earlier row
+                text = f"Again {words}: <image>"
+                rows.append({"messages": [{"role": "user", "content": text}, answer], "images": [f"{at - 4}-0.png"]})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Makes runs of tiny models of each family on rows with images."""
+    folder, number = tmp_path_factory.mktemp("images"), count()
+
+    def made(family: str, workers: int = 1, start: Start | None = None, **keys: Any) -> Decision:
+        own = folder / family
+        if not own.exists():
+            own.mkdir()
+            template = LISTS_ONLY if family == "llava" else TEMPLATE
+            write_vision(own / "model", family, template=template, make=gemma3 if family == "gemma3" else None)
+            rows = rows_with_images(own, 24, same_size=family == "mistral3")
+            (own / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = {
+            "model": str(own / "model"),
+            "data": {"train": str(own / "rows.jsonl"), "max_length": 256, "cache": str(folder / "cache")},
+            "batch": {"sequences": SEQUENCES},
+            "steps": STEPS,
+            "optimizer": {"lr": 1e-3, "schedule": "constant", "warmup": 0, "weight_decay": 0.0},
+            "precision": "fp32",
+            "compile": "off",
+            "memory": {"micro_batch": 2} | keys.pop("memory", {}),
+            "launch": {"workers": workers, "threads": 1},
+            "checkpoint": {"every": STEPS, "keep": 9},
+            "output": str(folder / f"run-{next(number)}"),
+            "seed": 5,
+        }
+        text["data"] |= keys.pop("data", {})
+        return ready(folder, text | keys, start)
+
+    return made
+
+
+def steps_of(run: RunDirectory) -> list[dict[str, Any]]:
+    return [record for record in metrics(run) if "grad_norm" in record]
+
+
+def images_of(decision: Decision, document: int) -> list[Any]:
+    """The images of a document's row, read by Pillow alone."""
+    from PIL import Image
+
+    file, number = decision.prepared.train.where(document)
+    row = json.loads(Path(file).read_text().splitlines()[number - 1])
+    sources: list[Any] = list(row.get("images", []))
+    for part in row["messages"][0]["content"]:
+        if isinstance(part, dict):
+            sources += [value for value in (part.get("path"), (part.get("image_url") or {}).get("url")) if value]
+    opened = []
+    for source in sources:
+        inside = source.startswith("data:")
+        content = base64.b64decode(source.split(",")[1]) if inside else (Path(file).parent / source).read_bytes()
+        opened.append(Image.open(io.BytesIO(content)).convert("RGB"))
+    return opened
+
+
+def documents_of(decision: Decision, step: int) -> list[tuple[Tensor, Tensor, int]]:
+    data, documents = decision.prepared.train, []
+    for position in range(step * SEQUENCES, (step + 1) * SEQUENCES):
+        pack = data.pack(data.pack_at(position, decision.config.seed))
+        lengths = pack.lengths.tolist()
+        ids = torch.from_numpy(pack.input_ids.astype("int64")).split(lengths)
+        supervised = torch.from_numpy(pack.weights > 0).split(lengths)
+        documents += list(zip(ids, supervised, pack.documents.tolist(), strict=True))
+    return documents
+
+
+def plain_model(directory: Path | str) -> Any:
+    described = json.loads((Path(directory) / "config.json").read_text())
+    kind = getattr(transformers, described["architectures"][0])
+    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    model.requires_grad_(False)
+    return model
+
+
+def logits_of(model: Any, processor: Any, ids: Tensor, images: list[Any]) -> Tensor:
+    """What plain transformers computes of a row, with whatever its processor gives it."""
+    inputs: dict[str, Any] = {}
+    if images:
+        inputs = dict(processor(text=["<image>" * len(images)], images=[images], return_tensors="pt"))
+        inputs = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = (ids == IMAGE_ID).long()[None]
+    logits: Tensor = model(
+        input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False, **inputs
+    ).logits
+    return logits[0]
+
+
+def in_plain_transformers(
+    decision: Decision, change: Callable[[Any], Any] | None = None
+) -> tuple[list[dict[str, float]], Any]:
+    """Loss and gradient norm of every step, one row at a time, and the model."""
+    model = plain_model(decision.config.model)
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    text = getattr(model.base_model, "language_model", None) or model.base_model.text_model
+    for part in (text, model.lm_head):
+        part.requires_grad_(True)
+    if change is not None:
+        model = change(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    settings = decision.config.optimizer
+    optimizer = torch.optim.AdamW(trained, lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=0.0)
+    records = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        documents = documents_of(decision, step)
+        number = sum(int(supervised[1:].sum()) for _, supervised, _ in documents)
+        total = 0.0
+        for ids, supervised, document in documents:
+            logits = logits_of(model, processor, ids, images_of(decision, document))
+            targets = supervised[1:]
+            loss = F.cross_entropy(logits[:-1][targets], ids[1:][targets], reduction="sum") / number
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(trained, settings.clip)
+        optimizer.step()
+        records.append({"loss": total, "grad_norm": norm.item()})
+    return records, model
+
+
+def check_steps(run: RunDirectory, expected: list[dict[str, float]], tolerance: float = 1e-5) -> None:
+    steps = steps_of(run)
+    assert len(steps) == len(expected)
+    for step, record in zip(steps, expected, strict=True):
+        for figure, value in record.items():
+            assert step[figure] == pytest.approx(value, rel=tolerance, abs=1e-6), (step["step"], figure)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_step_is_that_of_plain_transformers(make: Make, tmp_path: Path, family: str) -> None:
+    """Packed, with several rows with images in a pack, the language model trained in full; and the export is the whole
+    model with its processor, which plain transformers loads and which computes the same."""
+    decision = make(family)
+    data = decision.prepared.train
+    assert isinstance(data, PackedDataset)
+    assert data.images
+    assert decision.prepared.account.total.rows_with_images == 19
+    train((1, [run_of(decision)]))
+    expected, model = in_plain_transformers(decision)
+    assert any(len(documents_of(decision, step)) > SEQUENCES for step in range(STEPS)), "packs of several rows"
+    check_steps(run_of(decision), expected)
+
+    export_checkpoint(run_of(decision), tmp_path / "export")
+    exported = plain_model(tmp_path / "export")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "export")
+    towers = {name: value for name, value in plain_model(decision.config.model).state_dict().items() if is_tower(name)}
+    assert towers
+    for name, value in towers.items():
+        assert torch.equal(exported.state_dict()[name], value), name
+    for ids, _, document in documents_of(decision, 0):
+        images = images_of(decision, document)
+        with torch.no_grad():
+            ours, theirs = (logits_of(one, processor, ids, images) for one in (exported, model))
+        assert float((ours - theirs).abs().max()) < 1e-4 * float(theirs.abs().max())
+
+
+def is_tower(name: str) -> bool:
+    return not any(part in name for part in ("language_model", "text_model", "lm_head"))
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "micro-batches of one": {"memory": {"micro_batch": 1}},
+    "not packed": {"data": {"pack": False}},
+    "2 workers, zero 3": {"workers": 2, "memory": {"zero": 3, "micro_batch": 1}},
+    "pipeline 2": {"workers": 2, "parallel": {"pipeline": 2}, "memory": {"micro_batch": 1}},
+}
+"""Ways to train; all but the second change no number."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
+    """Of a family whose tokens have positions of three dimensions; features are computed anew in each."""
+    decision = make("qwen2_5_vl", seed=20 + list(LAYOUTS).index(layout), **copy.deepcopy(LAYOUTS[layout]))
+    shutil.rmtree(entry_of(decision), ignore_errors=True)
+    train((decision.plan.workers, [run_of(decision)]))
+    check_steps(run_of(decision), in_plain_transformers(decision)[0])
+
+
+@pytest.mark.parametrize(("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2)])
+def test_additions_are_those_of_peft(make: Make, family: str, workers: int) -> None:
+    keys: dict[str, Any] = {"memory": {"zero": 3, "micro_batch": 1}} if workers > 1 else {}
+    decision = make(family, workers, adapter={"rank": 4, "alpha": 12}, **keys)
+    train((workers, [run_of(decision)]))
+
+    def change(model: Any) -> Any:
+        targets = r".*(language_model|text_model)\..*_proj"
+        adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=targets))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                assert parameter.requires_grad == ("lora_" in name), name
+                if parameter.requires_grad:
+                    own = name.removeprefix("base_model.model.").removesuffix(".default.weight")
+                    start = {own.replace(".language_model", ""): torch.empty_like(parameter)}
+                    initialise(start, decision.config.seed)
+                    parameter.copy_(next(iter(start.values())))
+        return adapted
+
+    expected, _ = in_plain_transformers(decision, change)
+    check_steps(run_of(decision), expected)
+
+
+def entry_of(decision: Decision) -> Path:
+    return Path(str(decision.plan.data.features_path))
+
+
+def test_features_are_computed_once_and_are_those_of_the_model_bit_by_bit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was interrupted goes on behind the last chunk, and another run finds all of them; equal images of several
+    rows are looked at once."""
+    from tonnage.training import features
+
+    monkeypatch.setattr(features, "CHUNK_BYTES", 5 * 4 * 64)
+    decision = make("llava", seed=40, steps=6)
+    looked, whole = list[int](), features._Eye.look
+
+    def interrupted(self: Any, chunk: Any) -> Any:
+        if len(looked) == 2:
+            raise KeyboardInterrupt
+        looked.append(len(chunk))
+        return whole(self, chunk)
+
+    monkeypatch.setattr(features._Eye, "look", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        assembled(decision)
+    assert len(list(parts_of(entry_of(decision)).glob("*.npy"))) == 2
+    looked.append(0)  # no more interruptions
+    job = assembled(decision)
+    data = job.train_data
+    source = data.source
+    with_images = [at for at in range(len(source)) if source.images(at)]
+    assert sum(looked) == len({tuple(table.digest(n) for table, n in source.images(at)) for at in with_images}) == 15
+    model = plain_model(decision.config.model)
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    for document in with_images:
+        images = images_of(decision, document)
+        pixels = processor(text=["<image>" * len(images)], images=[images], return_tensors="pt")["pixel_values"]
+        expected = torch.cat(model.model.get_image_features(pixels, return_dict=True).pooler_output)
+        (own,) = data.features.of_pack([document], [source.tokens(document)])
+        assert torch.equal(torch.from_numpy(own.rows), expected)
+
+    looked.clear()
+    again = make("llava", seed=40, steps=6, optimizer={"lr": 1e-6})
+    assert entry_of(again) == entry_of(decision)
+    assert "has them from an earlier run" in again.plan.reasons["images"]
+    assembled(again)
+    assert not looked
+
+
+def assembled(decision: Decision) -> Any:
+    """A job in this process."""
+    from tonnage.parallel.world import join_world
+    from tonnage.rundir.positions import PositionFile
+    from tonnage.training.assemble import assemble
+    from tonnage.training.memory import Phases
+    from tonnage.training.setting import WorkerSetting
+
+    run = run_of(decision)
+    run.workers.mkdir(exist_ok=True)
+    threads = torch.get_num_threads()
+    try:
+        with join_world() as world:
+            phases = Phases(PositionFile(run.worker_position(0)))
+            return assemble(WorkerSetting(decision.config, decision.plan, world, lambda line: None, phases))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> None:
+    whole = make("llava", seed=31, checkpoint={"every": 2, "keep": 9})
+    train((1, [run_of(whole)]))
+    later = make("llava", seed=31, checkpoint={"every": 2, "keep": 9}, start=(run_of(whole), 2))
+    shutil.copytree(run_of(whole).features, run_of(later).features)
+    shutil.rmtree(entry_of(whole))
+    train((1, [run_of(later)]))
+    assert not entry_of(whole).exists()
+    (step,) = steps_of(run_of(later))
+    assert step["loss"] == steps_of(run_of(whole))[2]["loss"]
+
+
+def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
+    decision = make("llava", seed=33, steps=1, data={"validation": 0.3}, evaluate={"before": True})
+    train((1, [run_of(decision)]))
+    records = run_of(decision).read_metrics()
+    first = next(record for record in records if "eval_loss" in record and record["step"] == 0)
+    model = plain_model(decision.config.model)
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    data, loss, number = decision.prepared.validation, 0.0, 0
+    assert isinstance(data, PackedDataset)
+    with torch.no_grad():
+        for pack in map(data.pack, range(data.num_packs)):
+            ids = torch.from_numpy(pack.input_ids.astype("int64")).split(pack.lengths.tolist())
+            weights = torch.from_numpy(pack.weights > 0).split(pack.lengths.tolist())
+            for tokens, supervised, document in zip(ids, weights, pack.documents.tolist(), strict=True):
+                logits = logits_of(model, processor, tokens, images_of(decision, document))
+                targets = supervised[1:]
+                loss += F.cross_entropy(logits[:-1][targets], tokens[1:][targets], reduction="sum").item()
+                number += int(targets.sum())
+    assert first["eval_loss"] == pytest.approx(loss / number, rel=1e-5)
+
+
+def test_tokens_that_look_ahead_are_refused(make: Make) -> None:
+    with pytest.raises(UserError, match="gemma3: rows with images, and tokens that do more with an image"):
+        make("gemma3")
+
+
+def test_a_tower_cannot_be_trained(make: Make) -> None:
+    with pytest.raises(UserError, match="vision_tower"):
+        make("llava", train=["model.vision_tower.*"])
+
+
+def test_tensor_parallel_is_refused(make: Make) -> None:
+    with pytest.raises(UserError, match=r"parallel\.tensor is 2, and rows with images"):
+        make("llava", 2, parallel={"tensor": 2})
+
+
+def test_prompts_of_rows_with_images_are_refused(make: Make) -> None:
+    with pytest.raises(UserError, match=r"evaluate\.prompts, and validation rows with images"):
+        make("llava", data={"validation": 0.3}, evaluate={"prompts": 2})
+
+
+def test_a_family_whose_rows_are_padded_is_one_of_them(make: Make) -> None:
+    assert make("qwen3_5").plan.layout.arrangement == "padded"
+    assert make("llava").plan.layout.arrangement == "packed"

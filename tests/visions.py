@@ -1,0 +1,239 @@
+"""Tiny models of text and images, with processors that the tests make, and images that they draw."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
+from tiny import END, byte_tokenizer
+
+TOKENS = ("<image>", "<|user|>", "<|bot|>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
+IMAGE_ID = 258
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|user|>' if message.role != 'assistant' else '<|bot|>' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|bot|>{% endif %}"
+)
+"""Writes contents that are strings, and lists of parts."""
+LISTS_ONLY = TEMPLATE.replace("message.content is string", "false")
+"""Writes lists of parts alone, as LLaVA's own does."""
+TEXT: dict[str, Any] = {
+    "vocab_size": 304,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": 257,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+    "initializer_range": 0.2,
+}
+SQUARE = {"height": 28, "width": 28}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, an end and a padding token, and what stands for images and for turns."""
+    made = byte_tokenizer()
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    made.add_tokens([AddedToken(token, special=True, normalized=False) for token in (*TOKENS, *rows)])
+    assert made.convert_tokens_to_ids("<image>") == IMAGE_ID
+    made.chat_template = TEMPLATE
+    return made
+
+
+def _config(kind: str, text: dict[str, Any], vision: dict[str, Any], **more: Any) -> PreTrainedConfig:
+    made: PreTrainedConfig = getattr(transformers, f"{kind}Config")(
+        text_config=TEXT | text,
+        vision_config=vision,
+        image_token_id=IMAGE_ID,
+        architectures=[f"{kind}ForConditionalGeneration"],
+        tie_word_embeddings=False,
+        **more,
+    )
+    return made
+
+
+def _clip(**more: Any) -> Any:
+    return transformers.CLIPImageProcessorPil(**({"size": {"shortest_edge": 28}, "crop_size": SQUARE} | more))
+
+
+def llava() -> tuple[PreTrainedConfig, Any]:
+    config = _config("Llava", {"model_type": "llama"}, VISION | {"model_type": "clip_vision_model"})
+    processor = transformers.LlavaProcessor(
+        _clip(),
+        _with_image_token(),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return config, processor
+
+
+def llava_next() -> tuple[PreTrainedConfig, Any]:
+    grids = [[28, 56], [56, 28], [56, 56]]
+    config = _config(
+        "LlavaNext",
+        {"model_type": "llama"},
+        VISION | {"model_type": "clip_vision_model"},
+        image_grid_pinpoints=grids,
+    )
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size=SQUARE, image_grid_pinpoints=grids
+    )
+    processor = transformers.LlavaNextProcessor(
+        images,
+        _with_image_token(),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return config, processor
+
+
+def internvl() -> tuple[PreTrainedConfig, Any]:
+    vision = VISION | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
+    config = _config("InternVL", {"model_type": "qwen2"}, vision, image_seq_length=1)
+    processor = transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=28)
+    return config, processor
+
+
+def mistral3() -> tuple[PreTrainedConfig, Any]:
+    vision = VISION | {"model_type": "pixtral", "head_dim": 8, "image_size": 84}
+    config = _config("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}, vision)
+    images = transformers.PixtralImageProcessorPil(
+        size={"longest_edge": 84}, patch_size={"height": 28, "width": 28}, do_convert_rgb=True
+    )
+    processor = transformers.LlavaProcessor(images, _with_image_token(), patch_size=28)
+    return config, processor
+
+
+def idefics3() -> tuple[PreTrainedConfig, Any]:
+    vision = VISION | {"model_type": "idefics3_vision"}
+    config = _config("Idefics3", {"model_type": "llama"}, vision, scale_factor=2)
+    images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    return config, transformers.Idefics3Processor(images, _with_image_token(), image_seq_len=1)
+
+
+def qwen2_5_vl() -> tuple[PreTrainedConfig, Any]:
+    rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+        "initializer_range": 0.2,
+    }
+    config = _config("Qwen2_5_VL", {"rope_parameters": rope}, vision, video_token_id=300, vision_start_token_id=301)
+    images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
+    # Its own processor needs torchvision, for videos; this one does the same with images.
+    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+
+
+def qwen3_5() -> tuple[PreTrainedConfig, Any]:
+    """Of layers that go through a document token by token, so that rows are padded; positions have three dimensions."""
+    text = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+        },
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "deepstack_visual_indexes": [],
+        "initializer_range": 0.2,
+    }
+    config = _config("Qwen3_5", text, vision, video_token_id=300, vision_start_token_id=301, vision_end_token_id=302)
+    images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
+    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+
+
+def gemma3() -> tuple[PreTrainedConfig, Any]:
+    config = _config("Gemma3", {"head_dim": 16}, VISION | {"model_type": "siglip_vision_model"}, mm_tokens_per_image=4)
+    return config, transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=14)
+
+
+FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
+    one.__name__: one for one in (llava, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5)
+}
+"""Models in which an image is its features, in the places of its tokens."""
+
+
+def _with_image_token() -> PreTrainedTokenizerFast:
+    made = tokenizer()
+    made.init_kwargs["extra_special_tokens"] = {"image_token": "<image>"}
+    made._set_model_specific_special_tokens({"image_token": "<image>"})
+    return made
+
+
+def write_vision(
+    directory: Path, family: str, *, template: str = TEMPLATE, seed: int = 0, make: Callable[[], Any] | None = None
+) -> Path:
+    """A randomly initialised model directory with tokenizer and processor."""
+    config, processor = (make or FAMILIES[family])()
+    torch.manual_seed(seed)
+    assert config.architectures
+    model = getattr(transformers, config.architectures[0])(config)
+    model.save_pretrained(directory)
+    processor.tokenizer.chat_template = template
+    processor.chat_template = template
+    processor.save_pretrained(directory)
+    processor.tokenizer.save_pretrained(directory)
+    return directory
+
+
+def draw_image(seed: int, size: tuple[int, int] = (40, 30), kind: str = "PNG") -> bytes:
+    """The bytes of an image of coloured blocks."""
+    from PIL import Image, ImageDraw
+
+    chance = random.Random(seed)
+    image = Image.new("RGB", size, tuple(chance.choices(range(256), k=3)))
+    pen = ImageDraw.Draw(image)
+    for _ in range(6):
+        x, y = chance.randrange(size[0]), chance.randrange(size[1])
+        pen.rectangle(
+            (x, y, x + chance.randrange(4, 20), y + chance.randrange(4, 20)), tuple(chance.choices(range(256), k=3))
+        )
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+__all__ = ["END", "FAMILIES", "IMAGE_ID", "LISTS_ONLY", "TEMPLATE", "draw_image", "gemma3", "tokenizer", "write_vision"]
