@@ -403,6 +403,15 @@ def test_a_reference_of_another_vocabulary_is_refused(make: Make, tmp_path: Path
         make({"kind": "dpo", "reference": str(tmp_path / "model")})
 
 
+def test_pairs_are_no_rows_of_whose_answers_a_loss_is_told(make: Make) -> None:
+    """What is advised names the key, and no objective that the run has anyway."""
+    rows = make("dpo").config.data.train[0].path
+    with pytest.raises(UserError, match="preferences, of which one answer is chosen") as error:
+        make("dpo", evaluate={"general": rows})
+    assert "evaluate.general: {path:" in str(error.value)
+    assert "objective: dpo" not in str(error.value)
+
+
 def test_a_stop_is_heard_while_the_reference_is_computed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was computed until then is kept."""
     from tonnage.training import reference

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch
 from tonnage.decide.images import check_images, images_taken
+from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +32,7 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     Raises:
         UserError: rows cannot be read, or the model or the run cannot do with their images.
     """
-    from tonnage.data import ModelFacts, prepare
+    from tonnage.data import DataError, ModelFacts, prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
@@ -55,7 +56,21 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     as_text: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
     others = data.model_copy(update={"train": general, "validation": 0.0, **as_text})
     facts = replace(facts, images=None)
-    return replace(prepared, general=prepare(others, prepared.tokenizer, model=facts, **alike).train)
+    try:
+        return replace(prepared, general=prepare(others, prepared.tokenizer, model=facts, **alike).train)
+    except DataError as error:
+        raise DataError(error.account, *map(_of_general, error.problems)) from error
+    except UserError as error:
+        raise UserError(*map(_of_general, error.problems)) from error
+
+
+def _of_general(problem: Problem) -> Problem:
+    """What is wrong with rows that no objective learns from: another one is no advice."""
+    change = problem.change.replace("data.train:", "evaluate.general:")
+    if change.startswith("learn from"):
+        change = change.partition("; or ")[2]
+        problem = replace(problem, needed="supervised rows, of whose answers the loss is told")
+    return replace(problem, change=change, where=f"evaluate.general: {problem.where.removeprefix('data: ')}")
 
 
 def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:
