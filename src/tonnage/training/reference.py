@@ -13,7 +13,7 @@ import io
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from tonnage.training.batch import MicroBatch, evaluation_steps
 from tonnage.training.guest import Guest, free_memory, load_guest
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
+from tonnage.training.pipeline import Pipeline
 from tonnage.training.setting import StoppedEarly, WorkerSetting
 
 CHUNK_PACKS = 256
@@ -148,20 +149,43 @@ def _computed(pairs: _Pairs, setting: WorkerSetting, entry: Path, job: Job | Non
     return scores
 
 
+class _LogProbabilities:
+    """What log-probabilities the answers of a micro-batch have, taken up in the place of a loss."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(0, 2, dtype=torch.float64)
+        """Of the last micro-batch, fp64 (pairs, 2)."""
+
+    def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
+        """As ``LikelihoodLoss``; there is nothing to be minimised."""
+        of_answers = logprobs.double()[: sum(batch.targets_of)].split(batch.targets_of)
+        self.sums = torch.stack([of_answer.sum() for of_answer in of_answers]).view(-1, 2) if of_answers else self.sums
+        return logprobs.new_zeros(()), torch.zeros_like(logprobs)
+
+
+@contextmanager
+def _taken_up(pipeline: Pipeline) -> Iterator[_LogProbabilities]:
+    """Let forward passes tell log-probabilities, and have no other loss."""
+    logprobs, losses = _LogProbabilities(), [stage.own for stage in pipeline.stages]
+    for stage in pipeline.stages:
+        stage.own = logprobs
+    yield logprobs
+    for stage, loss in zip(pipeline.stages, losses, strict=True):
+        stage.own = loss
+
+
 @torch.no_grad()
 def _scores_of(model: Job | Guest, dataset: PackedDataset, packs: np.ndarray, phases: Phases) -> np.ndarray:
     """Documents of some packs, and the log-probabilities of their answers: float64 (documents, 3), on every rank."""
     documents = _documents(dataset, packs)
     sums, visited = torch.zeros(len(documents), 2, dtype=torch.float64), torch.zeros(len(documents))
-    for step in evaluation_steps(dataset, model.deal, packs.tolist()):
-        batches = [replace(batch, judges=True) for batch in step.micro_batches]
-        for turn in model.pipeline.passes(batches, 1.0, backward=False):
-            for judgement in turn.run():
-                if turn.batch.documents and model.world.speaks:
-                    places = np.searchsorted(documents, turn.batch.documents[::2])
-                    sums[torch.from_numpy(places)] = _sums(turn.batch, judgement)  # a pair's copies have one score
-                    visited[torch.from_numpy(places)] = 1
-        phases.progress()  # a chunk may take longer than a step ever should
+    with _taken_up(model.pipeline) as logprobs:
+        for step in evaluation_steps(dataset, model.deal, packs.tolist()):
+            for turn in model.pipeline.passes(step.micro_batches, 1.0, backward=False):
+                if turn.run() and turn.batch.documents and model.world.speaks:
+                    places = torch.from_numpy(np.searchsorted(documents, turn.batch.documents[::2]))
+                    sums[places], visited[places] = logprobs.sums.cpu(), 1.0  # a pair's copies have one score
+            phases.progress()  # a chunk may take longer than a step ever should
     totals = np.array(model.world.sum(*sums.flatten().tolist())).reshape(-1, 2)
     copies = np.array(model.world.sum(*visited.tolist()))
     return np.column_stack([documents, totals / np.maximum(copies, 1)[:, None]])
@@ -189,12 +213,6 @@ def _read(path: Path, pairs: _Pairs) -> np.ndarray | None:
 
 def _write_entry(scores: np.ndarray, building: Path) -> None:
     write_whole(building / SCORES, _bytes(scores))
-
-
-def _sums(batch: MicroBatch, judgement: Tensor) -> Tensor:
-    """Log-probabilities of the answers of a micro-batch, fp64 (pairs, 2), from the losses of their targets."""
-    losses = judgement[0].double().cpu()[: sum(batch.targets_of)]
-    return -torch.stack([of_answer.sum() for of_answer in losses.split(batch.targets_of)]).view(-1, 2)
 
 
 def _of_rank_0(scores: np.ndarray, world: World) -> np.ndarray:
