@@ -119,15 +119,42 @@ def torch_muon(model: Any, settings: Optimizer) -> list[torch.optim.Optimizer]:
     ]
 
 
+def rounded_otherwise(model: Any, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """As ``torch_muon``, of gradients that differ as much as those of sums in another order."""
+    generator = torch.Generator().manual_seed(0)
+    optimizers = torch_muon(model, settings)
+
+    def disturb(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for gradient in (one.grad for group in optimizer.param_groups for one in group["params"]):
+            size = gradient.square().mean().sqrt()
+            gradient += 1e-6 * size * torch.randn(gradient.shape, generator=generator)
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(disturb)
+    return optimizers
+
+
+def apart(got: dict[str, Tensor], weights: dict[str, Tensor]) -> float:
+    """How far weights are from each other, as a part of their size."""
+    return max(float((value - weights[name]).norm() / weights[name].norm()) for name, value in got.items())
+
+
 @pytest.mark.slow
-def test_muon_in_every_layout_and_every_resumed_run_equals_the_plain_loop(folder: Path) -> None:
+def test_muon_in_every_layout_and_every_resumed_run_is_the_plain_loop(folder: Path) -> None:
+    """As near as another plain loop, whose gradients are rounded otherwise: what is orthogonal is so in bf16, so a last
+    bit of a gradient may become one of 256 of an update. ``optimizer_ranks`` compares updates of the same gradients."""
     layouts = {name: keys for name, keys in LAYOUTS.items() if name != "tensor"}
     layouts["zero 2 on disk"] = {"workers": 2, "memory": {"zero": 2, "optimizer_tier": "disk"}}
     decision, runs = trained(folder, layouts, "muon", MUON)
     steps, weights = plain_loop(decision, optimizers_of=torch_muon)
+    limit = 1.5 * apart(plain_loop(decision, optimizers_of=rounded_otherwise)[1], weights)
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.2
-    for run in runs.values():
-        assert_equal(run, steps, weights)
+    assert limit < 0.02
+    for name, run in runs.items():
+        records = metrics(run)
+        for ours, plain in zip(records, steps[STEPS - len(records) :], strict=True):
+            assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-4), (name, ours["step"])
+        assert apart(final_weights(run, STEPS), weights) < limit, name
     for name in ("disk", "host"):
         assert metrics_of_bits(runs[name]) == metrics_of_bits(runs["one"])
     assert metrics_of_bits(runs["zero 2 on disk"]) == metrics_of_bits(runs["zero 3"])
