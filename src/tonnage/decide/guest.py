@@ -31,6 +31,7 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
     from tonnage.training.weigh import Conditions, weigh_once
 
     cache, max_length = default_directory(), plan.data.max_length
+    most_tokens = max_length * (1 + config.objective.is_preference)  # the prompt is there for each answer
     isolation = isolation_of(
         other.config,
         device=torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu"),
@@ -51,7 +52,7 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
         precision=config.precision,
         device=machine.kind,
         micro_batch=plan.layout.micro_batch,
-        row_tokens=plan.layout.micro_batch * max_length,
+        row_tokens=plan.layout.micro_batch * most_tokens,
         arrangement=isolation.arrangement,
         attention=isolation.attention,
     )
