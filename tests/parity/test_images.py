@@ -7,7 +7,7 @@ import copy
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,12 @@ def check_steps(run: RunDirectory, expected: list[dict[str, float]], tolerance: 
             assert step[figure] == pytest.approx(value, rel=tolerance, abs=1e-6), (step["step"], figure)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def some_quick(names: Iterable[str], quick: Container[str]) -> list[Any]:
+    """Parameters of which all but the ``quick`` ones are slow."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("family", some_quick(FAMILIES, {"llava", "qwen2_5_vl"}))
 def test_every_step_is_that_of_plain_transformers(make: Make, tmp_path: Path, family: str) -> None:
     """Packed, with several rows with images in a pack, the language model trained in full; and the export is the whole
     model with its processor, which plain transformers loads and which computes the same."""
@@ -241,7 +246,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Ways to train; all but the second change no number."""
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", some_quick(LAYOUTS, {"2 workers, zero 3"}))
 def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
     """Of a family whose tokens have positions of three dimensions; features are computed anew in each."""
     decision = make("qwen2_5_vl", seed=20 + list(LAYOUTS).index(layout), **copy.deepcopy(LAYOUTS[layout]))

@@ -217,6 +217,7 @@ def test_some_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, QUICK)
 
 
+@pytest.mark.slow
 def test_an_adapter_gives_the_same_steps_in_some_layouts(make: Make) -> None:
     assert_alike(make, ADAPTER, ("micro-batches of one", "2 workers, zero 3"))
 
@@ -265,6 +266,7 @@ def rounding_of(decision: Decision) -> float:
     return float(moved)
 
 
+@pytest.mark.slow
 def test_bf16_begins_near_and_learns(make: Make) -> None:
     """Later steps drift apart, as rounded weights do."""
     plain, *others = (
@@ -348,6 +350,7 @@ def test_what_evaluations_tell_is_what_transformers_scores_with_the_export(make:
         export_checkpoint(run, folder / "gguf", wishes=Wishes(target="gguf"), step=STEPS)
 
 
+@pytest.mark.slow
 def test_an_adapter_scores_in_peft_as_it_does_merged_and_goes_on_as_in_trl(make: Make, folder: Path) -> None:
     from peft import AutoPeftModelForSequenceClassification
 
@@ -407,6 +410,7 @@ def test_a_part_is_trained_with_the_head(make: Make, folder: Path) -> None:
     assert changed == set(final_weights(run, STEPS))
 
 
+@pytest.mark.slow
 def test_a_mixture_is_exported_under_the_names_of_its_files(make: Make, folder: Path) -> None:
     """With its routers' loss beside that of the pairs."""
     write_model(folder / "mixture", mixture_config("qwen3_moe"))
