@@ -508,6 +508,7 @@ ENDLESS: dict[str, str] = {
     "doubling": "{%- set ns = namespace(x='ab') -%}{%- for a in range(60) -%}{%- set ns.x = ns.x + ns.x -%}"
     "{%- endfor -%}",
     "one long text": "{%- set x = 'a' * 9999999999 -%}",
+    "one long text, of a template that may ask for lists": "{%- set type = 'a' * 9999999999 -%}",
     "macros": "{%- macro f(n) -%}{%- if n -%}{{- f(n - 1) + f(n - 1) -}}{%- endif -%}{%- endmacro -%}{{- f(90) -}}",
 }
 

@@ -22,12 +22,13 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.text.rendering import ChatTemplate
+from tonnage.data.text.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.errors import user_error
 from tonnage.files.paths import is_jinja
 from tonnage.forms.conversation import RowError
@@ -257,15 +258,19 @@ def _takes_lists_alone(text: str, special: str, arguments: str) -> bool:
     some models that take images do so. The tokens and arguments are JSON."""
     question, answer = "Which one?", "Both of them."
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    if "type" not in text:  # which parts have, and strings do not
+        return False
     template = ChatTemplate(text, json.loads(special), json.loads(arguments))
-    for parts, writes in ((template, True), (replace(template, parts="all"), False)):
-        try:
-            written = parts.render(messages)
-        except RowError:
-            written = ""
-        if (question in written and answer in written) == writes:
-            return False
-    return True
+    with suppress(TooMuch), bounded(alone=True):
+        for parts, writes in ((template, True), (replace(template, parts="all"), False)):
+            try:
+                written = parts.render(messages)
+            except RowError:
+                written = ""
+            if (question in written and answer in written) == writes:
+                return False
+        return True
+    return False
 
 
 _OURS = frozenset(
