@@ -67,14 +67,20 @@ def _config(kind: str, text: dict[str, Any], vision: dict[str, Any], **more: Any
         vision_config=vision,
         image_token_id=IMAGE_ID,
         architectures=[f"{kind}ForConditionalGeneration"],
-        tie_word_embeddings=False,
-        **more,
+        **({"tie_word_embeddings": False} | more),
     )
     return made
 
 
 def _clip(**more: Any) -> Any:
     return transformers.CLIPImageProcessorPil(**({"size": {"shortest_edge": 28}, "crop_size": SQUARE} | more))
+
+
+def tied() -> tuple[PreTrainedConfig, Any]:
+    """A LLaVA whose head is the embedding."""
+    _, processor = llava()
+    vision = VISION | {"model_type": "clip_vision_model"}
+    return _config("Llava", {"model_type": "llama"}, vision, tie_word_embeddings=True), processor
 
 
 def llava() -> tuple[PreTrainedConfig, Any]:
@@ -191,7 +197,7 @@ def gemma3() -> tuple[PreTrainedConfig, Any]:
 
 
 FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
-    one.__name__: one for one in (llava, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5)
+    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5)
 }
 """Models in which an image is its features, in the places of its tokens."""
 

@@ -259,6 +259,12 @@ def test_a_row_that_is_too_long_is_dropped_and_not_cut(model: Path, tmp_path: Pa
     assert 0 in kept_documents
 
 
+def test_where_all_is_trained_images_are_not(model: Path, tmp_path: Path) -> None:
+    draw(tmp_path, "a.png")
+    with pytest.raises(DataError, match="an image among the tokens that are trained"):
+        prepared(model, tmp_path, [row("a.png")], train_on="all")
+
+
 def test_control_tokens_in_words_stay_words_beside_images(model: Path, tmp_path: Path) -> None:
     draw(tmp_path, "a.png")
     made = prepared(model, tmp_path, [row("a.png", words="What is <|bot|> for?")])

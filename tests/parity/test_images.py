@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -316,7 +317,7 @@ def test_features_are_computed_once_and_are_those_of_the_model_bit_by_bit(
         pixels = processor(text=["<image>" * len(images)], images=[images], return_tensors="pt")["pixel_values"]
         expected = torch.cat(model.model.get_image_features(pixels, return_dict=True).pooler_output)
         (own,) = data.features.of_pack([document], [source.tokens(document)])
-        assert torch.equal(torch.from_numpy(own.rows), expected)
+        assert torch.equal(torch.from_numpy(own.rows.read()), expected)
 
     looked.clear()
     again = make("llava", seed=40, steps=6, optimizer={"lr": 1e-6})
@@ -376,6 +377,24 @@ def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
                 loss += F.cross_entropy(logits[:-1][targets], tokens[1:][targets], reduction="sum").item()
                 number += int(targets.sum())
     assert first["eval_loss"] == pytest.approx(loss / number, rel=1e-5)
+
+
+def test_half_precision_sees_images_in_half_precision(make: Make) -> None:
+    decision = make("qwen2_5_vl", seed=51, steps=1, precision="bf16")
+    train((1, [run_of(decision)]))
+    (own,) = run_of(decision).features.iterdir()
+    rows = np.load(own / "000000.npy", allow_pickle=False)
+    assert rows.dtype == np.uint16
+    (step,) = steps_of(run_of(decision))
+    model = plain_model(decision.config.model)
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    documents, loss = documents_of(decision, 0), 0.0
+    with torch.no_grad():
+        for ids, supervised, document in documents:
+            logits = logits_of(model, processor, ids, images_of(decision, document))
+            loss += F.cross_entropy(logits[:-1][supervised[1:]], ids[1:][supervised[1:]], reduction="sum").item()
+    number = sum(int(supervised[1:].sum()) for _, supervised, _ in documents)
+    assert step["loss"] == pytest.approx(loss / number, rel=2e-2)
 
 
 def test_tokens_that_look_ahead_are_refused(make: Make) -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
-from tonnage.data.packs.features import ImageFeatures
+from tonnage.data.packs.features import ImageFeatures, StoredRows
 from tonnage.data.packs.padding import forwards
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.tokens.encoder import NO_FORK
@@ -75,9 +75,9 @@ class MicroBatch:
     """int32 (supervised, k): a teacher's likeliest tokens in the place of every target, if there is one."""
     teacher_logprobs: Tensor | None = None
     """fp32 (supervised, k): their log-probabilities."""
-    features: tuple[np.ndarray, ...] = ()
-    """(image tokens, hidden) each: what stands in place of the embeddings of tokens, where these are images'; views of
-    files, so that the micro-batches of a step do not all hold theirs."""
+    features: tuple[StoredRows, ...] = ()
+    """(image tokens, hidden) each: what stands in place of the embeddings of tokens, where these are images'. They are
+    read when they are needed, so that the micro-batches of a step do not all hold theirs."""
     feature_places: Tensor | None = None
     """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
     token_positions: Tensor | None = None
@@ -98,7 +98,7 @@ class MicroBatch:
 
     def feature_rows(self) -> Tensor:
         """The features of all images, (image tokens, hidden), read now."""
-        rows = torch.from_numpy(np.concatenate(self.features))
+        rows = torch.from_numpy(np.concatenate([stored.read() for stored in self.features]))
         return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 
     @property

@@ -8,8 +8,7 @@ A directory of a few arrays:
     000000.npy ...        chunks, (rows, hidden): fp32, fp16, or bf16 as its 16 bits (uint16)
     000000.positions.npy  int32 (tokens of the chunk's documents, 3), of families whose tokens have three each
 
-Documents that have the same images have the same rows. Chunks are mapped into memory, and nothing is read that is not
-asked for.
+Documents that have the same images have the same rows. Nothing is read that is not asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,27 @@ def positions_name(number: int) -> str:
 
 
 @dataclass(frozen=True)
+class StoredRows:
+    """Rows of an array in a file, which nobody has read yet: mapped into memory, what is read would stay there."""
+
+    file: Path
+    offset: int
+    """Bytes before them."""
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, int]
+
+    def read(self) -> np.ndarray:
+        """The rows. Raises ``OSError`` where the file is gone."""
+        count = self.shape[0] * self.shape[1]
+        return np.fromfile(self.file, self.dtype, count, offset=self.offset).reshape(self.shape)
+
+
+@dataclass(frozen=True)
 class ImageFeatures:
     """What stands in the places of a document's image tokens."""
 
-    rows: np.ndarray
-    """(image tokens, hidden), in the order of the tokens: a view of the file, which nobody has read yet."""
+    rows: StoredRows
+    """(image tokens, hidden), in the order of the tokens."""
     places: np.ndarray
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
@@ -53,7 +69,7 @@ class Features:
     token: int
     places: dict[int, tuple[int, ...]]
     """Document -> chunk, first row, rows, and first row of its positions."""
-    _chunks: dict[str, np.ndarray] = field(default_factory=dict)
+    _chunks: dict[str, np.memmap[Any, Any]] = field(default_factory=dict)
 
     @staticmethod
     def open(directory: Path) -> Features:
@@ -75,13 +91,15 @@ class Features:
         chunk, first, number, first_position = self.places[document]
         if number != len(places):
             raise IndexError(f"document {document} has {len(places)} tokens of images, and {number} features")
-        rows = self._chunk(chunk_name(chunk))[first : first + number]
+        array = self._chunk(chunk_name(chunk))
+        offset = int(array.offset) + first * int(array.strides[0])
+        rows = StoredRows(self.directory / chunk_name(chunk), offset, array.dtype, (number, array.shape[1]))
         if not (self.directory / positions_name(chunk)).exists():
             return ImageFeatures(rows, places)
         stored = self._chunk(positions_name(chunk))
         return ImageFeatures(rows, places, np.array(stored[first_position : first_position + len(tokens)]))
 
-    def _chunk(self, name: str) -> np.ndarray:
+    def _chunk(self, name: str) -> np.memmap[Any, Any]:
         if name not in self._chunks:
             self._chunks[name] = np.load(self.directory / name, mmap_mode="r", allow_pickle=False)
         return self._chunks[name]
