@@ -11,6 +11,7 @@ from typing import Any
 
 from hostile.forking import forked
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
+from visions import draw_image, write_vision
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -28,7 +29,8 @@ class Stock:
         self.run = folder / "run"
 
     def model(self, kind: str) -> Path:
-        """A model directory: ``llama`` (tied, no template), ``neox``, ``chat`` (untied, with a chat template)."""
+        """A model directory: ``llama`` (tied, no template), ``neox``, ``chat`` (untied, with a chat template),
+        ``vision`` (text and images)."""
         return self.folder / "models" / kind
 
     def copy_model(self, kind: str, to: Path) -> Path:
@@ -65,6 +67,7 @@ def make(folder: Path) -> Stock:
     write_model(stock.model("neox"), neox_config(**small))
     chat = write_model(stock.model("chat"), llama_config(**small, **heads, tie_word_embeddings=False))
     _give_template(chat)
+    write_vision(stock.model("vision"), "llava")
     write_rows(stock.rows, [dict(row) for row in alpaca_rows(ROWS)])
     (folder / "said").mkdir()
     for number, words in enumerate(_warming(stock)):
@@ -93,6 +96,14 @@ def _warming(stock: Stock) -> list[list[str]]:
         path = stock.folder / f"{kind}.yaml"
         path.write_text(json.dumps(stock.config(**keys, output=str(stock.run))))
         configs[kind] = str(path)
+    content = [{"type": "image", "path": "cat.png"}, {"type": "text", "text": "What?"}]
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "a cat"}]
+    (stock.folder / "cat.png").write_bytes(draw_image(1))
+    write_rows(stock.folder / "images.jsonl", [{"messages": turns}] * 4)
+    data = {"train": str(stock.folder / "images.jsonl"), "template": "auto"}
+    path = stock.folder / "vision.yaml"
+    path.write_text(json.dumps(stock.config(model=str(stock.model("vision")), data=data, output=str(stock.run))))
+    configs["vision"] = str(path)
     run, export = str(stock.run), str(stock.run / "export")
     return [
         *(["plan", config] for config in configs.values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hostile.case import Maker
-from hostile.groups import configs, faults, imports, kubernetes, models, outputs, rows, slurm, terminals, yamls
+from hostile.groups import configs, faults, images, imports, kubernetes, models, outputs, rows, slurm, terminals, yamls
 
 GROUPS: dict[str, Maker] = {
     "configs": configs.make,
@@ -14,6 +14,7 @@ GROUPS: dict[str, Maker] = {
     "kubernetes": kubernetes.make,
     "yaml": yamls.make,
     "import": imports.make,
+    "images": images.make,
     "faults": faults.make,
     "outputs": outputs.make,
 }
