@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the worker does, before torch is there
@@ -39,8 +40,10 @@ def main(path: str) -> None:
     phases = Phases(PositionFile(run.worker_position(rank)))
     with join_world(plan.layout.replicate) as world:
         phases.device = world.device
+        began = time.perf_counter()
         job = assemble(WorkerSetting(config, plan, world, lambda message: print(message, flush=True), phases))
-        seat.ready(torch=torch.__version__, micro_batch=plan.layout.micro_batch, recompute=plan.layout.recompute)
+        facts = {"micro_batch": plan.layout.micro_batch, "recompute": plan.layout.recompute}
+        seat.ready(torch=torch.__version__, build_seconds=time.perf_counter() - began, **facts)
         steps = told = 0
 
         def is_over() -> bool:
