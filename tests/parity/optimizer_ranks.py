@@ -1,7 +1,8 @@
 """Workers that update the same parameters as torch's optimizers do, each its own part: ``optimizer_ranks.py NAME``.
 
 ``NAME`` is an entry of ``CASES``. Parameters and gradients are whole on every worker for torch, and divided along the
-shard axis for ours; what comes out is compared after every step.
+shard axis for ours, or along a tensor axis of two and what is left along the shard axis (``NAME tensor``); what comes
+out is compared after every step.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tonnage.kernels.muon import Muon
+from tonnage.kernels.regions import part_of, region_of
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.tiers import Group
 from tonnage.parallel.world import World, join_world
@@ -31,6 +34,8 @@ SHAPES = {
     "norm": (24,),
     "one row": (1, 24),
 }
+ALONG = {"embed": 0, "a.weight": 0, "b.weight": 1, "c.weight": 0}
+"""Which dimension of them a tensor axis cuts, if any."""
 
 
 def rate(step: int) -> float:
@@ -98,34 +103,48 @@ def whole(seed: int) -> dict[str, Tensor]:
 def compare(name: str, world: World) -> None:
     """Update by both, and compare after each step; raises ``AssertionError``."""
     make_theirs, make_ours, num_steps = CASES[name]
-    mesh, placements = world.mesh["replicate", "shard"], [Replicate(), Shard(0)]
+    mesh = world.mesh["replicate", "shard", "tensor"]
+    tensor_ranks, shards = mesh.size(2), mesh.size(1)
 
-    def part(tensor: Tensor) -> Tensor:
-        return distribute_tensor(tensor, mesh, placements) if world.size > 1 else tensor.clone()
+    def part(tensor: Tensor, along: int | None) -> Tensor:
+        """This rank's; ``along`` is the dimension that the tensor axis cuts."""
+        if world.size == 1:
+            return tensor.clone()
+        ours, placement = tensor, cast(Placement, Replicate())
+        if along is not None and tensor_ranks > 1:
+            ours, placement = tensor.chunk(tensor_ranks, along)[mesh.get_local_rank(2)], Shard(along)
+        rows = part_of(slice(0, ours.shape[0]), shards, mesh.get_local_rank(1))
+        split = _StridedShard(0, split_factor=tensor_ranks) if placement == Shard(0) and tensor_ranks > 1 else Shard(0)
+        placements = [Replicate(), split, placement]
+        shape, stride = tensor.shape, tensor.stride()
+        return DTensor.from_local(
+            ours[rows].contiguous(), mesh, placements, run_check=False, shape=shape, stride=stride
+        )
 
     reference = {name: nn.Parameter(value) for name, value in whole(0).items()}
-    parts = {name: nn.Parameter(part(value.detach())) for name, value in reference.items()}
+    parts = {name: nn.Parameter(part(value.detach(), ALONG.get(name))) for name, value in reference.items()}
     theirs, ours = make_theirs(reference), make_ours(parts)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in theirs]
     for step in range(num_steps):
         for name, gradient in whole(step + 1).items():
-            reference[name].grad, parts[name].grad = gradient, part(gradient)
+            reference[name].grad, parts[name].grad = gradient, part(gradient, ALONG.get(name))
         for optimizer, own in zip(theirs, peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, own, strict=True):
                 group["lr"] = peak * rate(step) / LR
             optimizer.step()
         ours.step(rate(step))
         for name, parameter in parts.items():
-            value = parameter.detach()
-            value = value.full_tensor() if isinstance(value, DTensor) else value
-            difference = float((value - reference[name].detach()).abs().max())
+            value, region = region_of(parameter)
+            differences = (value - reference[name].detach()[region]).abs()
+            difference = float(differences.max()) if differences.numel() else 0.0
             assert difference < 1e-6, f"{name} differs by {difference:g} after step {step + 1}"
 
 
-def main(names: list[str], join: Callable[[], AbstractContextManager[World]] = join_world) -> None:
-    with join() as world:
+def main(names: list[str], join: Callable[..., AbstractContextManager[World]] = join_world) -> None:
+    with join(tensor=2 if names[-1] == "tensor" else 1) as world:
         for name in names:
-            compare(name, world)
+            if name != "tensor":
+                compare(name, world)
 
 
 if __name__ == "__main__":

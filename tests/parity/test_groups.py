@@ -143,7 +143,7 @@ def apart(got: dict[str, Tensor], weights: dict[str, Tensor]) -> float:
 def test_muon_in_every_layout_and_every_resumed_run_is_the_plain_loop(folder: Path) -> None:
     """As near as another plain loop, whose gradients are rounded otherwise: what is orthogonal is so in bf16, so a last
     bit of a gradient may become one of 256 of an update. ``optimizer_ranks`` compares updates of the same gradients."""
-    layouts = {name: keys for name, keys in LAYOUTS.items() if name != "tensor"}
+    layouts = LAYOUTS | {"zero 3, tensor": {"workers": 4, "memory": {"zero": 3}, "parallel": {"tensor": 2}}}
     layouts["zero 2 on disk"] = {"workers": 2, "memory": {"zero": 2, "optimizer_tier": "disk"}}
     decision, runs = trained(folder, layouts, "muon", MUON)
     steps, weights = plain_loop(decision, optimizers_of=torch_muon)
@@ -167,14 +167,15 @@ def metrics_of_bits(run: RunDirectory) -> list[tuple[float, float]]:
 def trained(
     folder: Path, layouts: dict[str, dict[str, Any]], prefix: str, optimizer: dict[str, Any]
 ) -> tuple[Decision, dict[str, RunDirectory]]:
-    """Runs in all layouts, one that goes on with one worker from two, and one that goes on with two from one; and what
-    was decided for one worker."""
+    """Runs in all layouts, and such as go on with one worker from two and with two and four from one; and what was
+    decided for one worker."""
     decisions = {
         name: written(folder, f"{prefix} {name}", **keys, optimizer=optimizer) for name, keys in layouts.items()
     }
     runs = {name: run_of(decision) for name, decision in decisions.items()}
-    starts = {"two to one": (runs["zero 3"], SAVED), "one to two": (runs["one"], SAVED)}
-    number = {"two to one": 1, "one to two": 2}
+    starts = dict.fromkeys(("one to two", "one to four"), (runs["one"], SAVED))
+    starts["two to one"] = (runs["zero 3"], SAVED)
+    number = {"two to one": 1, "one to two": 2, "one to four": 4}
     for name, start in starts.items():
         keys = {"workers": number[name], "optimizer": optimizer}
         runs[name] = run_of(written(folder, f"{prefix} {name}", start, **keys))
@@ -196,6 +197,6 @@ def test_ten_updates_equal_those_of_torch(workers: int) -> None:
     work("optimizer_ranks", (workers, ["groups"]))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_twenty_updates_by_muon_equal_those_of_torch(workers: int) -> None:
-    work("optimizer_ranks", (workers, ["muon", "original"]))
+@pytest.mark.parametrize(("workers", "axis"), [(1, []), (2, []), (3, []), (2, ["tensor"]), (4, ["tensor"])])
+def test_twenty_updates_by_muon_equal_those_of_torch(workers: int, axis: list[str]) -> None:
+    work("optimizer_ranks", (workers, ["muon", "original", *axis]))

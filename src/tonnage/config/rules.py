@@ -225,13 +225,6 @@ IN_FRONT: tuple[Rule, ...] = (
         _equal,
         "set parallel.replicate to one of them",
     ),
-    _not_by_muon(
-        "parallel.tensor",
-        lambda at: at.tensor not in ("auto", 1),
-        "{at.tensor}",
-        "matrices whose rows alone are divided: a whole one is put together for its update",
-        "set parallel.tensor to 1",
-    ),
     _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
     _not_of_scores("parallel.pipeline", lambda at: at.staged, "is in no stage of its own"),
 )

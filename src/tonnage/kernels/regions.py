@@ -7,10 +7,14 @@ torch 2.13 for 258 rows on 4 x 4 ranks, for instance).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
+TENSOR = "tensor"
+"""The axis of a mesh along which a part is never gathered for computing."""
 Region = tuple[slice, ...]
 """Where a part lies in its tensor: one slice for every dimension."""
 
@@ -35,6 +39,15 @@ def region_of(tensor: Tensor) -> tuple[Tensor, Region]:
     for placement, number, place in sorted(cuts, key=lambda cut: isinstance(cut[0], _StridedShard)):  # those cut last
         region[placement.dim] = part_of(region[placement.dim], number, place)
     return tensor.to_local().detach(), tuple(region)
+
+
+def cuts_of(tensor: Tensor, *, tensor_axis: bool) -> Iterator[tuple[int, int]]:
+    """The axes of a tensor's mesh that cut it, each with the dimension: that of a tensor axis, or all others."""
+    if isinstance(tensor, DTensor):
+        names = tensor.device_mesh.mesh_dim_names or ()
+        for axis, placement in enumerate(tensor.placements):
+            if isinstance(placement, Shard | _StridedShard) and (names[axis : axis + 1] == (TENSOR,)) == tensor_axis:
+                yield axis, placement.dim
 
 
 def part_of(whole: slice, number: int, place: int) -> slice:

@@ -2,7 +2,8 @@
 
 A matrix is made orthogonal whole. Where ranks have parts of its rows, each of a window of as many matrices goes to one
 of them, which makes it orthogonal, and the parts go back: all ranks work, each number travels twice, in bf16, and the
-bits are those of a matrix that was whole. Where it is whole on several ranks, each computes the same.
+bits are those of a matrix that was whole. Where it is whole on several ranks, each computes the same; so do those of a
+tensor axis, which send each other what they have of it before.
 
     rank 0   m of a, b ─► rows of a, b ─┐            ┌─► a orthogonal ─┐            ┌─► rows of a, b ─► weights
                                         ├ all-to-all ┤                 ├ all-to-all ┤
@@ -16,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.muon import orthogonalised
-from tonnage.kernels.regions import local_part, part_of
+from tonnage.kernels.regions import cuts_of, local_part, part_of
 from tonnage.optim.tiers import TrainedParameter
 
 
@@ -54,8 +55,7 @@ class Updates:
     def _orthogonalise(self, matrices: Sequence[TrainedParameter]) -> None:
         if matrices[0].ranks == 1:
             for trained in matrices:
-                shape = local_part(trained.parameter).shape
-                self._parts[trained.name] = orthogonalised(self.part(trained).view(shape)).reshape(-1)
+                self._parts[trained.name] = _orthogonal(trained.parameter, self.part(trained))
             return
         mesh, axis = _divided_along(matrices[0])
         group, ranks, rank = mesh.get_group(axis), mesh.size(axis), mesh.get_local_rank(axis)
@@ -64,11 +64,13 @@ class Updates:
         whole, parts = None, [0] * ranks
         if rank < len(matrices):
             whole = matrices[rank].parameter
-            parts = [_elements(whole, ranks, other) for other in range(ranks)]
-        rows = _exchanged(torch.cat(own), sizes, parts, group)
+            rows, columns = _of_tensor_axis(whole)
+            of_ranks = (part_of(slice(0, rows), ranks, other) for other in range(ranks))
+            parts = [(part.stop - part.start) * columns for part in of_ranks]
+        received = _exchanged(torch.cat(own), sizes, parts, group)
         if whole is not None:
-            rows = orthogonalised(rows.view(whole.shape)).reshape(-1)
-        back = _exchanged(rows, parts, sizes, group)
+            received = _orthogonal(whole, received)
+        back = _exchanged(received, parts, sizes, group)
         self._parts |= dict(zip((trained.name for trained in matrices), back.split(sizes), strict=False))
 
 
@@ -76,16 +78,42 @@ def _divided_along(trained: TrainedParameter) -> tuple[dist.device_mesh.DeviceMe
     """The mesh and the axis of it along which a matrix's rows are divided."""
     parameter = trained.parameter
     assert isinstance(parameter, DTensor)
-    cuts = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
-    if len(cuts) != 1 or parameter.placements[cuts[0]] != Shard(0):
-        raise NotImplementedError(f"Muon of {trained.name}, which is divided as {parameter.placements}")
-    return parameter.device_mesh, cuts[0]
+    ((axis, dimension),) = cuts_of(parameter, tensor_axis=False)
+    assert dimension == 0
+    return parameter.device_mesh, axis
 
 
-def _elements(parameter: Tensor, ranks: int, rank: int) -> int:
-    """Elements of the rows that a rank has."""
-    rows = part_of(slice(0, parameter.shape[0]), ranks, rank)
-    return int(rows.stop - rows.start) * parameter.shape[1]
+def _of_tensor_axis(parameter: Tensor) -> tuple[int, int]:
+    """Rows and columns of a matrix that the ranks have together which have the same part of it along a tensor axis."""
+    rows, columns = parameter.shape
+    for axis, dimension in cuts_of(parameter, tensor_axis=True):
+        assert isinstance(parameter, DTensor)
+        mesh = parameter.device_mesh
+        part = part_of(slice(0, parameter.shape[dimension]), mesh.size(axis), mesh.get_local_rank(axis))
+        size = part.stop - part.start
+        rows, columns = (size, columns) if dimension == 0 else (rows, size)
+    return rows, columns
+
+
+def _orthogonal(parameter: Tensor, update: Tensor) -> Tensor:
+    """A matrix's ``update`` made orthogonal, flat: all of it, or of its part along a tensor axis, whose ranks have the
+    others."""
+    own = update.view(_of_tensor_axis(parameter))
+    cuts = list(cuts_of(parameter, tensor_axis=True))
+    if not cuts:
+        return orthogonalised(own).reshape(-1)
+    ((axis, dimension),) = cuts
+    assert isinstance(parameter, DTensor)
+    mesh, whole = parameter.device_mesh, slice(0, parameter.shape[dimension])
+    ranks = mesh.size(axis)
+    parts = [part_of(whole, ranks, rank) for rank in range(ranks)]
+    lines = own if dimension == 0 else own.T
+    sizes = [(part.stop - part.start) * lines.shape[1] for part in parts]
+    sent = lines.reshape(-1).repeat(ranks)
+    every = _exchanged(sent, [lines.numel()] * ranks, sizes, mesh.get_group(axis)).view(-1, lines.shape[1])
+    orthogonal = orthogonalised(every if dimension == 0 else every.T)
+    mine = parts[mesh.get_local_rank(axis)]
+    return (orthogonal[mine] if dimension == 0 else orthogonal[:, mine]).reshape(-1)
 
 
 def _exchanged(sent: Tensor, sizes: Sequence[int], coming: Sequence[int], group: dist.ProcessGroup) -> Tensor:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, Momentum, cut, row_length
 from tonnage.kernels.muon import Muon
-from tonnage.kernels.regions import local_part
+from tonnage.kernels.regions import cuts_of, local_part
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class TrainedParameter:
 
     @property
     def ranks(self) -> int:
-        """Ranks that have a part of it each."""
-        if not isinstance(self.parameter, DTensor):
+        """Ranks that have a part each of what a rank of a tensor axis has of it."""
+        parameter = self.parameter
+        if not isinstance(parameter, DTensor):
             return 1
-        mesh, placements = self.parameter.device_mesh, self.parameter.placements
-        return math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if placement.is_shard())
+        return math.prod(parameter.device_mesh.size(axis) for axis, _ in cuts_of(parameter, tensor_axis=False))
 
     @property
     def row(self) -> int:

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from tonnage.kernels.regions import part_of
-
-TENSOR = "tensor"
-"""The axis of the mesh along which a part is never gathered."""
+from tonnage.kernels.regions import TENSOR, part_of
 
 
 def is_gathered(parameter: Tensor) -> bool:

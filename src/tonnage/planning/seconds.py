@@ -375,7 +375,7 @@ def host_link_rate(layout: Layout, machine: Machine) -> float:
 
 def orthogonal_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
     """How long a machine's device takes to make a worker's matrices orthogonal for Muon: its share of them, where
-    workers have parts of each, else all."""
+    workers have rows of each, else all; ranks of a tensor axis compute the same."""
     if layout.optimizer != "muon":
         return 0.0
     return model.orthogonal_flops * model.matrices_part(layout.shards) / machine.flops["bf16"]
@@ -427,6 +427,8 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     communication = sent / link if sent else 0.0
     if layout.optimizer == "muon" and layout.shards > 1:  # rows of updates to whoever has the matrix, and back, in bf16
         communication += max(4 * part.matrices_part(layout.shards) for part in parts) / link
+    if layout.optimizer == "muon" and layout.tensor > 1:
+        communication += 2 * (layout.tensor - 1) * max(part.matrices_part(layout.shards) for part in parts) / inside
     communication += max(copying_seconds(layout, part, machine, share) for part in parts)
     if layout.stages:  # stages are neighbours in a node only where a node has several
         apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1

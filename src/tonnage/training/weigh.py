@@ -201,7 +201,7 @@ def _weigh(
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
-    matrix_share, flops_of_each = _matrices(model, anatomy)
+    matrix_share, flops_of_each = _matrices(model, anatomy, whole)
     frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
@@ -314,14 +314,13 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
     )
 
 
-def _matrices(model: PreTrainedModel, anatomy: Anatomy) -> tuple[float, float]:
+def _matrices(model: PreTrainedModel, anatomy: Anatomy, whole: Mapping[str, tuple[int, ...]]) -> tuple[float, float]:
     """Which part of the blocks' trained parameters are matrices that Muon updates whole, and the products of their
-    update, for each of their parameters."""
+    update, for each of their parameters; ``whole`` are their shapes before a tensor axis divides them."""
     names = matrices_of(model, anatomy)
-    shapes = [tuple(parameter.shape) for name, parameter in model.named_parameters() if name in names]
-    number = sum(map(math.prod, shapes))
+    number = sum(parameter.numel() for name, parameter in model.named_parameters() if name in names)
     trained = {id(one): one.numel() for block in anatomy.blocks for one in block.parameters() if one.requires_grad}
-    flops = sum(map(orthogonal_flops, shapes))
+    flops = sum(orthogonal_flops(whole[name]) for name in names)
     return number / max(1, sum(trained.values())), flops / max(1, number)
 
 
