@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Sequence
@@ -14,9 +15,13 @@ from tonnage.config import Config
 from tonnage.errors import user_error
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from tonnage.data import Prepared, Progress
     from tonnage.data.images.processing import ImageRecipe
     from tonnage.decide.models import ModelFound
+    from tonnage.model.adapters import Trains
+    from tonnage.model.files import ModelFiles
     from tonnage.planning.plan import Plan
 
 BYTES = {"fp32": 4}
@@ -26,12 +31,99 @@ BYTES = {"fp32": 4}
 def images_taken(config: Config, model: ModelFound) -> ImageRecipe | None:
     """How images of rows become tokens; None where rows may hold none: of a model that takes none, or whose weights are
     random, and of an objective that learns from more than the row."""
-    from tonnage.training.features import image_recipe
+    from tonnage.training.sight import image_recipe
 
     objective = config.objective
     if config.init == "random" or objective.distils or objective.rows != "supervised" or objective.scores:
         return None
     return image_recipe(model.files, trusts=config.trust_remote_code)
+
+
+def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFiles | None) -> Trains:
+    """What a config trains, with what names parts of the vision tower of the model in ``files`` set apart.
+
+    Raises:
+        UserError: a pattern or target matches nothing, or something that cannot be adapted.
+    """
+    import torch
+
+    from tonnage.model.adapters import ALL_LINEAR, apart
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import on_meta
+    from tonnage.model.vision import attach_tower
+    from tonnage.training.building import trains_of
+    from tonnage.training.sight import image_recipe
+
+    trains = trains_of(config)
+    is_usual = not trains.patterns and (trains.adapter is None or trains.adapter.targets in (ALL_LINEAR, (ALL_LINEAR,)))
+    if is_usual or files is None or config.init == "random" or config.objective.scores:
+        return trains
+    if image_recipe(files, trusts=config.trust_remote_code) is None:
+        return trains
+    text = on_meta(copy.deepcopy(model_config), torch.float32)
+    anatomy = dissect(text)
+    attach_tower(text, files, torch.float32)
+    return apart(text, anatomy, trains)
+
+
+def looks(config: Config, model: ModelFound, prepared: Prepared) -> bool:
+    """Whether the tower looks at the images of rows in every micro-batch."""
+    if not has_images(prepared) or config.data.image_features == "cached":
+        return False
+    return config.data.image_features == "computed" or bool(trained_apart(config, model.config, model.files).tower)
+
+
+ON_DEVICE = ("activation_tier", "optimizer_tier", "gradient_tier", "parameter_tier")
+"""Keys of ``memory`` that a model which looks at images does without."""
+
+
+def as_seen(config: Config, prepared: Prepared, *, sees: bool) -> Config:
+    """The config with what its rows' images leave no choice of written out."""
+    if not has_images(prepared):
+        return config
+    axes: dict[str, Any] = {"tensor": 1} if config.parallel.tensor == "auto" else {}
+    if not sees:
+        return config.model_copy(update={"parallel": config.parallel.model_copy(update=axes)})
+    axes |= {"pipeline": 1} if config.parallel.pipeline == "auto" else {}
+    tiers: dict[str, Any] = {key: "device" for key in ON_DEVICE if getattr(config.memory, key) == "auto"}
+    tiers |= {"tiles": 1} if config.memory.tiles == "auto" else {}
+    return config.model_copy(
+        update={
+            "parallel": config.parallel.model_copy(update=axes),
+            "memory": config.memory.model_copy(update=tiers),
+        }
+    )
+
+
+def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> None:
+    """Refuse what does not go with a tower that looks at images itself. Raises ``UserError``."""
+    trained = () if config.adapter == "auto" else trained_apart(config, model.config, model.files).tower
+    key = "adapter.targets" if not isinstance(config.adapter, str) else "train"
+    if trained and not has_images(prepared):
+        observed = f"{', '.join(trained)}, of the vision tower, and no row has images"
+        raise user_error(observed, "rows with images", f"leave {', '.join(trained)} out", key)
+    if trained and config.data.image_features == "cached":
+        raise user_error(
+            where="data.image_features",
+            found=f"features that are computed once, and {', '.join(trained)} of the vision tower trained ({key})",
+            needed="features of the tower as it is in every step",
+            change="data.image_features=computed",
+        )
+    if not has_images(prepared) or not (trained or config.data.image_features == "computed"):
+        return
+    memory = {f"memory.{name}": getattr(config.memory, name) for name in ON_DEVICE}
+    asked = [f"{name} is {value}" for name, value in memory.items() if value not in ("auto", "device")]
+    asked += [f"memory.tiles is {config.memory.tiles}"] if config.memory.tiles not in ("auto", 1) else []
+    if config.parallel.pipeline not in ("auto", 1):
+        asked.append(f"parallel.pipeline is {config.parallel.pipeline}")
+    if asked:
+        raise user_error(
+            where=asked[0].partition(" ")[0],
+            found=f"{asked[0]}, and a vision tower that looks at images in every step",
+            needed="a tower that is on its device, with all of the model",
+            change=f"leave {asked[0].partition(' ')[0]} out"
+            + ("" if trained else ", or data.image_features=cached, where the tower is not there in training"),
+        )
 
 
 def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
@@ -42,6 +134,7 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
     from tonnage.model.vision import check_tower
     from tonnage.training.vision_trial import check_sight
 
+    _check_looking(config, model, prepared)
     if not has_images(prepared):
         return
     recipe = images_taken(config, model)
@@ -101,7 +194,7 @@ def with_features(
     Raises:
         UserError: the disk has no room for them.
     """
-    if not has_images(prepared):
+    if not has_images(prepared) or plans[0].data.sees:
         return list(plans)
     entry = entry_of(config, model, plans[0], progress)
     return [_with_features(config, plan, entry, prepared) for plan in plans]

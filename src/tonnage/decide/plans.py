@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
+from tonnage.decide.images import as_seen, looks, trained_apart
 from tonnage.decide.models import check_division
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from tonnage.data import Prepared, Progress
     from tonnage.decide.models import ModelFound
+    from tonnage.model.adapters import Trains
+    from tonnage.model.files import ModelFiles
     from tonnage.planning.budgets import Free
     from tonnage.planning.ladder import Cost
     from tonnage.planning.layout import Layout
@@ -182,7 +185,9 @@ def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where
         packs = math.ceil(data.num_tokens / length) if config.data.pack else data.num_packs
         data = replace(data, num_packs=packs, max_length=length, document_tokens=min(data.document_tokens, length))
         vocab_size = _checked_vocabulary(config, model, prepared)
-        return _plan_of(config, _Subject(model.config, vocab_size, data, weighed), place, force=force)
+        data = replace(data, sees=looks(config, model, prepared))
+        config = as_seen(config, prepared, sees=data.sees)
+        return _plan_of(config, _Subject(model.config, vocab_size, data, weighed, files=model.files), place, force=force)
 
     def ladder(config: Config, plan: Plan) -> list[Cost]:
         return _costs(config, _subject_of(config, model, prepared), place, plan)
@@ -229,7 +234,9 @@ def plan_run(
     force: bool,
 ) -> Plan:
     """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
-    plan = _plan_of(config, _subject_of(config, model, prepared), place, before, force=force)
+    subject = _subject_of(config, model, prepared)
+    config = as_seen(config, prepared, sees=subject.data.sees)
+    plan = _plan_of(config, subject, place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if config.objective.has_reference:
         plan = with_reference(plan, name=config.objective.reference)
@@ -249,14 +256,20 @@ class _Subject:
     document_tokens: int
     """How long documents are with which the model is weighed."""
     rows: Rows | None = None
+    files: ModelFiles | None = None
+    """Of the model, where there are some."""
+
+    def trains(self, config: Config) -> Trains:
+        """What a config trains of the model, with what is the tower's set apart."""
+        return trained_apart(config, self.model_config, self.files)
 
 
 def _subject_of(config: Config, model: ModelFound, prepared: Prepared) -> _Subject:
     """A model, and rows that are prepared."""
     others = [one for one in (prepared.validation, prepared.general) if one is not None]
     vocab_size, rows = _checked_vocabulary(config, model, prepared), rows_of(prepared.train, others, config.seed)
-    data = _data_of(prepared)
-    return _Subject(model.config, vocab_size, data, data.max_length, rows)
+    data = replace(_data_of(prepared), sees=looks(config, model, prepared))
+    return _Subject(model.config, vocab_size, data, data.max_length, rows, model.files)
 
 
 def _data_of(prepared: Prepared) -> DataProfile:
@@ -278,7 +291,7 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     """Tokens that the embedding must have. Raises ``UserError`` where it would have to grow, and is not trained."""
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     is_frozen = config.adapter != "none" or bool(config.train)
-    if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model.config):
+    if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model):
         adds_tokens = bool(config.data.added_tokens or config.data.eos_token)
         trains = "adapter.also=[embeddings,head]" if config.adapter != "none" else "train=[]"
         if config.adapter == "auto":
@@ -297,21 +310,20 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     return vocab_size
 
 
-def _trains_vocabulary(config: Config, model_config: PreTrainedConfig) -> bool:
+def _trains_vocabulary(config: Config, model: ModelFound) -> bool:
     """Whether the embedding and the head are trained as a whole, beside an adapter or as ``train`` says."""
     import torch
 
     from tonnage.model.adapters import trained_names
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import on_meta
-    from tonnage.training.building import trains_of
 
     if config.adapter == "auto":
         return False
-    model = on_meta(copy.deepcopy(model_config), torch.float32)
-    anatomy = dissect(model)
-    names = trained_names(model, anatomy, trains_of(config))
-    trained = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
+    text = on_meta(copy.deepcopy(model.config), torch.float32)
+    anatomy = dissect(text)
+    names = trained_names(text, anatomy, trained_apart(config, model.config, model.files))
+    trained = {id(one) for name, one in text.named_parameters(remove_duplicate=False) if name in names}
     return {id(anatomy.embedding.weight), id(anatomy.head.weight)} <= trained
 
 
@@ -332,7 +344,6 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
 
     from tonnage.host.cachedir import default_directory
     from tonnage.planning.scales import Scales
-    from tonnage.training.building import trains_of
     from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import Conditions, weigh_once
 
@@ -354,7 +365,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         machine.kind,
         arrangement=isolation.arrangement,
         attention=isolation.attention,
-        trains=trains_of(config),
+        trains=subject.trains(config),
         teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
     parts = {

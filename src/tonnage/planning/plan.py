@@ -41,7 +41,9 @@ class DataProfile:
     teacher_path: str | None = None
     """Where the cache has, or will have, what a teacher expects of the supervised tokens, if there is one."""
     features_path: str | None = None
-    """Where the cache has, or will have, what the tower makes of the images of rows, if there are any."""
+    """Where the cache has, or will have, what the tower makes of the images of rows, if that is computed beforehand."""
+    sees: bool = False
+    """Whether rows have images at which the tower looks in every micro-batch."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""

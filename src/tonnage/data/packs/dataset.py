@@ -25,6 +25,7 @@ import numpy as np
 from tonnage.data.packs.features import Features, ImageFeatures
 from tonnage.data.packs.order import first_packs, pack_at
 from tonnage.data.packs.padding import in_chunks, of_pairs
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.packs.taught import Taught
 from tonnage.data.text.masks import Span
@@ -100,8 +101,8 @@ class PackedDataset:
     """What a teacher expects of the supervised tokens of packs."""
     images: bool = False
     """Whether documents have images."""
-    features: Features | None = field(default=None, repr=False, compare=False)
-    """What the tower makes of these."""
+    features: Features | Pictures | None = field(default=None, repr=False, compare=False)
+    """What the tower makes of these, or the images for it to look at."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:

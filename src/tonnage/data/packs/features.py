@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tonnage.data.packs.pictures import RowImages
 
 INDEX, TOKEN = "index.npy", "token.npy"
 
@@ -53,8 +56,8 @@ class StoredRows:
 class ImageFeatures:
     """What stands in the places of a document's image tokens."""
 
-    rows: StoredRows
-    """(image tokens, hidden), in the order of the tokens."""
+    rows: StoredRows | RowImages
+    """(image tokens, hidden), in the order of the tokens; or the images, where the tower is to look at them itself."""
     places: np.ndarray
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
