@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
 from tonnage.errors import user_error
+from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from tonnage.data import Prepared, Progress
     from tonnage.data.images.processing import ImageRecipe
+    from tonnage.data.tokens.documents import Documents
     from tonnage.decide.models import ModelFound
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
     from tonnage.planning.plan import Plan
+    from tonnage.planning.profile import TowerCost
 
 BYTES = {"fp32": 4}
 """Of a number of a feature, where it is not 2."""
@@ -71,6 +74,49 @@ def looks(config: Config, model: ModelFound, prepared: Prepared) -> bool:
     if not has_images(prepared) or config.data.image_features == "cached":
         return False
     return config.data.image_features == "computed" or bool(trained_apart(config, model.config, model.files).tower)
+
+
+def fullest_row(prepared: Prepared) -> tuple[Documents, int, int] | None:
+    """The document with most tokens of images, where it is, and how many these are."""
+    fullest, most, where = None, 0, None
+    for data in (prepared.train, prepared.validation):
+        if data is None or not data.images or data.source is where:
+            continue
+        where, tokens = data.source, data.source.column("image_tokens")
+        if (number := int(tokens.max(initial=0))) > most:
+            fullest, most = (data.source, int(tokens.argmax())), number
+    return fullest and (*fullest, most)
+
+
+def tower_cost(
+    config: Config, model_config: PreTrainedConfig, files: ModelFiles, prepared: Prepared, *, frozen: bool = False
+) -> TowerCost:
+    """What the tower of the model in ``files`` costs on the fullest of the rows, as the config trains it or ``frozen``.
+
+    Raises:
+        UserError: an image is gone or another, or the tower cannot be weighed.
+    """
+    from tonnage.data.packs.pictures import RowImages
+    from tonnage.host.cachedir import default_directory
+    from tonnage.model.adapters import EVERYTHING
+    from tonnage.parallel.parallelize import Precision
+    from tonnage.training.building import trains_of
+    from tonnage.training.sight import image_recipe
+    from tonnage.training.weigh_tower import weigh_tower_once
+
+    recipe, fullest = image_recipe(files, trusts=config.trust_remote_code), fullest_row(prepared)
+    assert recipe is not None
+    assert fullest is not None
+    source, document, tokens = fullest
+    return weigh_tower_once(
+        model_config,
+        files,
+        EVERYTHING if frozen else trains_of(config),
+        Precision.of(config.precision, 1).compute,
+        RowImages(source, document, recipe).inputs(),
+        tokens,
+        cache=default_directory(),
+    )
 
 
 ON_DEVICE = ("activation_tier", "optimizer_tier", "gradient_tier", "parameter_tier")
@@ -197,12 +243,31 @@ def with_features(
     if not has_images(prepared) or plans[0].data.sees:
         return list(plans)
     entry = entry_of(config, model, plans[0], progress)
-    return [_with_features(config, plan, entry, prepared) for plan in plans]
+    with_place = [_with_features(config, plan, entry, prepared) for plan in plans]
+    if entry.exists() or (RunDirectory(config.output).features / entry.name).exists():
+        return with_place
+    tower = tower_cost(config, model.config, model.files, prepared, frozen=True)
+    return [_with_pass(plan, tower) for plan in with_place]
+
+
+def _with_pass(plan: Plan, tower: TowerCost) -> Plan:
+    """The plan with what the pass before training takes of a worker's memory. Raises ``UserError`` without room."""
+    from tonnage.planning.words import size
+    from tonnage.training.features import CHUNK_BYTES
+
+    comes = tower.evaluated + tower.input_bytes * tower.tokens
+    chunk = min(CHUNK_BYTES, 4.0 * plan.model.hidden_size * plan.data.num_tokens)
+    on_cpu = plan.layout.device == "cpu"
+    needed = tower.frozen_bytes + comes * (2 if on_cpu else 1) + chunk * (3 if on_cpu else 1) + plan.choice.runtime_bytes
+    if needed > (usable := plan.budget.usable):
+        observed = f"{size(needed)} a worker for the vision tower before training, and room for {size(usable)}"
+        raise user_error(observed, "room for it", "use smaller images, or a device with more memory", "data.train")
+    images = f"{plan.reasons['images']}; that pass takes {size(needed)} of a worker's memory"
+    return replace(plan, reasons=plan.reasons | {"images": images})
 
 
 def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) -> Plan:
     from tonnage.planning.words import size
-    from tonnage.rundir.directory import RunDirectory
     from tonnage.training.features import same_images, visited_packs
 
     train, validation = prepared.train, prepared.validation

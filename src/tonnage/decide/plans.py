@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
-from tonnage.decide.images import as_seen, looks, trained_apart
+from tonnage.decide.images import as_seen, looks, tower_cost, trained_apart
 from tonnage.decide.models import check_division
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
@@ -187,7 +187,8 @@ def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where
         vocab_size = _checked_vocabulary(config, model, prepared)
         data = replace(data, sees=looks(config, model, prepared))
         config = as_seen(config, prepared, sees=data.sees)
-        return _plan_of(config, _Subject(model.config, vocab_size, data, weighed, files=model.files), place, force=force)
+        subject = _Subject(model.config, vocab_size, data, weighed, files=model.files, prepared=prepared)
+        return _plan_of(config, subject, place, force=force)
 
     def ladder(config: Config, plan: Plan) -> list[Cost]:
         return _costs(config, _subject_of(config, model, prepared), place, plan)
@@ -258,6 +259,8 @@ class _Subject:
     rows: Rows | None = None
     files: ModelFiles | None = None
     """Of the model, where there are some."""
+    prepared: Prepared | None = None
+    """The rows, where there are some."""
 
     def trains(self, config: Config) -> Trains:
         """What a config trains of the model, with what is the tower's set apart."""
@@ -269,7 +272,7 @@ def _subject_of(config: Config, model: ModelFound, prepared: Prepared) -> _Subje
     others = [one for one in (prepared.validation, prepared.general) if one is not None]
     vocab_size, rows = _checked_vocabulary(config, model, prepared), rows_of(prepared.train, others, config.seed)
     data = replace(_data_of(prepared), sees=looks(config, model, prepared))
-    return _Subject(model.config, vocab_size, data, data.max_length, rows, model.files)
+    return _Subject(model.config, vocab_size, data, data.max_length, rows, model.files, prepared)
 
 
 def _data_of(prepared: Prepared) -> DataProfile:
@@ -378,6 +381,11 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         )
         for degree in degrees(config, model_config, machine)
     }
+    if data.sees:
+        assert subject.files is not None
+        assert subject.prepared is not None
+        tower = tower_cost(config, model_config, subject.files, subject.prepared)
+        parts = {degree: part.seeing(tower) for degree, part in parts.items()}
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
     could_share = config.data.share_prefixes and isolation.shares_prefixes and parts[1].shares_prefixes
     for part in parts.values():

@@ -237,6 +237,7 @@ def apart(model: nn.Module, anatomy: Anatomy, trains: Trains) -> Trains:
     rest = tuple(pattern for pattern in patterns if pattern not in tower)
     if trains.adapter is None:
         return replace(trains, patterns=rest, tower=tower)
+    _check_dropout(trains.adapter, find_targets(model, anatomy, tower))
     return replace(trains, adapter=replace(trains.adapter, targets=rest), tower=tower)
 
 

@@ -91,6 +91,9 @@ class RowSizes:
     """Of the documents in a forward: more, where these share what they begin with; less, where rows are padded."""
     forwards: float = 0.0
     """Of a worker in a step, where that does not follow from the number of packs."""
+    most_image_tokens: int = 0
+    mean_image_tokens: float = 0.0
+    """Tokens that stand for images."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,7 @@ CATEGORIES = (
     "gradients",
     "activations",
     "in flight",
+    "images",
     "workspace",
     "loss",
     "save",

@@ -160,6 +160,24 @@ class PackedDataset:
                 tokens += added * ((prefix_bits >> np.uint64(number)) & np.uint64(1)).astype(np.int64)
         return int(tokens.max()), int(supervised.max()), float(tokens.mean()), float(whole.mean())
 
+    def image_tokens_of_rows(
+        self, order: np.ndarray, *, packs_per_step: int, workers: int, micro_batch: int
+    ) -> tuple[int, float]:
+        """Tokens that stand for images in the rows of a run, as for ``row_sizes``: the most, and the mean."""
+        if not self.images:
+            return 0, 0.0
+        step, within = np.divmod(np.arange(len(order)), packs_per_step)
+        turn, worker = np.divmod(within, workers)
+        row = (step * workers + worker) * packs_per_step + turn // micro_batch
+        tokens = np.array([self.image_tokens(pack).sum() for pack in range(self.num_packs)])[order]
+        of_rows = np.bincount(np.unique(row, return_inverse=True)[1], weights=tokens)
+        return int(of_rows.max()), float(of_rows.mean())
+
+    def image_tokens(self, index: int) -> np.ndarray:
+        """Tokens that stand for images in every document of a pack, int (num_documents,)."""
+        documents = self._of_pack(index, "documents")
+        return self.source.column("image_tokens")[documents] if self.images else np.zeros(len(documents), dtype=np.int64)
+
     @cached_property
     def _sizes(self) -> PackSizes:
         arrays, begins = self._arrays, self._arrays["offsets"][:-1]
