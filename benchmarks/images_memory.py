@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plan_truth
+
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.launch.local import run_workers

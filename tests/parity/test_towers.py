@@ -27,7 +27,9 @@ from tonnage.errors import UserError
 from tonnage.model.adapters import initialise
 
 pytest.importorskip("PIL")
-from test_images import Make, check_steps, images_of, logits_of, make, plain_model, steps_of
+from test_images import Make, assembled, check_steps, images_of, logits_of, make, plain_model, steps_of
+
+from visions import draw_image
 
 __all__ = ["make"]
 STEPS = 5
@@ -61,8 +63,8 @@ class Plain:
 def in_plain_transformers(
     decision: Decision, trains: Callable[[str], bool], change: Callable[[Any], Any] = lambda model: model
 ) -> Plain:
-    """Steps in which those parameters of the whole model are trained that ``trains`` names, one row at a time. What rows
-    of some steps do not reach has a gradient of zeros there."""
+    """Steps in which those parameters of the whole model are trained that ``trains`` names, one row at a time. What the
+    rows of some steps do not reach has a gradient of zeros there."""
     model = change(plain_model(decision.config.model))
     processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
     for name, parameter in model.named_parameters():
@@ -157,7 +159,9 @@ def in_layout(layout: str) -> dict[str, Any]:
     return {"workers": 2, "memory": {"micro_batch": 1, "zero": int(layout[-1])}}
 
 
-CASES = [(family, part, layout) for family in PROJECTORS for part in PARTS for layout in ("1 worker", "zero 0", "zero 3")]
+CASES = [
+    (family, part, layout) for family in PROJECTORS for part in PARTS for layout in ("1 worker", "zero 0", "zero 3")
+]
 QUICK = {("llava", "projector", "zero 3")}
 SLOW = {("qwen2_5_vl", "all", "zero 3"), ("idefics3", "tower", "zero 0"), ("llava", "all", "1 worker")}
 
@@ -169,9 +173,7 @@ SLOW = {("qwen2_5_vl", "all", "zero 3"), ("idefics3", "tower", "zero 0"), ("llav
         for case in CASES
     ],
 )
-def test_towers_learn_as_in_plain_transformers(
-    make: Make, tmp_path: Path, family: str, part: str, layout: str
-) -> None:
+def test_towers_learn_as_in_plain_transformers(make: Make, tmp_path: Path, family: str, part: str, layout: str) -> None:
     patterns, trains = PARTS[part]
     decision = make(family, steps=STEPS, train=list(patterns(family)), **in_layout(layout))
     assert decision.plan.data.sees
@@ -225,10 +227,10 @@ TARGETS = {"llava": "*vision_tower*", "qwen2_5_vl": "visual.blocks.*", "idefics3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "layout"), [("llava", "1 worker"), ("qwen2_5_vl", "zero 3"), ("idefics3", "zero 0")])
-def test_additions_to_text_and_tower_are_those_of_peft(
-    make: Make, tmp_path: Path, family: str, layout: str
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "layout"), [("llava", "1 worker"), ("qwen2_5_vl", "zero 3"), ("idefics3", "zero 0")]
+)
+def test_additions_to_text_and_tower_are_those_of_peft(make: Make, tmp_path: Path, family: str, layout: str) -> None:
     targets = ["all-linear", TARGETS[family]]
     decision = make(family, steps=STEPS, adapter={"rank": 4, "alpha": 12, "targets": targets}, **in_layout(layout))
     train((decision.plan.workers, [run_of(decision)]))
@@ -236,7 +238,9 @@ def test_additions_to_text_and_tower_are_those_of_peft(
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     whole = plain_model(decision.config.model)
     paths = {name for name, module in whole.named_modules() if isinstance(module, nn.Linear)}
-    adapted = {name for name in paths if any(name == one or name.endswith(f".{one}") for one in described["target_modules"])}
+    adapted = {
+        name for name in paths if any(name == one or name.endswith(f".{one}") for one in described["target_modules"])
+    }
     assert any(is_text(name) for name in adapted)
     assert any(not is_text(name) for name in adapted)
 
@@ -246,7 +250,11 @@ def test_additions_to_text_and_tower_are_those_of_peft(
             for name, parameter in made.named_parameters():
                 if "lora_" in name:
                     own = name.removeprefix("base_model.model.").removesuffix(".default.weight")
-                    ours = own.replace(".language_model", "").replace(".text_model", "") if is_text(own) else f"tower.{own}"
+                    ours = (
+                        own.replace(".language_model", "").replace(".text_model", "")
+                        if is_text(own)
+                        else f"tower.{own}"
+                    )
                     start = {ours: torch.empty_like(parameter)}
                     initialise(start, decision.config.seed)
                     parameter.copy_(start[ours])
@@ -271,7 +279,10 @@ def test_additions_to_text_and_tower_are_those_of_peft(
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cached": ({"train": ["*vision_tower*"], "data": {"image_features": "cached"}}, r"data\.image_features"),
-    "tier": ({"train": ["tower.*"], "memory": {"optimizer_tier": "host"}}, r"memory\.optimizer_tier is host, and a vis"),
+    "tier": (
+        {"train": ["tower.*"], "memory": {"optimizer_tier": "host"}},
+        r"memory\.optimizer_tier is host, and a vis",
+    ),
     "pipeline": ({"workers": 2, "parallel": {"pipeline": 2}} | SEEN, r"parallel\.pipeline is 2, and a vision tower"),
     "dropout": ({"adapter": {"rank": 2, "targets": ["*vision_tower*"], "dropout": 0.1}}, "of the vision tower among"),
     "nothing": ({"train": ["*vision_towel*"]}, "no parameters of the model"),
@@ -283,3 +294,48 @@ def test_what_does_not_go_together_is_refused(make: Make, case: str) -> None:
     keys, message = REFUSED[case]
     with pytest.raises(UserError, match=message):
         make("llava", **copy.deepcopy(keys))
+
+
+def test_a_tower_without_rows_of_images_is_refused(make: Make, tmp_path: Path) -> None:
+    make("llava")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "Words", "completion": "and words"}) + "\n")
+    with pytest.raises(UserError, match=r"\*vision_tower\*, of the vision tower, and no row has images"):
+        make("llava", train=["*vision_tower*"], data={"train": str(rows)}, batch={"sequences": 1})
+
+
+def test_where_features_have_no_room_they_are_computed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.decide import images
+
+    plan = make("llava", seed=61).plan
+    assert not plan.data.sees
+    assert "cached" in plan.reasons["images"]
+    assert plan.model.tower is None
+    monkeypatch.setattr(images, "_free_bytes", lambda place: 0)
+    plan = make("llava", seed=62).plan
+    assert plan.data.sees
+    assert plan.model.tower is not None
+    assert plan.model.tower.trained == 0
+    assert {"forward of the tower", "backward of the tower"} & {one.name for one in plan.choice.instants} == {
+        "forward of the tower"
+    }
+    with pytest.raises(UserError, match=r"data\.image_features=computed"):
+        make("llava", seed=63, data={"image_features": "cached"})
+
+
+def test_an_image_that_has_changed_stops_the_run(make: Make) -> None:
+    decision = make("llava", seed=64, **SEEN)
+    source = decision.prepared.train.source
+    tables = [place for document in range(len(source)) for place in source.images(document)]
+    files = {Path(table.path_of(number)) for table, number in tables if table.path_of(number)}
+    kept = {file: file.read_bytes() for file in files}
+    try:
+        for number, file in enumerate(sorted(files)):
+            file.write_bytes(draw_image(1000 + number))
+        job = assembled(decision)
+        batches = (batch for step in job.steps(job.cursor) for batch in step.micro_batches)
+        with pytest.raises(UserError, match="other bytes than when its row was prepared"):
+            job.pipeline.stages[0].states(next(batch for batch in batches if batch.opening is not None))
+    finally:
+        for file, content in kept.items():
+            file.write_bytes(content)

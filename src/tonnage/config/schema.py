@@ -277,7 +277,7 @@ class Data(Section):
     ] = ()
     """Columns of the rows, numbers, that a loss of one's own is given with each target (from Python, `loss=`)."""
     image_features: Literal["auto", "cached", "computed"] = "auto"
-    """What the vision tower makes of images: `cached` before training, `computed` in every step; `auto`: the cheaper."""
+    """What a vision tower makes of images: `cached` before training, `computed` in every step; `auto`: the faster."""
     cache: PathText | None = None
     """Directory for prepared data; none is the user's cache directory."""
 

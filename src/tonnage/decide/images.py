@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
+from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import user_error
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
     from tonnage.data import Prepared, Progress
     from tonnage.data.images.processing import ImageRecipe
-    from tonnage.data.tokens.documents import Documents
     from tonnage.decide.models import ModelFound
-    from tonnage.model.adapters import Trains
-    from tonnage.model.files import ModelFiles
+    from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan
     from tonnage.planning.profile import TowerCost
 
 BYTES = {"fp32": 4}
 """Of a number of a feature, where it is not 2."""
+WORTH_SECONDS = 60.0
+"""What a model that looks at images itself must save, as it holds its tower all the time."""
 
 
 def images_taken(config: Config, model: ModelFound) -> ImageRecipe | None:
@@ -42,81 +39,11 @@ def images_taken(config: Config, model: ModelFound) -> ImageRecipe | None:
     return image_recipe(model.files, trusts=config.trust_remote_code)
 
 
-def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFiles | None) -> Trains:
-    """What a config trains, with what names parts of the vision tower of the model in ``files`` set apart.
-
-    Raises:
-        UserError: a pattern or target matches nothing, or something that cannot be adapted.
-    """
-    import torch
-
-    from tonnage.model.adapters import ALL_LINEAR, apart
-    from tonnage.model.anatomy import dissect
-    from tonnage.model.build import on_meta
-    from tonnage.model.vision import attach_tower
-    from tonnage.training.building import trains_of
-    from tonnage.training.sight import image_recipe
-
-    trains = trains_of(config)
-    is_usual = not trains.patterns and (trains.adapter is None or trains.adapter.targets in (ALL_LINEAR, (ALL_LINEAR,)))
-    if is_usual or files is None or config.init == "random" or config.objective.scores:
-        return trains
-    if image_recipe(files, trusts=config.trust_remote_code) is None:
-        return trains
-    text = on_meta(copy.deepcopy(model_config), torch.float32)
-    anatomy = dissect(text)
-    attach_tower(text, files, torch.float32)
-    return apart(text, anatomy, trains)
-
-
 def looks(config: Config, model: ModelFound, prepared: Prepared) -> bool:
     """Whether the tower looks at the images of rows in every micro-batch."""
     if not has_images(prepared) or config.data.image_features == "cached":
         return False
     return config.data.image_features == "computed" or bool(trained_apart(config, model.config, model.files).tower)
-
-
-def fullest_row(prepared: Prepared) -> tuple[Documents, int, int] | None:
-    """The document with most tokens of images, where it is, and how many these are."""
-    fullest, most, where = None, 0, None
-    for data in (prepared.train, prepared.validation):
-        if data is None or not data.images or data.source is where:
-            continue
-        where, tokens = data.source, data.source.column("image_tokens")
-        if (number := int(tokens.max(initial=0))) > most:
-            fullest, most = (data.source, int(tokens.argmax())), number
-    return fullest and (*fullest, most)
-
-
-def tower_cost(
-    config: Config, model_config: PreTrainedConfig, files: ModelFiles, prepared: Prepared, *, frozen: bool = False
-) -> TowerCost:
-    """What the tower of the model in ``files`` costs on the fullest of the rows, as the config trains it or ``frozen``.
-
-    Raises:
-        UserError: an image is gone or another, or the tower cannot be weighed.
-    """
-    from tonnage.data.packs.pictures import RowImages
-    from tonnage.host.cachedir import default_directory
-    from tonnage.model.adapters import EVERYTHING
-    from tonnage.parallel.parallelize import Precision
-    from tonnage.training.building import trains_of
-    from tonnage.training.sight import image_recipe
-    from tonnage.training.weigh_tower import weigh_tower_once
-
-    recipe, fullest = image_recipe(files, trusts=config.trust_remote_code), fullest_row(prepared)
-    assert recipe is not None
-    assert fullest is not None
-    source, document, tokens = fullest
-    return weigh_tower_once(
-        model_config,
-        files,
-        EVERYTHING if frozen else trains_of(config),
-        Precision.of(config.precision, 1).compute,
-        RowImages(source, document, recipe).inputs(),
-        tokens,
-        cache=default_directory(),
-    )
 
 
 ON_DEVICE = ("activation_tier", "optimizer_tier", "gradient_tier", "parameter_tier")
@@ -158,16 +85,16 @@ def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> Non
     if not has_images(prepared) or not (trained or config.data.image_features == "computed"):
         return
     memory = {f"memory.{name}": getattr(config.memory, name) for name in ON_DEVICE}
-    asked = [f"{name} is {value}" for name, value in memory.items() if value not in ("auto", "device")]
-    asked += [f"memory.tiles is {config.memory.tiles}"] if config.memory.tiles not in ("auto", 1) else []
+    refused = [f"{name} is {value}" for name, value in memory.items() if value not in ("auto", "device")]
+    refused += [f"memory.tiles is {config.memory.tiles}"] if config.memory.tiles not in ("auto", 1) else []
     if config.parallel.pipeline not in ("auto", 1):
-        asked.append(f"parallel.pipeline is {config.parallel.pipeline}")
-    if asked:
+        refused.append(f"parallel.pipeline is {config.parallel.pipeline}")
+    if refused:
         raise user_error(
-            where=asked[0].partition(" ")[0],
-            found=f"{asked[0]}, and a vision tower that looks at images in every step",
+            where=refused[0].partition(" ")[0],
+            found=f"{refused[0]}, and a vision tower that looks at images in every step",
             needed="a tower that is on its device, with all of the model",
-            change=f"leave {asked[0].partition(' ')[0]} out"
+            change=f"leave {refused[0].partition(' ')[0]} out"
             + ("" if trained else ", or data.image_features=cached, where the tower is not there in training"),
         )
 
@@ -232,49 +159,94 @@ def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) 
     return cache / "features" / store.key(parts)
 
 
+@dataclass(frozen=True)
+class _Looks:
+    """What it takes to look at the images of a run, in either way."""
+
+    num_bytes: int
+    """Of features, where they are computed once."""
+    tokens: int
+    """Of images, each looked at once."""
+    rows: int
+    cached_seconds: float
+    """With writing and reading of features."""
+    computed_seconds: float
+    """Where every row is looked at whenever it is trained."""
+
+    @staticmethod
+    def of(config: Config, plan: Plan, prepared: Prepared, tower: TowerCost, machine: Machine) -> _Looks:
+        """By the machine's rates, all of whose devices take part; without what the processor takes in either way."""
+        from tonnage.training.features import same_images, visited_packs
+
+        train, validation = prepared.train, prepared.validation
+        datasets = [train] if validation is None else [train, validation]
+        groups = same_images(train.source, datasets, visited_packs(train, validation, plan.num_packs, config.seed))
+        tokens = sum(group.rows for group in groups)
+        num_bytes = tokens * plan.model.hidden_size * BYTES.get(config.precision, 2)
+        passes = max(1.0, plan.num_packs / train.num_packs)
+        rate = machine.flops[config.precision] * (plan.workers if machine.kind != "cpu" else 1)
+        a_token = tower.forward_flops / rate
+        read = passes * num_bytes / machine.disk_read_bytes_per_second
+        return _Looks(
+            num_bytes,
+            tokens,
+            sum(len(group.documents) for group in groups),
+            tokens * a_token + num_bytes / machine.disk_write_bytes_per_second + read,
+            passes * a_token * sum(group.rows * len(group.documents) for group in groups),
+        )
+
+    def __str__(self) -> str:
+        from tonnage.planning.words import run_time
+
+        return f"cached {run_time(self.cached_seconds)}, computed in every step {run_time(self.computed_seconds)}"
+
+
+def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: Prepared, machine: Machine) -> bool:
+    """Whether a tower that is frozen had better look at images in every step, where the config leaves it open: there is
+    no room for features, or to write and read them takes longer by ``WORTH_SECONDS``."""
+    if config.data.image_features != "auto" or not has_images(prepared):
+        return False
+    tower = tower_cost(config, model.config, model.files, prepared, frozen=True)
+    both = _Looks.of(config, plan, prepared, tower, machine)
+    cache = Path(plan.data.train_path).parent
+    has_room = _free_bytes(cache) >= both.num_bytes
+    return not has_room or both.computed_seconds + WORTH_SECONDS < both.cached_seconds
+
+
 def with_features(
-    config: Config, model: ModelFound, prepared: Prepared, plans: Sequence[Plan], progress: Progress
+    config: Config, model: ModelFound, prepared: Prepared, plans: Sequence[Plan], machine: Machine, progress: Progress
 ) -> list[Plan]:
-    """The plans of a run, with the place of the features of images and how much they are, where rows have any.
+    """The plans of a run, with what is said of images, and the place of their features where these are cached.
 
     Raises:
         UserError: the disk has no room for them.
     """
-    if not has_images(prepared) or plans[0].data.sees:
+    if not has_images(prepared):
         return list(plans)
+    sees = plans[0].data.sees
+    tower = tower_cost(config, model.config, model.files, prepared, frozen=not sees)
+    both = _Looks.of(config, plans[0], prepared, tower, machine)
+    if sees:
+        return [_with_tower(plan, tower, both) for plan in plans]
     entry = entry_of(config, model, plans[0], progress)
-    with_place = [_with_features(config, plan, entry, prepared) for plan in plans]
-    if entry.exists() or (RunDirectory(config.output).features / entry.name).exists():
-        return with_place
-    tower = tower_cost(config, model.config, model.files, prepared, frozen=True)
-    return [_with_pass(plan, tower) for plan in with_place]
+    return [_with_features(config, plan, entry, tower, both) for plan in plans]
 
 
-def _with_pass(plan: Plan, tower: TowerCost) -> Plan:
-    """The plan with what the pass before training takes of a worker's memory. Raises ``UserError`` without room."""
-    from tonnage.planning.words import size
-    from tonnage.training.features import CHUNK_BYTES
-
-    comes = tower.evaluated + tower.input_bytes * tower.tokens
-    chunk = min(CHUNK_BYTES, 4.0 * plan.model.hidden_size * plan.data.num_tokens)
-    on_cpu = plan.layout.device == "cpu"
-    needed = tower.frozen_bytes + comes * (2 if on_cpu else 1) + chunk * (3 if on_cpu else 1) + plan.choice.runtime_bytes
-    if needed > (usable := plan.budget.usable):
-        observed = f"{size(needed)} a worker for the vision tower before training, and room for {size(usable)}"
-        raise user_error(observed, "room for it", "use smaller images, or a device with more memory", "data.train")
-    images = f"{plan.reasons['images']}; that pass takes {size(needed)} of a worker's memory"
+def _with_tower(plan: Plan, tower: TowerCost, both: _Looks) -> Plan:
+    """The plan of a model that looks at images itself, with what is said of that."""
+    learns = "frozen" if not tower.trained else f"{tower.trained:,} of its parameters trained"
+    images = (
+        f"looked at in every step by the vision tower ({tower.trained + tower.frozen:,} parameters, {learns}): "
+        f"{both.tokens:,} tokens in {both.rows:,} rows"
+    )
+    if not tower.trained:
+        images += f"; all looks: {both}"
     return replace(plan, reasons=plan.reasons | {"images": images})
 
 
-def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) -> Plan:
+def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost, both: _Looks) -> Plan:
     from tonnage.planning.words import size
-    from tonnage.training.features import same_images, visited_packs
 
-    train, validation = prepared.train, prepared.validation
-    datasets = [train] if validation is None else [train, validation]
-    groups = same_images(train.source, datasets, visited_packs(train, validation, plan.num_packs, config.seed))
-    rows = sum(group.rows for group in groups)
-    num_bytes = rows * plan.model.hidden_size * BYTES.get(config.precision, 2)
     own = RunDirectory(config.output).features / entry.name
     if own.exists():
         has = "the run has them"
@@ -282,19 +254,39 @@ def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) 
         has = "the cache has them from an earlier run"
     else:
         has = "computed once, before training, by the run's workers, each of which holds the tower until then"
-        _check_room(entry, num_bytes)
-    number = sum(len(group.documents) for group in groups)
+        _check_room(entry, both.num_bytes)
+        has += f", in {size(_bytes_before(plan, tower, both))} of memory"
     why = (
-        f"the features of {rows:,} tokens of images in {number:,} rows, {size(num_bytes)} ({has}); the tower is frozen"
+        f"the features of {both.tokens:,} tokens of images in {both.rows:,} rows, {size(both.num_bytes)} ({has}); the "
+        f"tower is frozen; all looks: {both}"
     )
     return replace(plan, data=replace(plan.data, features_path=str(entry)), reasons=plan.reasons | {"images": why})
 
 
-def _check_room(entry: Path, num_bytes: int) -> None:
-    place = entry
+def _bytes_before(plan: Plan, tower: TowerCost, both: _Looks) -> float:
+    """Most bytes of a worker in the pass before training. Raises ``UserError`` where it has no room."""
+    from tonnage.planning.words import size
+    from tonnage.training.features import CHUNK_BYTES
+
+    times = 2 if plan.layout.device == "cpu" else 1  # the heap keeps what comes and goes; chunks are summed on the host
+    chunk = min(CHUNK_BYTES, 4 * plan.model.hidden_size * both.tokens)
+    comes = tower.evaluated + tower.input_bytes * tower.tokens + chunk
+    needed = tower.frozen_bytes + times * comes + plan.choice.runtime_bytes
+    if needed > (usable := plan.budget.usable):
+        observed = f"{size(needed)} a worker for the vision tower before training, and room for {size(usable)}"
+        raise user_error(observed, "room for it", "use smaller images, or a device with more memory", "data.train")
+    return needed
+
+
+def _free_bytes(place: Path) -> int:
     while not place.exists():
         place = place.absolute().parent
     space = os.statvfs(place)
-    if (free := space.f_bavail * space.f_frsize) < math.ceil(num_bytes):
+    return space.f_bavail * space.f_frsize
+
+
+def _check_room(entry: Path, num_bytes: int) -> None:
+    if (free := _free_bytes(entry)) < num_bytes:
         observed = f"{free:,} bytes free, and {num_bytes:,} to come of features of images"
-        raise user_error(observed, "room for all of them", "make room, or set data.cache to another disk", str(place))
+        change = "make room, set data.cache to another disk, or data.image_features=computed"
+        raise user_error(observed, "room for all of them", change, str(entry))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, read_config
-from tonnage.decide.images import trained_apart
+from tonnage.decide.towers import trained_apart
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.switches import switch_off
 from tonnage.planning.plan import CarriedFacts, WeightFacts

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
-from tonnage.decide.images import as_seen, looks, tower_cost, trained_apart
+from tonnage.decide.images import as_seen, is_better_computed, looks
 from tonnage.decide.models import check_division
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
+from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.words import size
@@ -238,6 +239,9 @@ def plan_run(
     subject = _subject_of(config, model, prepared)
     config = as_seen(config, prepared, sees=subject.data.sees)
     plan = _plan_of(config, subject, place, before, force=force)
+    if not subject.data.sees and is_better_computed(config, model, plan, prepared, place.machine):
+        data = config.data.model_copy(update={"image_features": "computed"})
+        return plan_run(config.model_copy(update={"data": data}), model, prepared, place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if config.objective.has_reference:
         plan = with_reference(plan, name=config.objective.reference)

@@ -124,7 +124,7 @@ def _padded_rows(
             mine = order[start : start + packs_per_step][worker::workers]
             if len(mine):
                 in_chunks_of = partial(train.row_lengths, chunk=chunk)
-                lengths, in_rows, targets, seen = (
+                lengths, in_rows, targets, of_images = (
                     np.concatenate([amounts(int(pack)) for pack in mine])
                     for amounts in (train.lengths, in_chunks_of, train.supervised, train.image_tokens)
                 )
@@ -133,7 +133,7 @@ def _padded_rows(
                 computed += [int(in_rows[one[0]]) * len(one) for one in cut]
                 real += [int(lengths[one].sum()) for one in cut]
                 supervised += [int(targets[one].sum()) for one in cut]
-                images += [int(seen[one].sum()) for one in cut]
+                images += [int(of_images[one].sum()) for one in cut]
         numbers.append(max(of_workers))
     all_seen = len(order) <= MOST_STEPS * packs_per_step and not evaluated
     return RowSizes(

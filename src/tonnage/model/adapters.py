@@ -311,10 +311,7 @@ def find_targets(
     patterns = (targets,) if isinstance(targets, str) else targets
     if ALL_LINEAR in patterns and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
         raise _cannot(ALL_LINEAR, left_out, linear)
-    matched = {
-        name: linear if name == ALL_LINEAR else _targets_named(name, eligible)
-        for name in patterns
-    }
+    matched = {name: linear if name == ALL_LINEAR else _targets_named(name, eligible) for name in patterns}
     nothing = [name for name, those in matched.items() if not those]
     for name in nothing:
         others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
@@ -375,8 +372,8 @@ def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Tar
 
 
 def _check_dropout(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
-    """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted, and to a tower, whose rows
-    are no tokens."""
+    """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted, and to a tower, whose
+    rows are no tokens."""
     experts = [target.path for target in targets if target.experts]
     if adapter.dropout and experts:
         raise user_error(

@@ -270,9 +270,11 @@ class _Row:
         (first, recomputed), (last, _) = kinds[0], kinds[-1]
         early, late = (_Block.of(model.blocks[kind], tokens) for kind in (first, last))
         block = model.blocks[last]
-        seen = model.tower.kept(layout.row_image_tokens) if model.tower is not None and model.tower.trained else 0.0
+        of_images = 0.0
+        if model.tower is not None and model.tower.trained:
+            of_images = model.tower.saved * layout.row_image_tokens
         return _Row(
-            entered=outside.embedded(tokens) + seen,
+            entered=outside.embedded(tokens) + of_images,
             evaluated_entered=outside.embedded(tokens),
             blocks=model.num_blocks,
             recomputed=recomputed,
@@ -495,17 +497,21 @@ def _looking(layout: Layout, model: ModelProfile, tower: TowerCost, moments: Seq
     if layout.sharded:
         whole = 0.0 if layout.micro_batches > 1 and _reduced_once(layout) else layout.width * model.trained_outside
         own = 0.0 if not whole else layout.width * tower.trained
-        before = by_name["backward of the first block"] if "backward of the first block" in by_name else forward
+        before = by_name.get("backward of the first block", forward)
         gathered = _Gathering.of(layout, model).outside
-        kept, peak = before.get("gradients", 0.0) + whole - own, tower.backward
+        gradients, peak = before.get("gradients", 0.0) + whole - own, tower.backward
     else:
         before, gathered = by_name["backward of the embedding"], 0.0
         leave = _Gradients.of(layout, model).leave
         vocabulary = model.vocabulary_parameters if model.trains_embedding and not leave and not model.is_tied else 0
-        kept = before["gradients"] + layout.width * vocabulary
+        gradients = before["gradients"] + layout.width * vocabulary
         peak = tower.bare_backward if leave else tower.backward
     learns = _moment(
-        "backward of the tower", gathered=gathered, gradients=kept, activations=tower.kept(tokens), workspace=peak
+        "backward of the tower",
+        gathered=gathered,
+        gradients=gradients,
+        activations=tower.saved * tokens,
+        workspace=peak,
     )
     update = next(at for at, (name, _) in enumerate(around) if name in ("reduction outside the blocks", "update"))
     return [*around[:update], learns, *around[update:]]

@@ -186,10 +186,6 @@ class TowerCost:
     """For a token."""
     backward_flops: float
 
-    def kept(self, tokens: float) -> float:
-        """Bytes that rows with so many tokens of images keep for their backward pass."""
-        return self.saved * tokens
-
     def most(self, peak: float, tokens: float, *, saves: float = 0.0) -> float:
         """Most bytes while they are looked at, the fullest last; of each before it there is what it ``saves``."""
         return peak + saves * max(0.0, tokens - self.tokens)

@@ -22,14 +22,15 @@ from torch import Tensor
 from tonnage.data import HeldPacks, Pack, PackedDataset
 from tonnage.data.packs.features import ImageFeatures, StoredRows
 from tonnage.data.packs.padding import forwards
-from tonnage.data.packs.pictures import Pictures, RowImages
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
+from tonnage.data.packs.row_images import RowImages
 from tonnage.data.tokens.encoder import NO_FORK
 from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
 from tonnage.model.cached import Cached
-from tonnage.training.sight import Opening, Placed, opened_ahead
+from tonnage.training.opening import Opening, Placed
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class MicroBatch:
     feature_places: Tensor | None = None
     """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
     opening: Opening | None = None
-    """The images themselves, where the tower is to look at them (``sight``)."""
+    """The images themselves, where the tower is to look at them (``training.sight``)."""
     token_positions: Tensor | None = None
     """int64 (3, rows, tokens), where tokens have positions of three dimensions."""
     top: tuple[int, int] | None = None
@@ -486,6 +487,22 @@ def training_steps(
         for number, start in starts
     )
     yield from opened_ahead(steps) if isinstance(dataset.features, Pictures) else steps
+
+
+def opened_ahead(steps: Iterable[RankStep]) -> Iterator[RankStep]:
+    """The same steps, each made before the one before it is over, so that its images can be opened in time."""
+    waiting: RankStep | None = None
+    last: Opening | None = None
+    for step in steps:
+        for opening in (batch.opening for batch in step.micro_batches if batch.opening is not None):
+            if last is not None:
+                last.following = opening
+            last = opening
+        if waiting is not None:
+            yield waiting
+        waiting = step
+    if waiting is not None:
+        yield waiting
 
 
 def draw_of(seed: int, step: int) -> int:

@@ -10,23 +10,18 @@ the same parameters, of zeros there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tonnage.data.images.processing import FILES, ImageRecipe, tower_inputs
-from tonnage.data.packs.pictures import RowImages
 from tonnage.errors import user_error
 from tonnage.model.files import ModelFiles, read_whole_config
 from tonnage.model.vision import AttachedTower, image_token
-
-if TYPE_CHECKING:
-    from tonnage.training.batch import MicroBatch, RankStep
+from tonnage.training.batch import MicroBatch
+from tonnage.training.opening import Opening, Placed
 
 BLANK = (64, 64)
 """Width and height of the image that is looked at where there is none."""
@@ -38,67 +33,6 @@ def image_recipe(files: ModelFiles, *, trusts: bool = False) -> ImageRecipe | No
         return None
     token = image_token(read_whole_config(files, trust_remote_code=trusts))
     return None if token is None else ImageRecipe(str(files.directory), token, trusts)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A document of a micro-batch, and where its tokens are."""
-
-    row: int
-    start: int
-    length: int
-    images: RowImages | None
-
-
-class Opening:
-    """The images of a micro-batch, which a thread opens before they are wanted."""
-
-    def __init__(self, documents: Sequence[Placed]) -> None:
-        self.documents = tuple(documents)
-        """All of the micro-batch's."""
-        self.following: Opening | None = None
-        """Of the micro-batch with images that comes next."""
-        self._opened: Future[list[dict[str, Any]]] | None = None
-
-    @property
-    def with_images(self) -> list[tuple[Placed, RowImages]]:
-        """The documents that have any, with them."""
-        return [(document, document.images) for document in self.documents if document.images is not None]
-
-    def begin(self) -> None:
-        """Let them be opened, if they are not yet."""
-        if self._opened is None:
-            self._opened = _opener().submit(lambda: [images.inputs() for _, images in self.with_images])
-
-    def take(self) -> list[dict[str, Any]]:
-        """What the tower is given of each of ``with_images``. Raises ``UserError``."""
-        self.begin()
-        assert self._opened is not None
-        inputs, self._opened = self._opened.result(), None
-        if self.following is not None:
-            self.following.begin()
-        return inputs
-
-
-@cache
-def _opener() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "images")
-
-
-def opened_ahead(steps: Iterable[RankStep]) -> Iterator[RankStep]:
-    """The same steps, each made before the one before it is over, so that its images can be opened in time."""
-    waiting: RankStep | None = None
-    last: Opening | None = None
-    for step in steps:
-        for opening in (batch.opening for batch in step.micro_batches if batch.opening is not None):
-            if last is not None:
-                last.following = opening
-            last = opening
-        if waiting is not None:
-            yield waiting
-        waiting = step
-    if waiting is not None:
-        yield waiting
 
 
 class Sight:

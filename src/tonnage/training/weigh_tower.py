@@ -50,8 +50,11 @@ def weigh_tower_once(
     cache: Path,
 ) -> TowerCost:
     """As ``weigh_tower``; what came out is kept in ``profiles`` of ``cache`` for the next time."""
-    described = [(name, tuple(value.shape) if value.is_floating_point() else value.tolist()) for name, value in
-                 sorted(inputs.items()) if isinstance(value, Tensor)]
+    described = [
+        (name, tuple(value.shape) if value.is_floating_point() else value.tolist())
+        for name, value in sorted(inputs.items())
+        if isinstance(value, Tensor)
+    ]
     whole = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     parts = [whole, asdict(trains), str(dtype), described, tokens, FORMAT, versions]

@@ -176,7 +176,9 @@ class PackedDataset:
     def image_tokens(self, index: int) -> np.ndarray:
         """Tokens that stand for images in every document of a pack, int (num_documents,)."""
         documents = self._of_pack(index, "documents")
-        return self.source.column("image_tokens")[documents] if self.images else np.zeros(len(documents), dtype=np.int64)
+        return (
+            self.source.column("image_tokens")[documents] if self.images else np.zeros(len(documents), dtype=np.int64)
+        )
 
     @cached_property
     def _sizes(self) -> PackSizes:

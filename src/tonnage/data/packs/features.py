@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tonnage.data.packs.pictures import RowImages
+from tonnage.data.packs.row_images import RowImages
 
 INDEX, TOKEN = "index.npy", "token.npy"
 
