@@ -31,7 +31,12 @@ from tonnage.rundir.directory import RunDirectory
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "tests")]
 import visions  # noqa: E402
 
-TEXT = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12}
+TEXT: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 12,
+}
 TEXT |= {"num_key_value_heads": 4, "vocab_size": 8192, "max_position_embeddings": 4096, "initializer_range": 0.02}
 VISION = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 8}
 SIDE = 336

@@ -240,8 +240,9 @@ def _with_tower(plan: Plan, tower: TowerCost, both: _Looks) -> Plan:
         f"{both.tokens:,} tokens in {both.rows:,} rows"
     )
     if not tower.trained:
-        images += f"; all looks: {both}"
-    return replace(plan, reasons=plan.reasons | {"images": images})
+        return replace(plan, reasons=plan.reasons | {"images": f"{images}; all looks: {both}"})
+    images += "; an export has what is trained, and carries the rest"
+    return replace(plan, weights=replace(plan.weights, carried=()), reasons=plan.reasons | {"images": images})
 
 
 def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost, both: _Looks) -> Plan:

@@ -538,14 +538,17 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     number, share = model.trained_parameters, model.trained_parameters / model.num_parameters
     counted = f"{number:,} of {model.num_parameters:,} parameters ({share:.2%})"
     if isinstance(config.adapter, str):
-        return f"{counted}: {', '.join(config.train)}"
+        return f"{counted}: {', '.join(config.train) or 'the language model'}"
     adapter = config.adapter
     also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
-    additions = f"additions of rank {adapter.rank} to {', '.join(model.adapted)}{also}: {counted}"
+    sees = model.tower is not None and model.tower.trained > 0
+    where = [*model.adapted, *(["layers of the vision tower"] if sees else [])]
+    additions = f"additions of rank {adapter.rank} to {', '.join(where)}{also}: {counted}"
     megabytes = 4 * number / 1e6
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
+        *(["additions to a vision tower"] if sees else []),
         *(["weights trained whole"] if adapter.also else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"

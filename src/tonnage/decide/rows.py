@@ -84,14 +84,18 @@ def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int)
         order = train.first_packs(min(steps.num_packs, MOST_LOOKED_AT), seed)
         if steps.padded:
             return _padded_rows(train, evaluated, order, steps, workers, micro_batch)
-        tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+        tokens, supervised, mean, mean_of_documents = train.row_sizes(
+            order, **dealt, share_prefixes=steps.share_prefixes
+        )
         images, mean_images = train.image_tokens_of_rows(order, **dealt)
         for data in evaluated:
             order = np.arange(min(data.num_packs, MOST_LOOKED_AT))
             others = data.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
             tokens, supervised = max(tokens, others[0]), max(supervised, others[1])
             images = max(images, data.image_tokens_of_rows(order, **dealt)[0])
-        return RowSizes(tokens, supervised, *means, most_image_tokens=images, mean_image_tokens=mean_images)
+        return RowSizes(
+            tokens, supervised, mean, mean_of_documents, most_image_tokens=images, mean_image_tokens=mean_images
+        )
 
     return rows
 

@@ -73,7 +73,7 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     """Those of a worker that has ``model``."""
     held = held_states(layout, model)
     load = {"weights": held.weights, "workspace": _read_bytes(layout, model)}
-    stays = {"weights": held.weights, "optimizer": held.optimizer}
+    stays: dict[str, float] = {"weights": held.weights, "optimizer": held.optimizer}
     if model.tower is not None and layout.device == "cpu":
         stays["images"] = (2 if model.tower.trained else 1) * model.tower.input_bytes * layout.row_image_tokens
     if layout.saves_beside and layout.device == "cpu":

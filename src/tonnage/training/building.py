@@ -34,7 +34,7 @@ from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.model.vision import attach_tower
+from tonnage.model.vision import AttachedTower, attach_tower
 from tonnage.offload.pages import FileRange, Pages, joined
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
@@ -385,6 +385,7 @@ def _in_loss_model(
     anatomy = part.anatomy if part else anatomy
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, draft.dropout)
     if blueprint.recipe is not None:
+        assert isinstance(model.tower, AttachedTower)
         loss_model.sight = Sight(model.tower, blueprint.recipe)
     tiled: list[TiledWeight] = []
     if layout.tiles > 1:
