@@ -120,11 +120,11 @@ def check_export(decision: Decision, plain: Plain, folder: Path) -> None:
     """What is exported is the trained model, tower and all, to plain transformers. Numbers without a gradient (a key's
     bias) go where rounding takes them, and change nothing."""
     export_checkpoint(run_of(decision), folder)
-    exported, theirs = plain_model(folder), plain.model.state_dict()
-    before = plain_model(decision.config.model).state_dict()
+    exported, theirs = plain_model(folder), dict(plain.model.named_parameters())
+    before = dict(plain_model(decision.config.model).named_parameters())
     processor = transformers.AutoProcessor.from_pretrained(folder)
     moved = 0
-    for name, value in exported.state_dict().items():
+    for name, value in exported.named_parameters():
         if name not in plain.sizes:
             assert torch.equal(value, before[name]), name
             continue

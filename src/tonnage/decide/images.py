@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
 from tonnage.decide.towers import tower_cost, trained_apart
-from tonnage.errors import user_error
+from tonnage.errors import UserError, user_error
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -171,10 +172,10 @@ class _Looks:
     cached_seconds: float
     """With writing and reading of features."""
     computed_seconds: float
-    """Where every row is looked at whenever it is trained."""
+    """Where every row is looked at whenever it is trained; 0 of a tower that cannot be weighed."""
 
     @staticmethod
-    def of(config: Config, plan: Plan, prepared: Prepared, tower: TowerCost, machine: Machine) -> _Looks:
+    def of(config: Config, plan: Plan, prepared: Prepared, tower: TowerCost | None, machine: Machine) -> _Looks:
         """By the machine's rates, all of whose devices take part; without what the processor takes in either way."""
         from tonnage.training.features import same_images, visited_packs
 
@@ -185,7 +186,7 @@ class _Looks:
         num_bytes = tokens * plan.model.hidden_size * BYTES.get(config.precision, 2)
         passes = max(1.0, plan.num_packs / train.num_packs)
         rate = machine.flops[config.precision] * (plan.workers if machine.kind != "cpu" else 1)
-        a_token = tower.forward_flops / rate
+        a_token = tower.forward_flops / rate if tower is not None else 0.0
         read = passes * num_bytes / machine.disk_read_bytes_per_second
         return _Looks(
             num_bytes,
@@ -198,7 +199,10 @@ class _Looks:
     def __str__(self) -> str:
         from tonnage.planning.words import run_time
 
-        return f"cached {run_time(self.cached_seconds)}, computed in every step {run_time(self.computed_seconds)}"
+        if not self.computed_seconds:
+            return ""
+        both = f"cached {run_time(self.cached_seconds)}, computed in every step {run_time(self.computed_seconds)}"
+        return f"; all looks: {both}"
 
 
 def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: Prepared, machine: Machine) -> bool:
@@ -206,11 +210,19 @@ def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: 
     no room for features, or to write and read them takes longer by ``WORTH_SECONDS``."""
     if config.data.image_features != "auto" or not has_images(prepared):
         return False
-    tower = tower_cost(config, model.config, model.files, prepared, frozen=True)
+    tower = _frozen_cost(config, model, prepared)
+    if tower is None:
+        return False
     both = _Looks.of(config, plan, prepared, tower, machine)
-    cache = Path(plan.data.train_path).parent
-    has_room = _free_bytes(cache) >= both.num_bytes
+    has_room = _free_bytes(Path(plan.data.train_path).parent) >= both.num_bytes
     return not has_room or both.computed_seconds + WORTH_SECONDS < both.cached_seconds
+
+
+def _frozen_cost(config: Config, model: ModelFound, prepared: Prepared) -> TowerCost | None:
+    """What the tower costs that looks at images before training; None of one that cannot be weighed."""
+    with suppress(UserError):
+        return tower_cost(config, model.config, model.files, prepared, frozen=True)
+    return None
 
 
 def with_features(
@@ -224,28 +236,31 @@ def with_features(
     if not has_images(prepared):
         return list(plans)
     sees = plans[0].data.sees
-    tower = tower_cost(config, model.config, model.files, prepared, frozen=not sees)
-    both = _Looks.of(config, plans[0], prepared, tower, machine)
     if sees:
-        return [_with_tower(plan, tower, both) for plan in plans]
+        both = _Looks.of(config, plans[0], prepared, plans[0].model.tower, machine)
+        return [_with_tower(plan, both) for plan in plans]
+    tower = _frozen_cost(config, model, prepared)
+    both = _Looks.of(config, plans[0], prepared, tower, machine)
     entry = entry_of(config, model, plans[0], progress)
     return [_with_features(config, plan, entry, tower, both) for plan in plans]
 
 
-def _with_tower(plan: Plan, tower: TowerCost, both: _Looks) -> Plan:
+def _with_tower(plan: Plan, both: _Looks) -> Plan:
     """The plan of a model that looks at images itself, with what is said of that."""
+    tower = plan.model.tower
+    assert tower is not None
     learns = "frozen" if not tower.trained else f"{tower.trained:,} of its parameters trained"
     images = (
         f"looked at in every step by the vision tower ({tower.trained + tower.frozen:,} parameters, {learns}): "
         f"{both.tokens:,} tokens in {both.rows:,} rows"
     )
     if not tower.trained:
-        return replace(plan, reasons=plan.reasons | {"images": f"{images}; all looks: {both}"})
+        return replace(plan, reasons=plan.reasons | {"images": f"{images}{both}"})
     images += "; an export has what is trained, and carries the rest"
     return replace(plan, weights=replace(plan.weights, carried=()), reasons=plan.reasons | {"images": images})
 
 
-def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost, both: _Looks) -> Plan:
+def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost | None, both: _Looks) -> Plan:
     from tonnage.planning.words import size
 
     own = RunDirectory(config.output).features / entry.name
@@ -256,10 +271,11 @@ def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost, bo
     else:
         has = "computed once, before training, by the run's workers, each of which holds the tower until then"
         _check_room(entry, both.num_bytes)
-        has += f", in {size(_bytes_before(plan, tower, both))} of memory"
+        if tower is not None:
+            has += f", in {size(_bytes_before(plan, tower, both))} of memory"
     why = (
         f"the features of {both.tokens:,} tokens of images in {both.rows:,} rows, {size(both.num_bytes)} ({has}); the "
-        f"tower is frozen; all looks: {both}"
+        f"tower is frozen{both}"
     )
     return replace(plan, data=replace(plan.data, features_path=str(entry)), reasons=plan.reasons | {"images": why})
 

@@ -28,7 +28,7 @@ from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.model.adapters import Trains, prepare
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate_part, build_on_meta
+from tonnage.model.build import allocate_part, on_meta
 from tonnage.model.files import ModelFiles
 from tonnage.model.towers import TOWER
 from tonnage.model.vision import AttachedTower, attach_tower
@@ -83,7 +83,7 @@ def weigh_tower(
     Raises:
         UserError: the tower does not run so.
     """
-    model = build_on_meta(copy.deepcopy(config), dtype)
+    model = on_meta(copy.deepcopy(config), dtype)
     anatomy = dissect(model)
     tower = attach_tower(model, files, dtype)
     prepare(model, anatomy, trains, dtype)
