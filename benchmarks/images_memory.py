@@ -45,12 +45,12 @@ RUNS: list[tuple[str, int, dict[str, Any]]] = [
     ("llava", 1, {"data": {"image_features": "cached"}}),
     ("llava", 1, {"data": {"image_features": "computed"}}),
     ("llava", 1, {"train": ["*multi_modal_projector*"]}),
-    ("llava", 1, {"train": ["*", "tower.*"], "precision": "fp32"}),
+    ("llava", 1, {"train": ["*", "tower.*"], "precision": "fp32", "batch": {"sequences": 2}}),
     ("llava", 1, {"adapter": LORA}),
-    ("qwen2_5_vl", 1, {"train": ["*", "tower.*"]}),
+    ("qwen2_5_vl", 1, {"train": ["*", "tower.*"], "memory": {"recompute": "full"}}),
     ("qwen2_5_vl", 1, {"adapter": {"rank": 16, "targets": ["all-linear", "visual.blocks.*"]}, "precision": "fp32"}),
     ("mistral3", 2, {"train": ["tower.*"], "memory": {"zero": 3}}),
-    ("llava", 2, {"train": ["*", "tower.*"], "memory": {"zero": 0}}),
+    ("llava", 2, {"train": ["*", "tower.*"], "memory": {"zero": 0}, "batch": {"sequences": 4}}),
     ("qwen2_5_vl", 2, {"train": ["*", "tower.*"], "memory": {"zero": 3}, "precision": "fp32"}),
 ]
 """Family, workers and keys."""
