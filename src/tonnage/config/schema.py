@@ -824,8 +824,7 @@ class Config(Section):
     ] = "none"
     """Train low-rank additions (LoRA), as `{rank: 32}`; `none`: all weights; `auto`: all if they fit, else LoRA."""
     train: Lines = ()
-    """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`), and no others; none: all are but
-    those of a vision tower."""
+    """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`); none: all but a tower's."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto", "model"] = "auto"
     """Weight of the loss that evens out experts' shares; `model`: the config's; `auto`: that if it asks for one."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"

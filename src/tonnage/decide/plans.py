@@ -291,6 +291,7 @@ def _data_of(prepared: Prepared) -> DataProfile:
         document_tokens=train.document_tokens,
         general_path=None if prepared.general is None else str(prepared.general.path.resolve()),
         pairs=train.pairs,
+        image_tokens=int(train.source.column("image_tokens").sum()) if train.images else 0,
     )
 
 

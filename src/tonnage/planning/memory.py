@@ -488,7 +488,7 @@ def _looking(layout: Layout, model: ModelProfile, tower: TowerCost, moments: Seq
     by_name, tokens = dict(moments), layout.row_image_tokens
     forward = by_name["forward of the last block"]
     stays = {name: size for name, size in forward.items() if name in ("gradients", "gathered")}
-    images = tower.input_bytes * tokens if layout.device == "cpu" and not tower.trained else 0.0
+    images = 2 * tower.input_bytes * tokens if layout.device == "cpu" else 0.0  # these, and the next ones
     saves = tower.saved if tower.trained else layout.width * float(model.hidden_size)
     looks = {**stays, "workspace": tower.most(tower.forward, tokens, saves=saves), "images": images}
     around = [_moment("forward of the tower", **looks), *moments]

@@ -190,17 +190,24 @@ class LossModel(nn.Module):
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
             packing = packing_arguments(batch.lengths, device, batch.shared)
-        ids, embedded, positions = sent(batch.input_ids, device), None, batch.token_positions
-        if self.sight is not None:
-            features, positions = self.sight.look(batch)
-            if features is not None:
-                places = torch.zeros(0, dtype=torch.int64) if batch.feature_places is None else batch.feature_places
-                embedded = self._with_features(ids, features, sent(places, device))
-        elif batch.feature_places is not None and self.doors.first:
-            embedded = self._with_features(ids, sent(batch.feature_rows(), device), sent(batch.feature_places, device))
+        ids = sent(batch.input_ids, device)
+        embedded, positions = self._seen(ids, batch)
         if positions is not None:
             packing["position_ids"] = sent(positions, device)
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
+
+    def _seen(self, ids: Tensor, batch: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
+        """Embeddings with features of images, if there are any, (rows, tokens, hidden), and positions of tokens where
+        they have three each, int64 (3, rows, tokens)."""
+        features, positions, places = None, batch.token_positions, batch.feature_places
+        if self.sight is not None:
+            features, positions = self.sight.look(batch)
+        elif places is not None and self.doors.first:
+            features = sent(batch.feature_rows(), ids.device)
+        if features is None:
+            return None, positions
+        places = torch.zeros(0, dtype=torch.int64) if places is None else places  # of a blank image, which has none
+        return self._with_features(ids, features, sent(places, ids.device)), positions
 
     def _with_features(self, ids: Tensor, features: Tensor, places: Tensor) -> Tensor:
         """Embeddings of tokens, (rows, tokens, hidden), with features in some places."""
