@@ -402,11 +402,6 @@ def test_tokens_that_look_ahead_are_refused(make: Make) -> None:
         make("gemma3")
 
 
-def test_a_tower_cannot_be_trained(make: Make) -> None:
-    with pytest.raises(UserError, match="vision_tower"):
-        make("llava", train=["model.vision_tower.*"])
-
-
 def test_tensor_parallel_is_refused(make: Make) -> None:
     with pytest.raises(UserError, match=r"parallel\.tensor is 2, and rows with images"):
         make("llava", 2, parallel={"tensor": 2})

@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tonnage.checkpoint.origin import trains_tower
 from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import PUBLIC_HASH, Shards, TensorPart, counting, write_file
 from tonnage.checkpoint.verify import check_written, write_checksums
@@ -32,8 +33,11 @@ from tonnage.model import adapter_files, peft
 from tonnage.model.adapters import AdapterSpec, Target, find_targets, is_addition
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
-from tonnage.model.names import tied_names
+from tonnage.model.files import ModelFiles, read_whole_config
+from tonnage.model.names import Whole, tied_names
 from tonnage.model.packed_layers import packable_names
+from tonnage.model.towers import find_whole
+from tonnage.model.vision import attach_tower
 
 CARD = "README.md"
 
@@ -64,25 +68,27 @@ def export_adapter(
     *,
     config: PreTrainedConfig,
     described: Described,
+    files: ModelFiles | None = None,
     tokenizer: Path,
     card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Write the adapter in ``checkpoint`` of a model that ``config`` describes as a directory that peft loads.
 
-    ``tokenizer`` is a directory whose files are copied, ``card`` the model card. Returns nothing that has to be said.
+    ``files`` are the model's, whose names the adapter has where some of its vision tower is adapted. ``tokenizer`` is a
+    directory whose files are copied, ``card`` the model card. Returns nothing that has to be said.
 
     Raises:
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged or another model's, or what was
             written is not what was to be written.
     """
     check_empty(directory)
-    model = on_meta(config, torch.float32)
+    model, shards = on_meta(config, torch.float32), Shards(checkpoint)
+    outer = _with_tower(model, files) if files is not None and trains_tower(shards) else None
     targets = find_targets(model, dissect(model), described.adapter.targets, strict=False)
-    shards = Shards(checkpoint)
     names = [name.removeprefix("model.") for name in shards.names("model.")]
     whole = [name for name in names if not is_addition(name)]
-    theirs = peft.peft_names(targets, whole)
+    theirs = peft.peft_names(targets, whole) if outer is None else _names_in_whole(targets, whole, outer)
     if lost := sorted(set(theirs) ^ set(names)):
         raise user_error(
             where=str(checkpoint),
@@ -96,28 +102,66 @@ def export_adapter(
         others = {first: other for other, first in tied_names(model).items()}
         for first, other in others.items():  # peft has both
             if first in theirs:
-                tensors[f"{peft.PREFIX}{other}"] = tensors[theirs[first]].clone()
+                name = other if outer is None else _outer_names(outer).get(other, other)
+                tensors[f"{peft.PREFIX}{name}"] = tensors[theirs[first]].clone()
         parts = [TensorPart(name, (0,) * tensor.dim(), tensor.contiguous()) for name, tensor in sorted(tensors.items())]
         weights, advance = temporary / adapter_files.WEIGHTS, counting(total, progress)
         digests = {weights.name: write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)}
-        text = json.dumps(adapter_config(model, targets, whole, described), indent=2, ensure_ascii=False)
+        text = json.dumps(adapter_config(model, targets, whole, described, outer), indent=2, ensure_ascii=False)
         (temporary / adapter_files.CONFIG).write_text(f"{text}\n", encoding="utf-8")
         shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
-        _check(temporary, digests, model, described)
+        if outer is None:
+            _check(temporary, digests, model, described)
+        else:
+            check_written(temporary, digests)
         write_checksums(temporary, digests, checkpoint.name)
     return []
 
 
+def _with_tower(model: PreTrainedModel, files: ModelFiles) -> Whole:
+    """Attach to ``model`` what sees; the whole of which both are parts."""
+    attach_tower(model, files, torch.float32)
+    outer = find_whole(model, read_whole_config(files, trust_remote_code=hasattr(model.config, "auto_map")))
+    assert outer is not None
+    return outer
+
+
+def _outer_names(outer: Whole) -> dict[str, str]:
+    """Name of a parameter of the model of text, or of its tower -> its name in the whole."""
+    return {own: name for name, own in outer.own.items()}
+
+
+def _in_whole(targets: Sequence[Target], outer: Whole) -> list[Target]:
+    """Targets with the paths that they have in the whole."""
+    names = _outer_names(outer)
+    return [replace(target, path=names[target.weight].removesuffix(".weight")) for target in targets]
+
+
+def _names_in_whole(targets: Sequence[Target], whole: Sequence[str], outer: Whole) -> dict[str, str]:
+    """As ``peft.peft_names``, for a file that is the whole model's."""
+    names, renamed = _outer_names(outer), _in_whole(targets, outer)
+    theirs = peft.peft_names(renamed, [names[name] for name in whole])
+    moved = {name: names[name] for name in whole}
+    for target, other in zip(targets, renamed, strict=True):
+        moved |= dict(zip(target.names(), other.names(), strict=True))
+    return {name: theirs[other] for name, other in moved.items()}
+
+
 def adapter_config(
-    model: PreTrainedModel, targets: Sequence[Target], whole: Sequence[str], described: Described
+    model: PreTrainedModel,
+    targets: Sequence[Target],
+    whole: Sequence[str],
+    described: Described,
+    outer: Whole | None = None,
 ) -> dict[str, Any]:
-    """What ``adapter_config.json`` says."""
+    """What ``adapter_config.json`` says; ``outer`` is the whole model where the adapter is that one's."""
     anatomy = dissect(model)
     plain = [target for target in targets if not target.experts]
     linear = [target for target in plain if not target.embeds]
     experts = [".".join(target.path.rsplit(".", 3)[-3:]) for target in targets if target.experts]
+    named = plain if outer is None else _in_whole(plain, outer)
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
     alpha = described.alpha
     return {
@@ -132,7 +176,7 @@ def adapter_config(
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": any(target.lies_turned for target in linear),
-        "target_modules": _module_names(model, [target.path for target in plain]),
+        "target_modules": _module_names(outer.model if outer else model, [target.path for target in named]),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
         **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),

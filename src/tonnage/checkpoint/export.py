@@ -25,7 +25,7 @@ from transformers.core_model_loading import WeightConverter, rename_source_key, 
 from tonnage.checkpoint.adapter import CARD, Additions
 from tonnage.checkpoint.compare import RunParameters
 from tonnage.checkpoint.description import ExportForm, describe
-from tonnage.checkpoint.origin import Origin, read_origin
+from tonnage.checkpoint.origin import Origin, read_origin, trains_tower, with_tower
 from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Shards, TensorPart, counting, write_file
 from tonnage.checkpoint.verify import check_written, write_checksums
@@ -38,6 +38,7 @@ from tonnage.model.matching import sort
 from tonnage.model.merging import Match, faults
 from tonnage.model.names import Names
 from tonnage.model.stored import StoredTensor, read, read_headers
+from tonnage.model.towers import in_tower
 
 SHARD_BYTES = 4 * 10**9
 
@@ -88,6 +89,8 @@ def export(
     source = None
     if start.from_weights:
         source = read_origin(start.directory, model, start.carried_digest, start.base_digest)
+    if trains_tower(Shards(checkpoint)):
+        source = with_tower(model, start.directory)
     weights = _Weights(checkpoint, model, form.dtype, source, start)
     origin = source or Origin(Match(()), {})
     layout = _Layout(weights, model, origin, shard_bytes)
@@ -104,7 +107,8 @@ def export(
             (temporary / CARD).write_text(card(merged), encoding="utf-8")
         notes += _check(temporary, model, origin, digests, advance)
         if finish is not None:
-            notes += finish(temporary, RunParameters(model, weights.names, weights.read))
+            of_text = [name for name in weights.names if not in_tower(name)]
+            notes += finish(temporary, RunParameters(model, of_text, weights.read))
             digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
         write_checksums(temporary, digests, checkpoint.name)
     return notes

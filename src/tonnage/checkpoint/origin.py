@@ -12,12 +12,14 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from tonnage.checkpoint.shards import Shards
 from tonnage.errors import UserError, user_error
 from tonnage.model.files import find_model
 from tonnage.model.matching import ANY, base_digest, find_places
 from tonnage.model.merging import Match
 from tonnage.model.names import Names
-from tonnage.model.towers import digest
+from tonnage.model.towers import digest, in_tower
+from tonnage.model.vision import attach_tower
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,23 @@ def read_origin(directory: Path, model: PreTrainedModel, carried_digest: str, we
     changed = weights_digest and base_digest(match) != weights_digest
     if changed or (carried_digest and digest(match.carried) != carried_digest):
         raise _refused(directory, "other values than the run was started from")
+    return _origin(model, match)
+
+
+def trains_tower(shards: Shards) -> bool:
+    """Whether a checkpoint has parameters of a tower, or additions to it."""
+    return any(in_tower(name.removeprefix("model.")) for name in shards.names("model."))
+
+
+def with_tower(model: PreTrainedModel, directory: Path) -> Origin:
+    """As ``read_origin`` of files that it has looked at, where some of the tower was trained: it is attached to
+    ``model``."""
+    files = find_model(str(directory), tokenizer=False)
+    attach_tower(model, files, model.dtype)
+    return _origin(model, find_places(model, files, ANY, ANY))
+
+
+def _origin(model: PreTrainedModel, match: Match) -> Origin:
     names = Names(model, match.whole)
     keys: dict[str, list[str]] = {}
     for stored, name in match.places:

@@ -222,6 +222,7 @@ COLOURS = {
     "gradients": "yellow",
     "activations": "green",
     "in flight": "dark_green",
+    "images": "dark_orange3",
     "workspace": "bright_green",
     "loss": "red",
     "save": "white",

@@ -276,6 +276,8 @@ class Data(Section):
         Words(f"a list of columns, each once, named as arguments of a function are ({', '.join(OF_A_LOSS)} are taken)"),
     ] = ()
     """Columns of the rows, numbers, that a loss of one's own is given with each target (from Python, `loss=`)."""
+    image_features: Literal["auto", "cached", "computed"] = "auto"
+    """What a vision tower makes of images: `cached` before training, `computed` in every step; `auto`: the faster."""
     cache: PathText | None = None
     """Directory for prepared data; none is the user's cache directory."""
 
@@ -822,7 +824,7 @@ class Config(Section):
     ] = "none"
     """Train low-rank additions (LoRA), as `{rank: 32}`; `none`: all weights; `auto`: all if they fit, else LoRA."""
     train: Lines = ()
-    """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`), and no others; none: all are."""
+    """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`); none: all but a tower's."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto", "model"] = "auto"
     """Weight of the loss that evens out experts' shares; `model`: the config's; `auto`: that if it asks for one."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"

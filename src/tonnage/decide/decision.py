@@ -147,7 +147,7 @@ def _asking_before(
         tokens = validation.supervised_tokens if validation is not None else 0
         plans = [with_teacher(config, plan, entry, tokens) for plan in plans]
     plans = [plan if other is None else with_guest(config, other, plan, place.machine) for plan in plans]
-    return list(with_features(config, model, prepared, plans, progress))
+    return list(with_features(config, model, prepared, plans, place.machine, progress))
 
 
 def asked(

@@ -140,6 +140,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             files.adapter.base if files.adapter is not None else config.model,
             files.commit or config.revision,
         ),
+        files=files,
         tokenizer=run.tokenizer,
         card=model_card(run, checkpoint, dtype="fp32", is_adapter=True),
         progress=partial(progress, "export"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, read_config
+from tonnage.decide.towers import trained_apart
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.switches import switch_off
 from tonnage.planning.plan import CarriedFacts, WeightFacts
@@ -99,10 +100,13 @@ def check_groups(config: Config, model: ModelFound) -> None:
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import on_meta
     from tonnage.model.groups import groups_of
+    from tonnage.model.vision import attach_tower
     from tonnage.training.building import trains_of
 
     whole = on_meta(copy.deepcopy(model.config), torch.float32)
     anatomy = dissect(whole)
+    if trained_apart(config, model.config, model.files).tower:
+        attach_tower(whole, model.files, torch.float32)
     prepare(whole, anatomy, trains_of(config), torch.float32)
     groups_of(whole, anatomy, [group.match for group in config.optimizer.groups])
 

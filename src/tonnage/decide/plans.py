@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
+from tonnage.decide.images import as_seen, is_better_computed, looks
 from tonnage.decide.models import check_division
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
+from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.words import size
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from tonnage.data import Prepared, Progress
     from tonnage.decide.models import ModelFound
+    from tonnage.model.adapters import Trains
+    from tonnage.model.files import ModelFiles
     from tonnage.planning.budgets import Free
     from tonnage.planning.ladder import Cost
     from tonnage.planning.layout import Layout
@@ -182,7 +186,10 @@ def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where
         packs = math.ceil(data.num_tokens / length) if config.data.pack else data.num_packs
         data = replace(data, num_packs=packs, max_length=length, document_tokens=min(data.document_tokens, length))
         vocab_size = _checked_vocabulary(config, model, prepared)
-        return _plan_of(config, _Subject(model.config, vocab_size, data, weighed), place, force=force)
+        data = replace(data, sees=looks(config, model, prepared))
+        config = as_seen(config, prepared, sees=data.sees)
+        subject = _Subject(model.config, vocab_size, data, weighed, files=model.files, prepared=prepared)
+        return _plan_of(config, subject, place, force=force)
 
     def ladder(config: Config, plan: Plan) -> list[Cost]:
         return _costs(config, _subject_of(config, model, prepared), place, plan)
@@ -229,7 +236,12 @@ def plan_run(
     force: bool,
 ) -> Plan:
     """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
-    plan = _plan_of(config, _subject_of(config, model, prepared), place, before, force=force)
+    subject = _subject_of(config, model, prepared)
+    config = as_seen(config, prepared, sees=subject.data.sees)
+    plan = _plan_of(config, subject, place, before, force=force)
+    if not subject.data.sees and is_better_computed(config, model, plan, prepared, place.machine):
+        data = config.data.model_copy(update={"image_features": "computed"})
+        return plan_run(config.model_copy(update={"data": data}), model, prepared, place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if config.objective.has_reference:
         plan = with_reference(plan, name=config.objective.reference)
@@ -249,14 +261,22 @@ class _Subject:
     document_tokens: int
     """How long documents are with which the model is weighed."""
     rows: Rows | None = None
+    files: ModelFiles | None = None
+    """Of the model, where there are some."""
+    prepared: Prepared | None = None
+    """The rows, where there are some."""
+
+    def trains(self, config: Config) -> Trains:
+        """What a config trains of the model, with what is the tower's set apart."""
+        return trained_apart(config, self.model_config, self.files)
 
 
 def _subject_of(config: Config, model: ModelFound, prepared: Prepared) -> _Subject:
     """A model, and rows that are prepared."""
     others = [one for one in (prepared.validation, prepared.general) if one is not None]
     vocab_size, rows = _checked_vocabulary(config, model, prepared), rows_of(prepared.train, others, config.seed)
-    data = _data_of(prepared)
-    return _Subject(model.config, vocab_size, data, data.max_length, rows)
+    data = replace(_data_of(prepared), sees=looks(config, model, prepared))
+    return _Subject(model.config, vocab_size, data, data.max_length, rows, model.files, prepared)
 
 
 def _data_of(prepared: Prepared) -> DataProfile:
@@ -271,6 +291,7 @@ def _data_of(prepared: Prepared) -> DataProfile:
         document_tokens=train.document_tokens,
         general_path=None if prepared.general is None else str(prepared.general.path.resolve()),
         pairs=train.pairs,
+        image_tokens=int(train.source.column("image_tokens").sum()) if train.images else 0,
     )
 
 
@@ -278,7 +299,7 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     """Tokens that the embedding must have. Raises ``UserError`` where it would have to grow, and is not trained."""
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     is_frozen = config.adapter != "none" or bool(config.train)
-    if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model.config):
+    if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model):
         adds_tokens = bool(config.data.added_tokens or config.data.eos_token)
         trains = "adapter.also=[embeddings,head]" if config.adapter != "none" else "train=[]"
         if config.adapter == "auto":
@@ -297,21 +318,20 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     return vocab_size
 
 
-def _trains_vocabulary(config: Config, model_config: PreTrainedConfig) -> bool:
+def _trains_vocabulary(config: Config, model: ModelFound) -> bool:
     """Whether the embedding and the head are trained as a whole, beside an adapter or as ``train`` says."""
     import torch
 
     from tonnage.model.adapters import trained_names
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import on_meta
-    from tonnage.training.building import trains_of
 
     if config.adapter == "auto":
         return False
-    model = on_meta(copy.deepcopy(model_config), torch.float32)
-    anatomy = dissect(model)
-    names = trained_names(model, anatomy, trains_of(config))
-    trained = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
+    text = on_meta(copy.deepcopy(model.config), torch.float32)
+    anatomy = dissect(text)
+    names = trained_names(text, anatomy, trained_apart(config, model.config, model.files))
+    trained = {id(one) for name, one in text.named_parameters(remove_duplicate=False) if name in names}
     return {id(anatomy.embedding.weight), id(anatomy.head.weight)} <= trained
 
 
@@ -332,7 +352,6 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
 
     from tonnage.host.cachedir import default_directory
     from tonnage.planning.scales import Scales
-    from tonnage.training.building import trains_of
     from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import Conditions, weigh_once
 
@@ -354,7 +373,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         machine.kind,
         arrangement=isolation.arrangement,
         attention=isolation.attention,
-        trains=trains_of(config),
+        trains=subject.trains(config),
         teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
     parts = {
@@ -367,6 +386,11 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         )
         for degree in degrees(config, model_config, machine)
     }
+    if data.sees:
+        assert subject.files is not None
+        assert subject.prepared is not None
+        tower = tower_cost(config, model_config, subject.files, subject.prepared)
+        parts = {degree: part.seeing(tower) for degree, part in parts.items()}
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
     could_share = config.data.share_prefixes and isolation.shares_prefixes and parts[1].shares_prefixes
     for part in parts.values():
@@ -515,14 +539,17 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     number, share = model.trained_parameters, model.trained_parameters / model.num_parameters
     counted = f"{number:,} of {model.num_parameters:,} parameters ({share:.2%})"
     if isinstance(config.adapter, str):
-        return f"{counted}: {', '.join(config.train)}"
+        return f"{counted}: {', '.join(config.train) or 'the language model'}"
     adapter = config.adapter
     also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
-    additions = f"additions of rank {adapter.rank} to {', '.join(model.adapted)}{also}: {counted}"
+    sees = model.tower is not None and model.tower.trained > 0
+    where = [*model.adapted, *(["layers of the vision tower"] if sees else [])]
+    additions = f"additions of rank {adapter.rank} to {', '.join(where)}{also}: {counted}"
     megabytes = 4 * number / 1e6
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
+        *(["additions to a vision tower"] if sees else []),
         *(["weights trained whole"] if adapter.also else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"

@@ -84,12 +84,18 @@ def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int)
         order = train.first_packs(min(steps.num_packs, MOST_LOOKED_AT), seed)
         if steps.padded:
             return _padded_rows(train, evaluated, order, steps, workers, micro_batch)
-        tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+        tokens, supervised, mean, mean_of_documents = train.row_sizes(
+            order, **dealt, share_prefixes=steps.share_prefixes
+        )
+        images, mean_images = train.image_tokens_of_rows(order, **dealt)
         for data in evaluated:
             order = np.arange(min(data.num_packs, MOST_LOOKED_AT))
             others = data.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
             tokens, supervised = max(tokens, others[0]), max(supervised, others[1])
-        return RowSizes(tokens, supervised, *means)
+            images = max(images, data.image_tokens_of_rows(order, **dealt)[0])
+        return RowSizes(
+            tokens, supervised, mean, mean_of_documents, most_image_tokens=images, mean_image_tokens=mean_images
+        )
 
     return rows
 
@@ -110,25 +116,28 @@ def _padded_rows(
 
     packs_per_step, chunk = steps.packs, steps.chunk
     most = micro_batch * in_chunks(max(data.most_row_tokens for data in (train, *evaluated)), chunk)
-    computed, real, supervised, numbers = [], [], [], []
+    computed, real, supervised, numbers, images, others = [], [], [], [], list[int](), [0]
     for data in evaluated:  # in the same way, all of it at most once
         for index in range(min(data.num_packs, MOST_STEPS * packs_per_step)):
             cut = forwards(data.row_lengths(index, chunk), most)
             supervised += [int(data.supervised(index)[one].sum()) for one in cut]
+            others += [int(data.image_tokens(index)[one].sum()) for one in cut]
     for start in range(0, min(len(order), MOST_STEPS * packs_per_step), packs_per_step):
         of_workers = []
         for worker in range(workers):
             mine = order[start : start + packs_per_step][worker::workers]
             if len(mine):
-                lengths, in_rows, targets = (
+                in_chunks_of = partial(train.row_lengths, chunk=chunk)
+                lengths, in_rows, targets, of_images = (
                     np.concatenate([amounts(int(pack)) for pack in mine])
-                    for amounts in (train.lengths, partial(train.row_lengths, chunk=chunk), train.supervised)
+                    for amounts in (train.lengths, in_chunks_of, train.supervised, train.image_tokens)
                 )
                 cut = forwards(in_rows, most)
                 of_workers.append(len(cut))
                 computed += [int(in_rows[one[0]]) * len(one) for one in cut]
                 real += [int(lengths[one].sum()) for one in cut]
                 supervised += [int(targets[one].sum()) for one in cut]
+                images += [int(of_images[one].sum()) for one in cut]
         numbers.append(max(of_workers))
     all_seen = len(order) <= MOST_STEPS * packs_per_step and not evaluated
     return RowSizes(
@@ -137,4 +146,6 @@ def _padded_rows(
         mean_tokens=float(np.mean(computed)),
         mean_document_tokens=float(np.mean(real)),
         forwards=float(np.mean(numbers)),
+        most_image_tokens=max([*images, *others]),
+        mean_image_tokens=float(np.mean(images)),
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MethodType
 from typing import Any, Literal, get_args
@@ -39,6 +39,7 @@ from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
 from tonnage.model.packed_layers import compute, forward_linear, is_linear, stacks_of
+from tonnage.model.towers import in_tower
 
 DOWN, UP = "lora_A", "lora_B"
 EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
@@ -80,11 +81,13 @@ class Trains:
     """Of names of parameters."""
     quantize: Format | None = None
     """How frozen weights of linear layers and experts of the blocks rest; None is as they are."""
+    tower: tuple[str, ...] = ()
+    """Of patterns and targets those that name parts of a tower, where they are set apart (``apart``)."""
 
     @property
     def all(self) -> bool:
         """Whether nothing is frozen."""
-        return self.adapter is None and not self.patterns
+        return self.adapter is None and not self.patterns and not self.tower
 
 
 EVERYTHING = Trains()
@@ -197,12 +200,45 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
     if trains.adapter is None:
         paths = {id(module): path for path, module in model.named_modules()}
         blocks = [paths[id(block)] for block in anatomy.blocks]
-        matched = {pattern: {name for name in names if is_named(name, pattern, blocks)} for pattern in trains.patterns}
+        matched = {
+            pattern: _of_text_first({name for name in names if is_named(name, pattern, blocks)})
+            for pattern in trains.patterns
+        }
         if nothing := [pattern for pattern, those in matched.items() if not those]:
             raise matches_nothing("train", nothing, names, "parameters")
         return set().union(*matched.values())
     whole = {id(parameter) for also in trains.adapter.also for parameter in _whole(model, anatomy, also)}
     return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in whole}
+
+
+def _of_text_first(names: set[str]) -> set[str]:
+    """What a pattern names that matches so much: of the model of text, or of the tower where that has none of it."""
+    return {name for name in names if not in_tower(name)} or names
+
+
+def apart(model: nn.Module, anatomy: Anatomy, trains: Trains) -> Trains:
+    """What is trained of a ``model`` with its tower, with the patterns and targets set apart that name the tower's.
+
+    Raises:
+        UserError: a pattern matches nothing, or something that cannot be adapted.
+    """
+    patterns = trains.patterns
+    if trains.adapter is not None:
+        patterns = (trains.adapter.targets,) if isinstance(trains.adapter.targets, str) else trains.adapter.targets
+
+    def sees(pattern: str) -> bool:
+        if trains.adapter is not None:
+            return any(in_tower(target.path) for target in find_targets(model, anatomy, (pattern,)))
+        return any(map(in_tower, trained_names(model, anatomy, replace(trains, patterns=(pattern,)))))
+
+    tower = tuple(pattern for pattern in patterns if sees(pattern))
+    if not tower:
+        return trains
+    rest = tuple(pattern for pattern in patterns if pattern not in tower)
+    if trains.adapter is None:
+        return replace(trains, patterns=rest, tower=tower)
+    _check_dropout(trains.adapter, find_targets(model, anatomy, tower))
+    return replace(trains, adapter=replace(trains.adapter, targets=rest), tower=tower)
 
 
 _BLOCKS = re.compile(r"blocks\[(-?\d+)?:(-?\d+)?\](.*)")
@@ -225,7 +261,7 @@ def _whole(model: nn.Module, anatomy: Anatomy, part: Whole) -> Iterator[nn.Param
             yield from anatomy.head.parameters()
         case "norms":
             for path, module in model.named_modules():
-                if is_norm(path, module):
+                if is_norm(path, module) and not in_tower(path):
                     yield from module.parameters(recurse=False)
 
 
@@ -271,14 +307,11 @@ def find_targets(
     everything, excluded = list(adaptable(model, anatomy)), not_adapted(model)
     adapted = [target for target in everything if target.experts or target.name not in excluded]
     eligible = adapted if strict else everything
-    linear = [target for target in adapted if not target.embeds]
+    linear = [target for target in adapted if not target.embeds and not in_tower(target.path)]
     patterns = (targets,) if isinstance(targets, str) else targets
     if ALL_LINEAR in patterns and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
         raise _cannot(ALL_LINEAR, left_out, linear)
-    matched = {
-        name: linear if name == ALL_LINEAR else [target for target in eligible if _matches(target.path, name)]
-        for name in patterns
-    }
+    matched = {name: linear if name == ALL_LINEAR else _targets_named(name, eligible) for name in patterns}
     nothing = [name for name, those in matched.items() if not those]
     for name in nothing:
         others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
@@ -294,10 +327,17 @@ def find_targets(
     return chosen
 
 
+def _targets_named(pattern: str, eligible: Sequence[Target]) -> list[Target]:
+    matched = [target for target in eligible if _matches(target.path, pattern)]
+    paths = _of_text_first({target.path for target in matched})
+    return [target for target in matched if target.path in paths]
+
+
 def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
-    """What of a model can get an addition, in its order: linear layers but the head, stacks of experts, embeddings."""
+    """What of a model can get an addition, in its order: linear layers but the head, stacks of experts, embeddings; of
+    a tower linear layers alone."""
     for path, module in model.named_modules():
-        if module is anatomy.head:
+        if module is anatomy.head or (in_tower(path) and not is_linear(module)):
             continue
         if is_linear(module):
             yield Target(path, module, "", (module.out_features, module.in_features))
@@ -332,7 +372,8 @@ def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Tar
 
 
 def _check_dropout(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
-    """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted."""
+    """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted, and to a tower, whose
+    rows are no tokens."""
     experts = [target.path for target in targets if target.experts]
     if adapter.dropout and experts:
         raise user_error(
@@ -340,6 +381,13 @@ def _check_dropout(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
             found=f"dropout of {adapter.dropout:g}, and {_ends(experts)} are stacks of experts",
             needed="no dropout where experts are adapted (peft has none there either)",
             change="adapter.dropout=0, or adapter.targets without the experts",
+        )
+    if adapter.dropout and (seeing := [target.path for target in targets if in_tower(target.path)]):
+        raise user_error(
+            where="adapter.dropout",
+            found=f"dropout of {adapter.dropout:g}, and {_ends(seeing)} of the vision tower among the targets",
+            needed="no dropout there: which inputs are dropped is drawn for each token of text",
+            change="adapter.dropout=0, or adapter.targets of the language model alone",
         )
 
 

@@ -8,6 +8,9 @@
 
 The text model is trained as if it stood alone. Nothing else takes memory: an export takes it from the files of the
 model, and is again the whole model.
+
+Where images are looked at while the model is trained, what sees is attached to the model of text as ``tower``, and its
+parameters have the names of the whole with that before them: ``tower.model.vision_tower.*``.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 HEAD_WEIGHT = "lm_head.weight"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOWER = "tower"
+"""Where in the model of text what sees is attached, if it is."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +163,26 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
     for outer, inner in parts:
         inner_tensors = inner.state_dict() | dict(inner.named_buffers())
         prefix, own_prefix = _path(whole, outer), _path(model, inner)
-        own |= {f"{prefix}{name}": f"{own_prefix}{name}" for name in inner_tensors}
+        own |= {f"{prefix}{name}": f"{own_prefix}{name}" for name in inner_tensors if not in_tower(name)}
+    if (tower := getattr(model, TOWER, None)) is not None:
+        own |= {name: f"{TOWER}.{name}" for name in tower.state_dict() | dict(tower.named_buffers())}
     return Whole(whole, own)
+
+
+def in_tower(name: str) -> bool:
+    """Whether a parameter or module of a model of text is one of the tower that is attached to it."""
+    return name == TOWER or name.startswith(f"{TOWER}.")
+
+
+def without_text(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """The whole that ``config`` describes, on the meta device, without the text part of it that ``model`` is."""
+    whole = find_whole(model, config)
+    assert whole is not None, "decided before"
+    for outer, _ in list(_same(model, whole.model)):
+        path = _path(whole.model, outer).rstrip(".")
+        parent, _, name = path.rpartition(".")
+        setattr(whole.model.get_submodule(parent), name, nn.Module())
+    return whole.model
 
 
 def _same(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:

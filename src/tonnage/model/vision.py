@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import user_error
@@ -26,7 +26,7 @@ from tonnage.model.files import ModelFiles, read_whole_config
 from tonnage.model.matching import missing_from_files, sort
 from tonnage.model.names import Names
 from tonnage.model.stored import read_headers
-from tonnage.model.towers import find_whole, whole_class
+from tonnage.model.towers import TOWER, find_whole, whole_class, without_text
 
 FEATURES, POSITIONS = "get_image_features", "get_rope_index"
 """Methods of models of images."""
@@ -62,7 +62,6 @@ class Tower:
     device: torch.device
     dtype: torch.dtype
 
-    @torch.no_grad()
     def features(self, inputs: Mapping[str, Any]) -> Tensor:
         """Features of the images of a row, one after another: (tokens, hidden). ``inputs`` are the processor's."""
         compute = getattr(self.model.base_model, FEATURES, None) or getattr(self.model, FEATURES)
@@ -125,7 +124,59 @@ def load_tower(
     if lost := sorted(outside - places.keys()):
         (problem,) = missing_from_files(lost, len(outside), str(files.directory))
         raise user_error(problem.found, "every parameter of the tower, stored by itself", where=problem.where)
-    whole.model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    in_dtype(whole.model, dtype)
     allocate_part(whole.model, outside | beside, device)
     fill_part(whole.model, places)
     return Tower(whole.model.eval(), token, device, dtype)
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give parameters, which have no memory, a type; buffers, such as frequencies, keep theirs, as in transformers."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                module._parameters[name] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+
+
+class AttachedTower(nn.Module):
+    """The part that sees, as a part of the model of text, with whose parameters its own are sharded, updated and saved.
+
+    Its children are those of the whole, so that names are the whole's.
+    """
+
+    def __init__(self, whole: PreTrainedModel, token_id: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._whole, self.token_id, self._dtype = (whole,), token_id, dtype  # a tuple, as it is no child
+        for name, child in whole.named_children():
+            self.add_module(name, child)
+
+    @property
+    def learns(self) -> bool:
+        """Whether any of its parameters are trained."""
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    def forward(self, rows: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+        """Features of the images of some rows, each (tokens, hidden), from what the processor makes of them."""
+        tower = self._tower()
+        return [tower.features(inputs) for inputs in rows]
+
+    def positions(self, ids: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
+        """As ``Tower.positions``."""
+        return self._tower().positions(ids, inputs)
+
+    def _tower(self) -> Tower:
+        device = next(parameter.device for parameter in self.parameters())
+        return Tower(self._whole[0], self.token_id, device, self._dtype)
+
+
+def attach_tower(model: PreTrainedModel, files: ModelFiles, dtype: torch.dtype) -> AttachedTower:
+    """Give ``model``, of text and on the meta device, what sees for the whole model in ``files``, in ``dtype``, that of
+    the forward pass."""
+    described = read_whole_config(files, trust_remote_code=hasattr(model.config, "auto_map"))
+    token = image_token(described)
+    assert token is not None, "decided before"
+    whole = without_text(model, described)
+    in_dtype(whole, dtype)
+    tower = AttachedTower(whole.eval(), token, dtype)
+    model.add_module(TOWER, tower)
+    return tower

@@ -120,6 +120,8 @@ def _of_rows(micro_batch: int, steps: Steps, rows: Rows, workers: int) -> dict[s
         "micro_batches": math.ceil(sizes.forwards or math.ceil(steps.packs / workers) / micro_batch),
         "row_tokens": sizes.most_tokens,
         "row_supervised": sizes.most_supervised,
+        "row_image_tokens": sizes.most_image_tokens,
+        "mean_image_tokens": sizes.mean_image_tokens,
         "mean_row_tokens": sizes.mean_tokens,
         "spared_tokens": max(0.0, 1 - sizes.mean_tokens / sizes.mean_document_tokens),
         "padding": max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),

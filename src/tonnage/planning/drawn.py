@@ -23,6 +23,7 @@ COLOURS = {
     "gradients": "#c9a227",
     "activations": "#3c9a5f",
     "in flight": "#277a6b",
+    "images": "#b0703c",
     "workspace": "#86bf6b",
     "loss": "#d9594c",
     "save": "#7c6f9f",

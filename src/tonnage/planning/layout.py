@@ -41,6 +41,10 @@ class Layout:
     """In one forward at most."""
     row_supervised: int
     """Supervised tokens in one forward at most."""
+    row_image_tokens: int = 0
+    """Tokens that stand for images at which the model looks, in one forward at most."""
+    mean_image_tokens: float = 0.0
+    """And on average."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     device: Literal["cpu", "cuda"] = "cpu"
     returns_memory: bool = True

@@ -14,11 +14,12 @@ reduced in fp32.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tonnage.offload.residency import GRADIENTS, INPUTS
 from tonnage.planning.layout import Layout
-from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, share_of
+from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, TowerCost, share_of
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import (
@@ -72,7 +73,9 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     """Those of a worker that has ``model``."""
     held = held_states(layout, model)
     load = {"weights": held.weights, "workspace": _read_bytes(layout, model)}
-    stays = {"weights": held.weights, "optimizer": held.optimizer}
+    stays: dict[str, float] = {"weights": held.weights, "optimizer": held.optimizer}
+    if model.tower is not None and layout.device == "cpu":
+        stays["images"] = (2 if model.tower.trained else 1) * model.tower.input_bytes * layout.row_image_tokens
     if layout.saves_beside and layout.device == "cpu":
         whole = states(layout, model)
         weights, where = held.weights, layout.parameter_tier
@@ -91,6 +94,8 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
         stays["in flight"] = _in_flight(layout, model, worker)
     rest = model if layout.tiles == 1 else without_tiles(layout, model)
     moments = (_sharded if layout.sharded else _alone)(layout, rest)
+    if model.tower is not None:
+        moments = _looking(layout, rest, model.tower, moments)
     if evaluates:
         moments += [_evaluation(layout, rest)]
     if layout.tiles > 1:
@@ -121,20 +126,25 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
         if layout.shards > 1:  # what no block holds is there as it was received, too, until the first block is
             first = {
                 "gathered": 2 * outside + unit,
-                "activations": row.entered,
+                "activations": row.evaluated_entered,
                 "workspace": unit,
             }
         whole = layout.zero == 3
         stays = outside if whole else gathering.everything
         comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
         comes += gathering.ahead(model.num_blocks) * (unit if whole else unit - gathering.mean_unit)
-    in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
+    in_block = {"gathered": stays + received + comes, "activations": row.evaluated_entered, "workspace": row.evaluated}
     in_loss = {
         "gathered": stays + received,
         "activations": row.evaluated_final,
         "loss": row.evaluated_loss,
     }
-    return "evaluation", max(first, in_block, in_loss, key=lambda parts: sum(parts.values()))
+    looking: dict[str, float] = {}
+    if (tower := model.tower) is not None:
+        features = layout.width * model.hidden_size
+        most = tower.most(tower.evaluated, layout.row_image_tokens, saves=features)
+        looking = {"gathered": stays + received, "workspace": most}
+    return "evaluation", max(first, in_block, in_loss, looking, key=lambda parts: sum(parts.values()))
 
 
 def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
@@ -175,6 +185,8 @@ class _Row:
 
     entered: float
     """At the start of the first block."""
+    evaluated_entered: float
+    """Of that, what there is where no gradient is wanted."""
     blocks: int
     recomputed: int
     """Blocks that recompute, the first ones."""
@@ -258,8 +270,12 @@ class _Row:
         (first, recomputed), (last, _) = kinds[0], kinds[-1]
         early, late = (_Block.of(model.blocks[kind], tokens) for kind in (first, last))
         block = model.blocks[last]
+        of_images = 0.0
+        if model.tower is not None and model.tower.trained:
+            of_images = model.tower.saved * layout.row_image_tokens
         return _Row(
-            entered=outside.embedded(tokens),
+            entered=outside.embedded(tokens) + of_images,
+            evaluated_entered=outside.embedded(tokens),
             blocks=model.num_blocks,
             recomputed=recomputed,
             early=early,
@@ -465,6 +481,40 @@ def _made_for_the_embedding(layout: Layout, model: ModelProfile, added: int) -> 
         return (layout.width + 4) * vocabulary + additions
     as_made = layout.width if sums and layout.gradient_tier == "host" and not by_rows else 0  # in its own type
     return (added + as_made) * vocabulary + additions
+
+
+def _looking(layout: Layout, model: ModelProfile, tower: TowerCost, moments: Sequence[Moment]) -> list[Moment]:
+    """The moments of a step with those in which a tower looks at images, and learns."""
+    by_name, tokens = dict(moments), layout.row_image_tokens
+    forward = by_name["forward of the last block"]
+    stays = {name: size for name, size in forward.items() if name in ("gradients", "gathered")}
+    images = 2 * tower.input_bytes * tokens if layout.device == "cpu" else 0.0  # these, and the next ones
+    saves = tower.saved if tower.trained else layout.width * float(model.hidden_size)
+    looks = {**stays, "workspace": tower.most(tower.forward, tokens, saves=saves), "images": images}
+    around = [_moment("forward of the tower", **looks), *moments]
+    if not tower.trained:
+        return around
+    if layout.sharded:
+        whole = 0.0 if layout.micro_batches > 1 and _reduced_once(layout) else layout.width * model.trained_outside
+        own = 0.0 if not whole else layout.width * tower.trained
+        before = by_name.get("backward of the first block", forward)
+        gathered = _Gathering.of(layout, model).outside
+        gradients, peak = before.get("gradients", 0.0) + whole - own, tower.backward
+    else:
+        before, gathered = by_name["backward of the embedding"], 0.0
+        leave = _Gradients.of(layout, model).leave
+        vocabulary = model.vocabulary_parameters if model.trains_embedding and not leave and not model.is_tied else 0
+        gradients = before["gradients"] + layout.width * vocabulary
+        peak = tower.bare_backward if leave else tower.backward
+    learns = _moment(
+        "backward of the tower",
+        gathered=gathered,
+        gradients=gradients,
+        activations=tower.saved * tokens,
+        workspace=peak,
+    )
+    update = next(at for at, (name, _) in enumerate(around) if name in ("reduction outside the blocks", "update"))
+    return [*around[:update], learns, *around[update:]]
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,11 @@ class DataProfile:
     teacher_path: str | None = None
     """Where the cache has, or will have, what a teacher expects of the supervised tokens, if there is one."""
     features_path: str | None = None
-    """Where the cache has, or will have, what the tower makes of the images of rows, if there are any."""
+    """Where the cache has, or will have, what the tower makes of the images of rows, if that is computed beforehand."""
+    image_tokens: int = 0
+    """Of ``num_tokens``, those that stand for images."""
+    sees: bool = False
+    """Whether the tower looks at images in every micro-batch."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""
@@ -52,9 +56,12 @@ class DataProfile:
             forwards = math.ceil(math.ceil(steps.packs / workers) / micro_batch)
             most = micro_batch * math.ceil((2 if self.pairs else 1) * self.max_length / steps.chunk) * steps.chunk
             real = micro_batch * self.num_tokens / self.num_packs
-            return RowSizes(most, math.ceil(supervised), most, real, forwards)
+            images = self.image_tokens / self.num_tokens * most
+            return RowSizes(most, math.ceil(supervised), most, real, forwards, math.ceil(images), images)
         mean = micro_batch * self.num_tokens / self.num_packs
-        return RowSizes(math.ceil(times * micro_batch * self.max_length), math.ceil(supervised), times * mean, mean)
+        most = math.ceil(times * micro_batch * self.max_length)
+        images = self.image_tokens / self.num_tokens * micro_batch * self.max_length
+        return RowSizes(most, math.ceil(supervised), times * mean, mean, 0.0, math.ceil(images), images)
 
     @property
     def key(self) -> str:
@@ -89,6 +96,9 @@ class RowSizes:
     """Of the documents in a forward: more, where these share what they begin with; less, where rows are padded."""
     forwards: float = 0.0
     """Of a worker in a step, where that does not follow from the number of packs."""
+    most_image_tokens: int = 0
+    mean_image_tokens: float = 0.0
+    """Tokens that stand for images."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,7 @@ CATEGORIES = (
     "gradients",
     "activations",
     "in flight",
+    "images",
     "workspace",
     "loss",
     "save",

@@ -108,6 +108,8 @@ def _written(
         few = f"blocks are not: that would save less than the {COMPILE_SECONDS:.0f} s that it may take"
         reasons["compile"] = f"auto: {'each block' if chosen.layout.compiled else few}"
     flops = _flops(search.scales.model, search.scales.work(chosen.layout))
+    if (tower := search.scales.model.tower) is not None:
+        flops += chosen.layout.mean_image_tokens * (tower.forward_flops + tower.backward_flops)
     numbers = {"packs_in_data": data.num_packs, "packs_in_run": steps.num_packs}
     plan = Plan(
         choice=chosen,

@@ -159,6 +159,38 @@ class OutsideCost:
         return replace(self, small_head=self.small_head.scoring_first(), large_head=self.large_head.scoring_first())
 
 
+@dataclass(frozen=True)
+class TowerCost:
+    """What a vision tower costs that looks at images while a model is trained, and how much of it there is. Rows of a
+    micro-batch are looked at one after another; what that takes is told by the tokens that stand for images."""
+
+    trained: int
+    """Parameters that are trained, additions among them."""
+    frozen: int
+    frozen_bytes: int
+    tokens: int
+    """Of the fullest row, which was looked at."""
+    saved: float
+    """Bytes for a token that stay from the forward to the backward pass, features included."""
+    forward: float
+    """Most bytes in the forward pass of that row above those at its start."""
+    backward: float
+    """Most bytes in its backward pass above those at its start, gradients of its parameters included."""
+    bare_backward: float
+    """The same where a parameter's gradient is gone as soon as it is whole."""
+    evaluated: float
+    """As ``forward``, where no backward pass follows."""
+    input_bytes: float
+    """Bytes for a token of what the processor makes of images."""
+    forward_flops: float
+    """For a token."""
+    backward_flops: float
+
+    def most(self, peak: float, tokens: float, *, saves: float = 0.0) -> float:
+        """Most bytes while they are looked at, the fullest last; of each before it there is what it ``saves``."""
+        return peak + saves * max(0.0, tokens - self.tokens)
+
+
 Rows = tuple[tuple[int, int], ...]
 """How many rows the tensors of blocks have, and how much there is of all that have so many. A shard has whole rows."""
 
@@ -273,6 +305,26 @@ class ModelProfile:
     """Products of their update, for each of their parameters."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
+    tower: TowerCost | None = None
+    """What looks at images while the model is trained, where something does; its parameters are among those outside of
+    blocks."""
+
+    def seeing(self, tower: TowerCost) -> ModelProfile:
+        """The same with a tower."""
+        frozen, number = self.frozen, tower.trained + tower.frozen
+        return replace(
+            self,
+            num_parameters=self.num_parameters + number,
+            outside_parameters=self.outside_parameters + number,
+            frozen=replace(
+                frozen,
+                parameters=frozen.parameters + tower.frozen,
+                outside=frozen.outside + tower.frozen,
+                num_bytes=frozen.num_bytes + tower.frozen_bytes,
+                outside_bytes=frozen.outside_bytes + tower.frozen_bytes,
+            ),
+            tower=tower,
+        )
 
     def matrices_part(self, shards: int) -> float:
         """Of all matrices that Muon updates, parameters that the fullest of ``shards`` has."""

@@ -26,6 +26,9 @@ from tonnage.planning.states import (
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context. cuBLAS's memory is counted apart (``CUBLAS_BYTES``)."""
+PROCESSOR_BYTES = 0.022e9
+"""On a CPU, of a processor of images and the thread that it runs in, beside what it makes of them: 17 to 25 MB in ten
+runs (``benchmarks/images_memory.py``)."""
 COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
 
@@ -59,6 +62,8 @@ class Scales:
         """What a layout holds whose steps take so long."""
         model, machine = self.models[layout.tensor], self.machine
         runtime = RUNTIME_BYTES[machine.kind]
+        if machine.kind == "cpu" and model.tower is not None:
+            runtime += PROCESSOR_BYTES
         if machine.kind == "cuda" and layout.workers > 1:
             runtime += COMMUNICATOR_BYTES
         evaluates = (self.data.validation_path or self.data.general_path) is not None

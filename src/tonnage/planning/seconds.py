@@ -61,9 +61,18 @@ def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> f
 
 def product_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Those of linear layers."""
-    return _in_all(
+    of_text = _in_all(
         layout, model, work, lambda block: (block.forward_flops, block.backward_flops), lambda head: head.flops
     )
+    return of_text + tower_flops(layout, model)
+
+
+def tower_flops(layout: Layout, model: ModelProfile) -> float:
+    """Products of what looks at images in one worker's step."""
+    if (tower := model.tower) is None:
+        return 0.0
+    passes = tower.forward_flops + tower.backward_flops
+    return layout.micro_batches * layout.mean_image_tokens * passes
 
 
 def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_tokens: float = 0.0) -> float:

@@ -29,9 +29,9 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
-from tonnage.training.building import Stages, stages_of, trains_of
+from tonnage.training.building import Stages, stages_of, trains_of_run
 from tonnage.training.distillation import Distillation
-from tonnage.training.features import look_at_images, with_features
+from tonnage.training.features import look_at_images, with_features, with_pictures
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
@@ -61,7 +61,7 @@ def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLo
     _prepare_process(setting)
     objective = config.objective if loss is None else Objective()
     step, scores = step_of(checkpoint) if checkpoint else 0, None
-    has_images = setting.plan.data.features_path is not None
+    has_images, sees = setting.plan.data.features_path is not None, setting.plan.data.sees
     if objective.teacher or objective.reference or has_images:  # before there is anything of the model that is trained
         datasets = _datasets(config, setting.plan)
         rows = datasets["train_data"], datasets["validation_data"]
@@ -74,6 +74,8 @@ def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLo
     job = _job(setting, checkpoint, loss)
     if has_images:
         job = with_features(job, setting)
+    elif sees:
+        job = with_pictures(job, setting)
     if objective.distils:
         job = with_teacher(job, setting)
     if objective.has_reference:
@@ -129,7 +131,7 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
         host=HostUse(optimizer, stages.first.inputs, stages.masters or stages.on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(stages.shared if len(layout.stages) - 1 in stages.by_number else ()),
-        saves_still=trains_of(config).all,
+        saves_still=trains_of_run(config, plan).all,
     )
 
 
@@ -264,7 +266,7 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
 
 def _go_on(checkpoint: Path, optimizer: AdamW, stages: Stages, setting: WorkerSetting) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
-    tensors, saves_all = optimizer.tensors(), trains_of(setting.config).all
+    tensors, saves_all = optimizer.tensors(), trains_of_run(setting.config, setting.plan).all
     saved = {name: parameter for name, parameter in stages.parameters.items() if parameter.requires_grad or saves_all}
     state = restore(checkpoint, saved, tensors, setting.world, setting.log, stages.elsewhere)
     optimizer.adopt(tensors)

@@ -22,12 +22,15 @@ from torch import Tensor
 from tonnage.data import HeldPacks, Pack, PackedDataset
 from tonnage.data.packs.features import ImageFeatures, StoredRows
 from tonnage.data.packs.padding import forwards
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
+from tonnage.data.packs.row_images import RowImages
 from tonnage.data.tokens.encoder import NO_FORK
 from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
 from tonnage.model.cached import Cached
+from tonnage.training.opening import Opening, Placed
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class MicroBatch:
     read when they are needed, so that the micro-batches of a step do not all hold theirs."""
     feature_places: Tensor | None = None
     """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
+    opening: Opening | None = None
+    """The images themselves, where the tower is to look at them (``training.sight``)."""
     token_positions: Tensor | None = None
     """int64 (3, rows, tokens), where tokens have positions of three dimensions."""
     top: tuple[int, int] | None = None
@@ -311,6 +316,8 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
     """A micro-batch with the features of its documents' images; each of these with its row, and where in that it
     begins."""
     rows, width = batch.input_ids.shape
+    if any(isinstance(document.features and document.features.rows, RowImages) for document, _, _ in laid_out):
+        return _with_images(batch, laid_out)
     of_images = [
         (own, row * width + start) for document, row, start in laid_out if (own := document.features) is not None
     ]
@@ -324,10 +331,22 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
             positions[:, row, start:stop] = of_text if in_space is None else in_space
     return replace(
         batch,
-        features=tuple(own.rows for own, _ in of_images),
+        features=tuple(own.rows for own, _ in of_images if isinstance(own.rows, StoredRows)),
         feature_places=torch.from_numpy(np.concatenate([own.places + first for own, first in of_images])),
         token_positions=positions,
     )
+
+
+def _with_images(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, int, int]]) -> MicroBatch:
+    """As ``_with_features``, of documents whose images the tower is to look at."""
+    width, documents, places = batch.input_ids.shape[1], list[Placed](), list[np.ndarray]()
+    for document, row, start in laid_out:
+        own = document.features
+        images = own.rows if own is not None and isinstance(own.rows, RowImages) else None
+        documents.append(Placed(row, start, len(document.tokens), images))
+        if own is not None:
+            places.append(own.places + row * width + start)
+    return replace(batch, opening=Opening(documents), feature_places=torch.from_numpy(np.concatenate(places)))
 
 
 def _references(documents: Sequence[PackedDocument]) -> Tensor | None:
@@ -462,9 +481,28 @@ def training_steps(
     Their masks of dropout are drawn by ``seed`` and the number of the step.
     """
     rows = _Rows(dataset, deal, lambda position: dataset.pack_at(position, seed))
-    for number, start in enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1):
-        positions = range(start, min(start + deal.packs_per_step, num_packs))
-        yield rows.step(number, positions, draw_of(seed, number))
+    starts = enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1)
+    steps = (
+        rows.step(number, range(start, min(start + deal.packs_per_step, num_packs)), draw_of(seed, number))
+        for number, start in starts
+    )
+    yield from opened_ahead(steps) if isinstance(dataset.features, Pictures) else steps
+
+
+def opened_ahead(steps: Iterable[RankStep]) -> Iterator[RankStep]:
+    """The same steps, each made before the one before it is over, so that its images can be opened in time."""
+    waiting: RankStep | None = None
+    last: Opening | None = None
+    for step in steps:
+        for opening in (batch.opening for batch in step.micro_batches if batch.opening is not None):
+            if last is not None:
+                last.following = opening
+            last = opening
+        if waiting is not None:
+            yield waiting
+        waiting = step
+    if waiting is not None:
+        yield waiting
 
 
 def draw_of(seed: int, step: int) -> int:

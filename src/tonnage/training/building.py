@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.config import Config
+from tonnage.data.images.processing import ImageRecipe
 from tonnage.errors import UserError, user_error
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
@@ -33,6 +34,7 @@ from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.model.vision import AttachedTower, attach_tower
 from tonnage.offload.pages import FileRange, Pages, joined
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
@@ -54,6 +56,7 @@ from tonnage.training.packed_base import fill, packed_base, shards_of
 from tonnage.training.placing import Placed, Placement, place
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import WorkerSetting
+from tonnage.training.sight import Sight, image_recipe
 from tonnage.training.tiling import tile_model
 from tonnage.training.trial import can_compile
 
@@ -90,6 +93,8 @@ class Blueprint:
     """Where the parameters of the blocks rest on disk, and embedding and head if large weights come in tiles."""
     packed_in: Path | None = None
     """Where packed weights rest in the cache, if they do."""
+    recipe: ImageRecipe | None = None
+    """How images become what a tower is given, where the model has its tower and looks at them itself."""
     log: Callable[[str], None] = lambda message: None
     phases: Phases | None = None
 
@@ -207,7 +212,7 @@ def stages_of(setting: WorkerSetting, *, load: bool) -> Stages:
 def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
     """What a run's config and plan say of its model."""
     config, plan, layout = setting.config, setting.plan, setting.layout
-    is_random, trains = config.init == "random", trains_of(config)
+    is_random, trains = config.init == "random", trains_of_run(config, plan)
     files, model_config = read_model(
         config.model,
         revision=config.revision,
@@ -238,6 +243,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         input_bytes=largest_input if layout.activation_tier == "host" else 0,
         directories=setting.directories if layout.parameter_tier == "disk" else None,
         packed_in=packed_directory(config, plan),
+        recipe=image_recipe(files, trusts=config.trust_remote_code) if plan.data.sees else None,
         log=setting.log,
         phases=setting.phases,
     )
@@ -346,6 +352,8 @@ def _draft(blueprint: Blueprint) -> _Draft:
         compute = str(precision.compute).removeprefix("torch.")
         blueprint.log(f"products of {compute} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, weights = dissect(model), None
+    if blueprint.recipe is not None:
+        attach_tower(model, blueprint.files, precision.compute)
     if not blueprint.random_weights and (blueprint.loads or keeps_buffers(model)):  # no checkpoint holds those
         files = files if blueprint.loads else find_model(str(files.directory), tokenizer=False)
         weights = find_places(model, files, blueprint.allow_missing, blueprint.allow_unexpected)
@@ -376,6 +384,9 @@ def _in_loss_model(
     routing = Routing(model, anatomy.blocks, experts, weight) if experts or weight else None
     anatomy = part.anatomy if part else anatomy
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, draft.dropout)
+    if blueprint.recipe is not None:
+        assert isinstance(model.tower, AttachedTower)
+        loss_model.sight = Sight(model.tower, blueprint.recipe)
     tiled: list[TiledWeight] = []
     if layout.tiles > 1:
         tiled, loss_model.tiled = tile_model(anatomy, mesh["replicate", "shard"], layout.tiles, compute, in_fp32)
@@ -499,6 +510,12 @@ def trains_of_files(files: ModelFiles, config: PreTrainedConfig) -> Trains:
         return EVERYTHING
     model = on_meta(copy.deepcopy(config), torch.float32)
     return Trains(peft.adapter_in(files.adapter, model, dissect(model)))
+
+
+def trains_of_run(config: Config, plan: Plan) -> Trains:
+    """As ``trains_of``; where the model looks at images itself, that of all is the whole model of text."""
+    trains = trains_of(config)
+    return replace(trains, patterns=("*",)) if plan.data.sees and trains.all else trains
 
 
 def trains_of(config: Config) -> Trains:

@@ -20,19 +20,21 @@ from torch import Tensor
 
 from tonnage.data import PackedDataset
 from tonnage.data import cache as store
-from tonnage.data.images.processing import FILES, ImageRecipe, inputs_of
+from tonnage.data.images.processing import ImageRecipe, inputs_of
 from tonnage.data.packs.features import INDEX, TOKEN, Features, chunk_name, positions_name
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import room_for
-from tonnage.model.files import ModelFiles, read_model, read_model_config, read_whole_config
-from tonnage.model.vision import Tower, image_token, load_tower
+from tonnage.model.files import ModelFiles, read_model, read_model_config
+from tonnage.model.vision import Tower, load_tower
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
 from tonnage.training.guest import free_memory
 from tonnage.training.job import Job
 from tonnage.training.setting import StoppedEarly, WorkerSetting
+from tonnage.training.sight import image_recipe
 
 CHUNK_BYTES = 64 << 20
 """Of features in fp32 that are written at a time, about."""
@@ -116,6 +118,19 @@ def with_features(job: Job, setting: WorkerSetting) -> Job:
     )
 
 
+def with_pictures(job: Job, setting: WorkerSetting) -> Job:
+    """The job with the images beside its rows, for the model's own tower. Raises ``UserError`` where the model's files
+    are gone."""
+    recipe, validation = _recipe_of(setting)[1], job.validation_data
+
+    def seen(data: PackedDataset) -> PackedDataset:
+        return replace(data, features=Pictures(data.source, recipe)) if data.images else data
+
+    return replace(
+        job, train_data=seen(job.train_data), validation_data=None if validation is None else seen(validation)
+    )
+
+
 def own_directory(setting: WorkerSetting) -> Path:
     """Where the run has the features of its images."""
     assert setting.plan.data.features_path is not None
@@ -169,14 +184,6 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
         store.entry(entry, lambda building: _make_whole(building, parts, np.array(index, dtype=np.int64), token))
         shutil.rmtree(parts, ignore_errors=True)
     world.barrier()
-
-
-def image_recipe(files: ModelFiles, *, trusts: bool = False) -> ImageRecipe | None:
-    """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor."""
-    if not files.weights or not any((files.directory / name).is_file() for name in FILES):
-        return None
-    token = image_token(read_whole_config(files, trust_remote_code=trusts))
-    return None if token is None else ImageRecipe(str(files.directory), token, trusts)
 
 
 def _index_of(source: Documents, chunk: Sequence[SameImages], number: int) -> Iterator[tuple[int, ...]]:
@@ -240,7 +247,8 @@ class _Eye:
         images = [table.load(number) for table, number in self.source.images(group.documents[0])]
         file, row = self.source.where(group.documents[0])
         inputs = inputs_of(self.recipe, images, f"{file}:{row}")
-        features = self.tower.features(inputs).float().cpu()
+        with torch.no_grad():
+            features = self.tower.features(inputs).float().cpu()
         hidden = self.setting.plan.model.hidden_size
         if tuple(features.shape) != (group.rows, hidden):
             raise user_error(

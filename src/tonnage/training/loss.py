@@ -24,6 +24,7 @@ from tonnage.training.distillation import Distillation
 from tonnage.training.head import Head, LogitsMemory, ScoreHead
 from tonnage.training.preferences import RewardLoss
 from tonnage.training.routing import Routing
+from tonnage.training.sight import Sight
 from tonnage.training.tiled_vocabulary import TiledHead
 
 
@@ -75,6 +76,8 @@ class LossModel(nn.Module):
         """The loss, where it is not cross-entropy."""
         self.distillation: Distillation | None = None
         """How a teacher counts, where there is one."""
+        self.sight: Sight | None = None
+        """What looks at images, where the model does so itself."""
         if self.doors.first:
             use_fast_embedding(anatomy.embedding, self.to_embedding)
         self.eval()
@@ -187,12 +190,24 @@ class LossModel(nn.Module):
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
             packing = packing_arguments(batch.lengths, device, batch.shared)
-        if batch.token_positions is not None:
-            packing["position_ids"] = sent(batch.token_positions, device)
-        ids, embedded = sent(batch.input_ids, device), None
-        if batch.feature_places is not None and self.doors.first:
-            embedded = self._with_features(ids, sent(batch.feature_rows(), device), sent(batch.feature_places, device))
+        ids = sent(batch.input_ids, device)
+        embedded, positions = self._seen(ids, batch)
+        if positions is not None:
+            packing["position_ids"] = sent(positions, device)
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
+
+    def _seen(self, ids: Tensor, batch: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
+        """Embeddings with features of images, if there are any, (rows, tokens, hidden), and positions of tokens where
+        they have three each, int64 (3, rows, tokens)."""
+        features, positions, places = None, batch.token_positions, batch.feature_places
+        if self.sight is not None:
+            features, positions = self.sight.look(batch)
+        elif places is not None and self.doors.first:
+            features = sent(batch.feature_rows(), ids.device)
+        if features is None:
+            return None, positions
+        places = torch.zeros(0, dtype=torch.int64) if places is None else places  # of a blank image, which has none
+        return self._with_features(ids, features, sent(places, ids.device)), positions
 
     def _with_features(self, ids: Tensor, features: Tensor, places: Tensor) -> Tensor:
         """Embeddings of tokens, (rows, tokens, hidden), with features in some places."""

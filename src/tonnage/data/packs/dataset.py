@@ -25,6 +25,7 @@ import numpy as np
 from tonnage.data.packs.features import Features, ImageFeatures
 from tonnage.data.packs.order import first_packs, pack_at
 from tonnage.data.packs.padding import in_chunks, of_pairs
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.packs.taught import Taught
 from tonnage.data.text.masks import Span
@@ -100,8 +101,8 @@ class PackedDataset:
     """What a teacher expects of the supervised tokens of packs."""
     images: bool = False
     """Whether documents have images."""
-    features: Features | None = field(default=None, repr=False, compare=False)
-    """What the tower makes of these."""
+    features: Features | Pictures | None = field(default=None, repr=False, compare=False)
+    """What the tower makes of these, or the images for it to look at."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:
@@ -158,6 +159,26 @@ class PackedDataset:
                 added = prefix.length - (self.common_prefixes[prefix.parent].length if prefix.parent >= 0 else 0)
                 tokens += added * ((prefix_bits >> np.uint64(number)) & np.uint64(1)).astype(np.int64)
         return int(tokens.max()), int(supervised.max()), float(tokens.mean()), float(whole.mean())
+
+    def image_tokens_of_rows(
+        self, order: np.ndarray, *, packs_per_step: int, workers: int, micro_batch: int
+    ) -> tuple[int, float]:
+        """Tokens that stand for images in the rows of a run, as for ``row_sizes``: the most, and the mean."""
+        if not self.images:
+            return 0, 0.0
+        step, within = np.divmod(np.arange(len(order)), packs_per_step)
+        turn, worker = np.divmod(within, workers)
+        row = (step * workers + worker) * packs_per_step + turn // micro_batch
+        tokens = np.array([self.image_tokens(pack).sum() for pack in range(self.num_packs)])[order]
+        of_rows = np.bincount(np.unique(row, return_inverse=True)[1], weights=tokens)
+        return int(of_rows.max()), float(of_rows.mean())
+
+    def image_tokens(self, index: int) -> np.ndarray:
+        """Tokens that stand for images in every document of a pack, int (num_documents,)."""
+        documents = self._of_pack(index, "documents")
+        return (
+            self.source.column("image_tokens")[documents] if self.images else np.zeros(len(documents), dtype=np.int64)
+        )
 
     @cached_property
     def _sizes(self) -> PackSizes:

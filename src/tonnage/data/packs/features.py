@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.data.packs.row_images import RowImages
+
 INDEX, TOKEN = "index.npy", "token.npy"
 
 
@@ -53,8 +55,8 @@ class StoredRows:
 class ImageFeatures:
     """What stands in the places of a document's image tokens."""
 
-    rows: StoredRows
-    """(image tokens, hidden), in the order of the tokens."""
+    rows: StoredRows | RowImages
+    """(image tokens, hidden), in the order of the tokens; or the images, where the tower is to look at them itself."""
     places: np.ndarray
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
