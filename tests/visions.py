@@ -191,13 +191,33 @@ def qwen3_5() -> tuple[PreTrainedConfig, Any]:
     return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
 
 
+def qwen3_vl() -> tuple[PreTrainedConfig, Any]:
+    """Of features that are added behind blocks as well, more of them than the first stage of a pipeline has."""
+    rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True, "rope_theta": 10000.0}
+    vision = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+        "initializer_range": 0.2,
+    }
+    text = {"head_dim": 16, "rope_parameters": rope}
+    config = _config("Qwen3VL", text, vision, video_token_id=300, vision_start_token_id=301, vision_end_token_id=302)
+    images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
+    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+
+
 def gemma3() -> tuple[PreTrainedConfig, Any]:
     config = _config("Gemma3", {"head_dim": 16}, VISION | {"model_type": "siglip_vision_model"}, mm_tokens_per_image=4)
     return config, transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=14)
 
 
 FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
-    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5)
+    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5, qwen3_vl)
 }
 """Models in which an image is its features, in the places of its tokens."""
 

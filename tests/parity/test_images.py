@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import inspect
 import io
 import json
 import shutil
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from forked import train
 from tonnage.data import PackedDataset
+from tonnage.data.packs.features import Features
 from tonnage.decide.decision import Decision
 from tonnage.decide.exports import export_checkpoint
 from tonnage.errors import UserError
@@ -254,6 +256,39 @@ def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
     shutil.rmtree(entry_of(decision), ignore_errors=True)
     train((decision.plan.workers, [run_of(decision)]))
     check_steps(run_of(decision), in_plain_transformers(decision)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["2 workers, zero 3", "pipeline 2"])
+def test_features_behind_blocks_reach_every_stage(make: Make, layout: str) -> None:
+    """Of a family that adds features behind more blocks than the first stage has; blocks are computed again. What is
+    kept are the model's own features, to the bit."""
+    keys = copy.deepcopy(LAYOUTS[layout])
+    keys["memory"]["recompute"] = "full"
+    decision = make("qwen3_vl", seed=60, **keys)
+    train((decision.plan.workers, [run_of(decision)]))
+    check_steps(run_of(decision), in_plain_transformers(decision)[0])
+    check_features(decision)
+
+
+def check_features(decision: Decision) -> None:
+    """What is kept of the first step's images are the features that plain transformers computes."""
+    data, (own,) = decision.prepared.train.source, run_of(decision).features.iterdir()
+    model, features = plain_model(decision.config.model), Features.open(own)
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    with_images = [document for *_, document in documents_of(decision, 0) if data.images(document)]
+    assert with_images
+    for document in with_images:
+        images = images_of(decision, document)
+        inputs = dict(processor(text=["<image>" * len(images)], images=[images], return_tensors="pt"))
+        accepts = inspect.signature(model.model.get_image_features).parameters
+        own_inputs = {name: value for name, value in inputs.items() if name in accepts}
+        seen = model.model.get_image_features(**own_inputs, return_dict=True)
+        levels = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
+        expected = torch.cat([torch.cat(tuple(level)) for level in levels], dim=1)
+        (kept,) = features.of_pack([document], [data.tokens(document)])
+        assert kept is not None
+        assert torch.equal(torch.from_numpy(kept.rows.read()), expected)
 
 
 @pytest.mark.parametrize(("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2)])

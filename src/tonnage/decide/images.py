@@ -39,7 +39,6 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
     they do not go with. Raises ``UserError``."""
     from tonnage.host.cachedir import default_directory
     from tonnage.model.files import read_whole_config
-    from tonnage.model.vision import check_tower
     from tonnage.training.vision_trial import check_sight
 
     if not has_images(prepared):
@@ -55,7 +54,6 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
         observed = f"parallel.tensor is {config.parallel.tensor}, and rows with images"
         raise user_error(observed, "1: embeddings are divided otherwise", "parallel.tensor=1", "parallel.tensor")
     whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
-    check_tower(whole)
     check_sight(whole, recipe, default_directory())
 
 
@@ -101,13 +99,18 @@ def with_features(
     Raises:
         UserError: the disk has no room for them.
     """
+    from tonnage.model.files import read_whole_config
+    from tonnage.model.vision import added_features
+
     if not has_images(prepared):
         return list(plans)
     entry = entry_of(config, model, plans[0], progress)
-    return [_with_features(config, plan, entry, prepared) for plan in plans]
+    numbers = 1 + added_features(read_whole_config(model.files, trust_remote_code=config.trust_remote_code))
+    return [_with_features(config, plan, entry, prepared, numbers) for plan in plans]
 
 
-def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) -> Plan:
+def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared, each: int) -> Plan:
+    """A plan with ``each`` features for every token of an image."""
     from tonnage.planning.words import size
     from tonnage.rundir.directory import RunDirectory
     from tonnage.training.features import same_images, visited_packs
@@ -116,7 +119,7 @@ def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared) 
     datasets = [train] if validation is None else [train, validation]
     groups = same_images(train.source, datasets, visited_packs(train, validation, plan.num_packs, config.seed))
     rows = sum(group.rows for group in groups)
-    num_bytes = rows * plan.model.hidden_size * BYTES.get(config.precision, 2)
+    num_bytes = rows * each * plan.model.hidden_size * BYTES.get(config.precision, 2)
     own = RunDirectory(config.output).features / entry.name
     if own.exists():
         has = "the run has them"

@@ -76,8 +76,9 @@ class MicroBatch:
     teacher_logprobs: Tensor | None = None
     """fp32 (supervised, k): their log-probabilities."""
     features: tuple[StoredRows, ...] = ()
-    """(image tokens, hidden) each: what stands in place of the embeddings of tokens, where these are images'. They are
-    read when they are needed, so that the micro-batches of a step do not all hold theirs."""
+    """(image tokens, width) each: what stands in place of the embeddings of tokens, where these are images', and what
+    is added behind blocks there. They are read when they are needed, so that the micro-batches of a step do not all
+    hold theirs."""
     feature_places: Tensor | None = None
     """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
     token_positions: Tensor | None = None
@@ -97,7 +98,7 @@ class MicroBatch:
         return not self.asks and not self.judges and self.top is None
 
     def feature_rows(self) -> Tensor:
-        """The features of all images, (image tokens, hidden), read now."""
+        """The features of all images, (image tokens, width), read now."""
         rows = torch.from_numpy(np.concatenate([stored.read() for stored in self.features]))
         return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 

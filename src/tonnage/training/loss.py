@@ -18,6 +18,7 @@ from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import cached_arguments, packing_arguments
 from tonnage.model.dropout import Drawn
+from tonnage.model.vision import behind_blocks
 from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
 from tonnage.training.distillation import Distillation
@@ -190,8 +191,13 @@ class LossModel(nn.Module):
         if batch.token_positions is not None:
             packing["position_ids"] = sent(batch.token_positions, device)
         ids, embedded = sent(batch.input_ids, device), None
-        if batch.feature_places is not None and self.doors.first:
-            embedded = self._with_features(ids, sent(batch.feature_rows(), device), sent(batch.feature_places, device))
+        hidden = self.doors.hidden_size
+        reaches = batch.features and batch.features[0].shape[1] > hidden * (1 + self.doors.blocks_before)
+        if batch.feature_places is not None and (self.doors.first or reaches):
+            features, places = sent(batch.feature_rows(), device), sent(batch.feature_places, device)
+            if self.doors.first:
+                embedded = self._with_features(ids, features[:, :hidden], places)
+            packing |= behind_blocks(features[:, hidden:], hidden, places, ids, self.doors.blocks_before)
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
 
     def _with_features(self, ids: Tensor, features: Tensor, places: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.model.names import Whole
 from tonnage.model.tiny import VOCABULARY, draw, shrink
 from tonnage.model.towers import find_whole, text_config
-from tonnage.model.vision import accepted, image_token, positions_of
+from tonnage.model.vision import accepted, added_features, behind_blocks, image_token, positions_of
 
 BEFORE, AFTER = 7, 9
 """Tokens of text around the image."""
@@ -43,7 +43,7 @@ FLOOR = 1e-4
 IMAGE_SIDE = 64
 OUTPUTS = "mm_encoder_outputs"
 """The argument by which transformers' models take features from outside."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def _asked(described: PreTrainedConfig, recipe: ImageRecipe) -> str:
         token = image_token(config)
         assert token is not None
         number = int((ids == token).sum())
-        features = torch.randn(number, text.get_input_embeddings().embedding_dim)
+        width = text.get_input_embeddings().embedding_dim
+        features = torch.randn(number, (1 + added_features(config)) * width)
         expected = _logits_of_whole(whole, ids, features, inputs, token)
         ours = _logits_of_text(text, whole, ids, features, inputs, token)
         others = _logits_of_text(text, whole, ids, torch.randn_like(features), inputs, token)
@@ -165,9 +166,13 @@ def _logits_of_whole(
     kinds = (ids == token).long().unsqueeze(0)
     beside = accepted(whole.forward, {**inputs, "mm_token_type_ids": kinds, "token_type_ids": kinds})
     error: Exception | None = None
-    both: tuple[Any, ...] = ([features], features.unsqueeze(0))
+    own, *added = features.split(whole.get_input_embeddings().embedding_dim, dim=1)
+    both: tuple[Any, ...] = ([own], own.unsqueeze(0))
     for pooled in both:  # some families have a list, some a tensor of all
-        outputs: Any = {"image": BaseModelOutputWithPooling(pooler_output=pooled)}
+        seen: Any = BaseModelOutputWithPooling(pooler_output=pooled)
+        if added:
+            seen.deepstack_features = [[level] for level in added]
+        outputs: Any = {"image": seen}
         try:
             logits: Tensor = whole(input_ids=ids.unsqueeze(0), use_cache=False, **{OUTPUTS: outputs}, **beside).logits[
                 0
@@ -184,8 +189,11 @@ def _logits_of_text(
     text: PreTrainedModel, whole: PreTrainedModel, ids: Tensor, features: Tensor, inputs: dict[str, Any], token: int
 ) -> Tensor:
     embedded = text.get_input_embeddings()(ids).clone()
-    embedded[ids == token] = features
+    width, places = embedded.shape[1], (ids == token).nonzero()[:, 0]
+    embedded[places] = features[:, :width]
     positions = positions_of(whole, ids, token, inputs)
-    more = {} if positions is None else {"position_ids": positions.unsqueeze(1)}
+    more = behind_blocks(features[:, width:], width, places, ids.unsqueeze(0))
+    if positions is not None:
+        more["position_ids"] = positions.unsqueeze(1)
     logits: Tensor = text(inputs_embeds=embedded.unsqueeze(0), use_cache=False, **more).logits[0]
     return logits.float()

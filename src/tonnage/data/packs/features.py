@@ -5,7 +5,7 @@ A directory of a few arrays:
     index.npy             int64 (documents, 5), of all documents with images that a run sees: document, chunk, first row
                           of its features, rows, and first row of its positions
     token.npy             int64 (): the token in whose places features go
-    000000.npy ...        chunks, (rows, hidden): fp32, fp16, or bf16 as its 16 bits (uint16)
+    000000.npy ...        chunks, (rows, hidden), or several of these features side by side: fp32, fp16, or bf16 as its 16 bits (uint16)
     000000.positions.npy  int32 (tokens of the chunk's documents, 3), of families whose tokens have three each
 
 Documents that have the same images have the same rows. Nothing is read that is not asked for.
@@ -54,7 +54,7 @@ class ImageFeatures:
     """What stands in the places of a document's image tokens."""
 
     rows: StoredRows
-    """(image tokens, hidden), in the order of the tokens."""
+    """(image tokens, width), in the order of the tokens."""
     places: np.ndarray
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
