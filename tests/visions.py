@@ -212,20 +212,31 @@ def qwen3_vl() -> tuple[PreTrainedConfig, Any]:
 
 
 def gemma3() -> tuple[PreTrainedConfig, Any]:
-    config = _config("Gemma3", {"head_dim": 16}, VISION | {"model_type": "siglip_vision_model"}, mm_tokens_per_image=4)
-    return config, transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=14)
+    """Of tokens that see those after them in their image, also farther than a window is wide."""
+    text = {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    vision = VISION | {"model_type": "siglip_vision_model", "image_size": 56}
+    config = _config("Gemma3", text, vision, mm_tokens_per_image=16)
+    size = {"height": 56, "width": 56}
+    images = transformers.Gemma3ImageProcessorPil(size=size, do_pan_and_scan=False)
+    made = _with_image_token(boi_token="<global-img>", eoi_token="<end_of_utterance>")
+    return config, transformers.Gemma3Processor(images, made, image_seq_length=16)
 
 
 FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
-    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5, qwen3_vl)
+    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5, qwen3_vl, gemma3)
 }
 """Models in which an image is its features, in the places of its tokens."""
 
 
-def _with_image_token() -> PreTrainedTokenizerFast:
-    made = tokenizer()
-    made.init_kwargs["extra_special_tokens"] = {"image_token": "<image>"}
-    made._set_model_specific_special_tokens({"image_token": "<image>"})
+def _with_image_token(**more: str) -> PreTrainedTokenizerFast:
+    made, names = tokenizer(), {"image_token": "<image>", **more}
+    made.init_kwargs["extra_special_tokens"] = names
+    made._set_model_specific_special_tokens(names)
     return made
 
 
@@ -238,6 +249,7 @@ def write_vision(
     assert config.architectures
     model = getattr(transformers, config.architectures[0])(config)
     model.save_pretrained(directory)
+    template = template.replace("'<image>'", f"'{processor.image_token}'")
     processor.tokenizer.chat_template = template
     processor.chat_template = template
     processor.save_pretrained(directory)

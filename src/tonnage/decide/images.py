@@ -99,14 +99,19 @@ def with_features(
     Raises:
         UserError: the disk has no room for them.
     """
+    from tonnage.host.cachedir import default_directory
     from tonnage.model.files import read_whole_config
     from tonnage.model.vision import added_features
+    from tonnage.training.vision_trial import check_sight
 
     if not has_images(prepared):
         return list(plans)
     entry = entry_of(config, model, plans[0], progress)
-    numbers = 1 + added_features(read_whole_config(model.files, trust_remote_code=config.trust_remote_code))
-    return [_with_features(config, plan, entry, prepared, numbers) for plan in plans]
+    whole, recipe = read_whole_config(model.files, trust_remote_code=config.trust_remote_code), images_taken(config, model)
+    assert recipe is not None
+    numbers, sight = 1 + added_features(whole), check_sight(whole, recipe, default_directory())
+    planned = [_with_features(config, plan, entry, prepared, numbers) for plan in plans]
+    return [replace(plan, data=replace(plan.data, look_ahead=sight.look_ahead)) for plan in planned]
 
 
 def _with_features(config: Config, plan: Plan, entry: Path, prepared: Prepared, each: int) -> Plan:

@@ -42,6 +42,8 @@ class DataProfile:
     """Where the cache has, or will have, what a teacher expects of the supervised tokens, if there is one."""
     features_path: str | None = None
     """Where the cache has, or will have, what the tower makes of the images of rows, if there are any."""
+    look_ahead: str = ""
+    """In which layers the tokens of an image see those after them in it: ``all``, those with ``windows``, or none."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""

@@ -83,6 +83,11 @@ class MicroBatch:
     """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
     token_positions: Tensor | None = None
     """int64 (3, rows, tokens), where tokens have positions of three dimensions."""
+    images: Tensor | None = None
+    """int64 (rows, tokens), where tokens of an image see those after them: which image of its document a token is of,
+    -1 of none."""
+    look_ahead: str = ""
+    """In which layers they do (``planning.plan.DataPlan``)."""
     top: tuple[int, int] | None = None
     """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
     asked for in the place of every target, and no loss."""
@@ -191,6 +196,7 @@ class MicroBatch:
             teacher_tokens=None if self.teacher_tokens is None else F.pad(self.teacher_tokens, (0, 0, 0, few)),
             teacher_logprobs=None if self.teacher_logprobs is None else F.pad(self.teacher_logprobs, (0, 0, 0, few)),
             token_positions=None if self.token_positions is None else F.pad(self.token_positions, (0, more)),
+            images=None if self.images is None else F.pad(self.images, (0, more), value=-1),
         )
 
     @staticmethod
@@ -323,11 +329,18 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
             of_text = torch.arange(len(document.tokens)).expand(3, -1)
             in_space = None if own is None or own.positions is None else torch.from_numpy(own.positions.T.copy())
             positions[:, row, start:stop] = of_text if in_space is None else in_space
+    look_ahead, images = of_images[0][0].look_ahead, None
+    if look_ahead:
+        images = torch.full((rows, width), -1)
+        for own, first in of_images:
+            images.view(-1)[torch.from_numpy(own.places + first)] = torch.from_numpy(own.images())
     return replace(
         batch,
         features=tuple(own.rows for own, _ in of_images),
         feature_places=torch.from_numpy(np.concatenate([own.places + first for own, first in of_images])),
         token_positions=positions,
+        images=images,
+        look_ahead=look_ahead,
     )
 
 

@@ -104,7 +104,7 @@ def with_features(job: Job, setting: WorkerSetting) -> Job:
     """The job with the features of images beside its rows. Raises ``UserError`` where the files are damaged."""
     own = own_directory(setting)
     try:
-        features = Features.open(own)
+        features = replace(Features.open(own), look_ahead=setting.plan.data.look_ahead)
     except (OSError, ValueError, IndexError) as error:
         change = "remove that directory: the features are computed again, or the cache has them"
         raise user_error(f"a damaged file ({error})", WHAT, change, str(own)) from error

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tonnage.host.locked import sent
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.model.anatomy import Anatomy
-from tonnage.model.attention import cached_arguments, packing_arguments
+from tonnage.model.attention import cached_arguments, looking_ahead, packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.model.vision import behind_blocks
 from tonnage.parallel.stages import Doors
@@ -188,6 +188,8 @@ class LossModel(nn.Module):
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
             packing = packing_arguments(batch.lengths, device, batch.shared)
+        if batch.images is not None:
+            packing = looking_ahead(packing, batch.images, batch.look_ahead, device)
         if batch.token_positions is not None:
             packing["position_ids"] = sent(batch.token_positions, device)
         ids, embedded = sent(batch.input_ids, device), None
