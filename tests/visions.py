@@ -227,8 +227,45 @@ def gemma3() -> tuple[PreTrainedConfig, Any]:
     return config, transformers.Gemma3Processor(images, made, image_seq_length=16)
 
 
+def gemma4(**more: Any) -> tuple[PreTrainedConfig, Any]:
+    """Of tokens that see those after them in their image in layers with a window alone. Its own processor needs
+    torchvision, for videos; this one does the same with images that have all the same shape."""
+    text = {
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 6,
+        "use_bidirectional_attention": "vision",
+        "layer_types": ["sliding_attention", "full_attention"],
+        **more,
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 64,
+        "initializer_range": 0.2,
+    }
+    config = _config("Gemma4", text, vision, vision_soft_tokens_per_image=70, audio_config=None)
+    images = transformers.Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=2)
+    return config, transformers.DeepseekVLProcessor(images, _with_image_token(), num_image_tokens=63)
+
+
+def gemma4_small() -> tuple[PreTrainedConfig, Any]:
+    """Of blocks that have embeddings of their own, and tokens that look at none after them."""
+    more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 304, "use_bidirectional_attention": None}
+    return gemma4(**more)
+
+
 FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
-    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5, qwen3_vl, gemma3)
+    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5, qwen3_vl, gemma3, gemma4, gemma4_small)
 }
 """Models in which an image is its features, in the places of its tokens."""
 

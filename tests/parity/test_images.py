@@ -86,7 +86,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             own.mkdir()
             template = LISTS_ONLY if family == "llava" else TEMPLATE
             write_vision(own / "model", family, template=template)
-            rows = rows_with_images(own, 24, same_size=family == "mistral3")
+            rows = rows_with_images(own, 24, same_size=family in ("mistral3", "gemma4", "gemma4_small"))
             (own / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         text = {
             "model": str(own / "model"),
@@ -155,8 +155,9 @@ def logits_of(model: Any, processor: Any, ids: Tensor, images: list[Any]) -> Ten
     if images:
         inputs = dict(processor(text=[processor.image_token * len(images)], images=[images], return_tensors="pt"))
         inputs = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
-        for name in ("mm_token_type_ids", "token_type_ids"):
-            if name in inputs:
+        takes = inspect.signature(getattr(model, "get_base_model", lambda: model)().forward).parameters
+        for name in ("mm_token_type_ids", "token_type_ids"):  # as the families' own processors give them
+            if name in takes:
                 inputs[name] = (ids == IMAGE_ID).long()[None]
     logits: Tensor = model(
         input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False, **inputs
@@ -292,7 +293,7 @@ def check_features(decision: Decision) -> None:
         assert torch.equal(torch.from_numpy(kept.rows.read()), expected)
 
 
-@pytest.mark.parametrize(("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2)])
+@pytest.mark.parametrize(("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2), pytest.param("gemma3", 2, marks=pytest.mark.slow)])
 def test_additions_are_those_of_peft(make: Make, family: str, workers: int) -> None:
     keys: dict[str, Any] = {"memory": {"zero": 3, "micro_batch": 1}} if workers > 1 else {}
     decision = make(family, workers, adapter={"rank": 4, "alpha": 12}, **keys)

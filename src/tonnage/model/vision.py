@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import user_error
@@ -106,6 +106,17 @@ def positions_of(whole: PreTrainedModel, ids: Tensor, token_id: int, inputs: Map
     values = {**inputs, "input_ids": ids.unsqueeze(0), "mm_token_type_ids": kinds, "token_type_ids": kinds}
     positions: Tensor = compute(**accepted(compute, values))[0]
     return positions[:, 0]
+
+
+def beside_embeddings(backbone: nn.Module, ids: Tensor, places: Tensor) -> dict[str, Any]:
+    """Arguments of a backbone whose blocks have embeddings of their own (Gemma 4's smaller ones): of ``ids`` (rows,
+    tokens), and of padding in the ``places`` of features; none of one whose blocks have none."""
+    config: Any = backbone.config
+    if not getattr(config, "hidden_size_per_layer_input", None):
+        return {}
+    of_text = ids.flatten().index_fill(0, places, config.pad_token_id).view_as(ids)
+    look_up: Any = backbone.get_per_layer_inputs
+    return {"per_layer_inputs": look_up(of_text)}
 
 
 def _in_rows(features: Any) -> Tensor:

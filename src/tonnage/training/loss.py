@@ -18,7 +18,7 @@ from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import cached_arguments, looking_ahead, packing_arguments
 from tonnage.model.dropout import Drawn
-from tonnage.model.vision import behind_blocks
+from tonnage.model.vision import behind_blocks, beside_embeddings
 from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
 from tonnage.training.distillation import Distillation
@@ -199,6 +199,7 @@ class LossModel(nn.Module):
             features, places = sent(batch.feature_rows(), device), sent(batch.feature_places, device)
             if self.doors.first:
                 embedded = self._with_features(ids, features[:, :hidden], places)
+                packing |= beside_embeddings(self.anatomy.backbone, ids, places)
             packing |= behind_blocks(features[:, hidden:], hidden, places, ids, self.doors.blocks_before)
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
 

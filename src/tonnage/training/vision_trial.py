@@ -33,7 +33,7 @@ from tonnage.model.attention import IN_ALL, IN_WINDOWS, looking_ahead, packing_a
 from tonnage.model.names import Whole
 from tonnage.model.tiny import VOCABULARY, draw, shrink
 from tonnage.model.towers import find_whole, text_config
-from tonnage.model.vision import accepted, added_features, behind_blocks, image_token, positions_of
+from tonnage.model.vision import accepted, added_features, behind_blocks, beside_embeddings, image_token, positions_of
 
 BEFORE, AFTER = 7, 9
 """Tokens of text around the image."""
@@ -208,6 +208,7 @@ def _logits_of_text(
     embedded[places] = features[:, :width]
     positions = positions_of(whole, ids, token, inputs)
     more = behind_blocks(features[:, width:], width, places, ids.unsqueeze(0))
+    more |= beside_embeddings(text.base_model, ids.unsqueeze(0), places)
     if look_ahead:  # by the attention of training
         text.set_attn_implementation(register())
         images = torch.where(ids == token, 0, -1).unsqueeze(0)
