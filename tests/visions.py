@@ -1,7 +1,12 @@
-"""Tiny models of text and images, with processors that the tests make, and images that they draw."""
+"""Tiny models of text and images, with processors that the tests make, and images that they draw.
+
+Processors of families that see videos as well need torchvision. Where it is missing, others stand in that do the same
+with images.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import random
 from collections.abc import Callable
@@ -49,6 +54,7 @@ VISION: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 SQUARE = {"height": 28, "width": 28}
+HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -119,18 +125,37 @@ def llava_next() -> tuple[PreTrainedConfig, Any]:
 def internvl() -> tuple[PreTrainedConfig, Any]:
     vision = VISION | {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
     config = _config("InternVL", {"model_type": "qwen2"}, vision, image_seq_length=1)
-    processor = transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=28)
-    return config, processor
+    if not HAS_TORCHVISION:
+        return config, transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=28)
+    ends = {"start_image_token": "<global-img>", "end_image_token": "<end_of_utterance>", "video_token": "<|user|>"}
+    images = transformers.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    made = _with_image_token(context_image_token="<image>", **ends)
+    return config, transformers.InternVLProcessor(images, made, transformers.InternVLVideoProcessor(), 1)
 
 
 def mistral3() -> tuple[PreTrainedConfig, Any]:
     vision = VISION | {"model_type": "pixtral", "head_dim": 8, "image_size": 84}
     config = _config("Mistral3", {"model_type": "mistral", "head_dim": 16, "sliding_window": None}, vision)
+    return config, _pixtral(28)
+
+
+def pixtral() -> tuple[PreTrainedConfig, Any]:
+    vision = VISION | {"model_type": "pixtral", "head_dim": 8, "image_size": 84}
+    text = {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+    strategy = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}
+    return _config("Llava", text, vision, **strategy), _pixtral(14)
+
+
+def _pixtral(patch: int) -> Any:
+    """Its own has a token behind each line of an image; what stands in for it takes images of one shape."""
     images = transformers.PixtralImageProcessorPil(
-        size={"longest_edge": 84}, patch_size={"height": 28, "width": 28}, do_convert_rgb=True
+        size={"longest_edge": 84}, patch_size={"height": patch, "width": patch}, do_convert_rgb=True
     )
-    processor = transformers.LlavaProcessor(images, _with_image_token(), patch_size=28)
-    return config, processor
+    if not HAS_TORCHVISION:
+        return transformers.LlavaProcessor(images, _with_image_token(), patch_size=patch)
+    ends = {"image_break_token": "<global-img>", "image_end_token": "<end_of_utterance>"}
+    sizes = {"patch_size": 14, "spatial_merge_size": patch // 14}
+    return transformers.PixtralProcessor(images, _with_image_token(), image_token="<image>", **sizes, **ends)
 
 
 def idefics3() -> tuple[PreTrainedConfig, Any]:
@@ -138,6 +163,30 @@ def idefics3() -> tuple[PreTrainedConfig, Any]:
     config = _config("Idefics3", {"model_type": "llama"}, vision, scale_factor=2)
     images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
     return config, transformers.Idefics3Processor(images, _with_image_token(), image_seq_len=1)
+
+
+def smolvlm() -> tuple[PreTrainedConfig, Any]:
+    vision = VISION | {"model_type": "smolvlm_vision"}
+    config = _config("SmolVLM", {"model_type": "llama"}, vision, scale_factor=2)
+    images = transformers.SmolVLMImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    if not HAS_TORCHVISION:
+        return config, transformers.Idefics3Processor(images, _with_image_token(), image_seq_len=1)
+    videos = transformers.SmolVLMVideoProcessor()
+    return config, transformers.SmolVLMProcessor(images, _with_image_token(), videos, image_seq_len=1)
+
+
+def llava_onevision() -> tuple[PreTrainedConfig, Any]:
+    grids = [[28, 56], [56, 28], [56, 56]]
+    vision, text = VISION | {"model_type": "siglip_vision_model"}, {"model_type": "qwen2"}
+    how = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1, "image_grid_pinpoints": grids}
+    config = _config("LlavaOnevision", text, vision, video_token_id=300, **how)
+    images = transformers.LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=grids)
+    how = {"vision_feature_select_strategy": "full"}
+    if not HAS_TORCHVISION:
+        more = {"patch_size": 14, "num_additional_image_tokens": 0}
+        return config, transformers.LlavaNextProcessor(images, _with_image_token(), **more, **how)
+    videos = transformers.LlavaOnevisionVideoProcessor(size=SQUARE)
+    return config, transformers.LlavaOnevisionProcessor(images, _with_image_token(), videos, 4, **how)
 
 
 def qwen2_5_vl() -> tuple[PreTrainedConfig, Any]:
@@ -154,9 +203,16 @@ def qwen2_5_vl() -> tuple[PreTrainedConfig, Any]:
         "initializer_range": 0.2,
     }
     config = _config("Qwen2_5_VL", {"rope_parameters": rope}, vision, video_token_id=300, vision_start_token_id=301)
+    return config, _qwen("Qwen2_5_VL", "Qwen2VL")
+
+
+def _qwen(kind: str, of_videos: str) -> Any:
     images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
-    # Its own processor needs torchvision, for videos; this one does the same with images.
-    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+    if not HAS_TORCHVISION:
+        return transformers.PaddleOCRVLProcessor(images, _with_image_token())
+    more = {"video_token": "<|user|>", "vision_start_token": "<global-img>", "vision_end_token": "<end_of_utterance>"}
+    videos = getattr(transformers, f"{of_videos}VideoProcessor")()
+    return getattr(transformers, f"{kind}Processor")(images, _with_image_token(**more), videos)
 
 
 def qwen3_5() -> tuple[PreTrainedConfig, Any]:
@@ -187,8 +243,7 @@ def qwen3_5() -> tuple[PreTrainedConfig, Any]:
         "initializer_range": 0.2,
     }
     config = _config("Qwen3_5", text, vision, video_token_id=300, vision_start_token_id=301, vision_end_token_id=302)
-    images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
-    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+    return config, _qwen("Qwen3VL", "Qwen3VL")
 
 
 def qwen3_vl() -> tuple[PreTrainedConfig, Any]:
@@ -207,8 +262,17 @@ def qwen3_vl() -> tuple[PreTrainedConfig, Any]:
     }
     text = {"head_dim": 16, "rope_parameters": rope}
     config = _config("Qwen3VL", text, vision, video_token_id=300, vision_start_token_id=301, vision_end_token_id=302)
-    images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
-    return config, transformers.PaddleOCRVLProcessor(images, _with_image_token())
+    return config, _qwen("Qwen3VL", "Qwen3VL")
+
+
+def qwen3_vl_moe() -> tuple[PreTrainedConfig, Any]:
+    config, processor = qwen3_vl()
+    text, vision = config.text_config.to_dict(), config.vision_config.to_dict()
+    text |= {"model_type": "qwen3_vl_moe_text", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    text |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    vision |= {"model_type": "qwen3_vl_moe_vision"}
+    more = {"video_token_id": 300, "vision_start_token_id": 301, "vision_end_token_id": 302}
+    return _config("Qwen3VLMoe", text, vision, **more), processor
 
 
 def gemma3() -> tuple[PreTrainedConfig, Any]:
@@ -228,8 +292,8 @@ def gemma3() -> tuple[PreTrainedConfig, Any]:
 
 
 def gemma4(**more: Any) -> tuple[PreTrainedConfig, Any]:
-    """Of tokens that see those after them in their image in layers with a window alone. Its own processor needs
-    torchvision, for videos; this one does the same with images that have all the same shape."""
+    """Of tokens that see those after them in their image in layers with a window alone. What stands in for its own
+    processor takes images of one shape."""
     text = {
         "head_dim": 16,
         "global_head_dim": 16,
@@ -255,7 +319,12 @@ def gemma4(**more: Any) -> tuple[PreTrainedConfig, Any]:
     }
     config = _config("Gemma4", text, vision, vision_soft_tokens_per_image=70, audio_config=None)
     images = transformers.Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=2)
-    return config, transformers.DeepseekVLProcessor(images, _with_image_token(), num_image_tokens=63)
+    if not HAS_TORCHVISION:
+        return config, transformers.DeepseekVLProcessor(images, _with_image_token(), num_image_tokens=63)
+    ends = {"boi_token": "<global-img>", "eoi_token": "<end_of_utterance>"}
+    sounds = {"audio_token": "<|user|>", "boa_token": "<|user|>", "eoa_token": "<|user|>"}
+    videos, hears = transformers.Gemma4VideoProcessor(), transformers.Gemma4AudioFeatureExtractor()
+    return config, transformers.Gemma4Processor(hears, images, _with_image_token(**ends, **sounds), videos)
 
 
 def gemma4_small() -> tuple[PreTrainedConfig, Any]:
@@ -264,9 +333,13 @@ def gemma4_small() -> tuple[PreTrainedConfig, Any]:
     return gemma4(**more)
 
 
-FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {
-    one.__name__: one for one in (llava, tied, llava_next, internvl, mistral3, idefics3, qwen2_5_vl, qwen3_5, qwen3_vl, gemma3, gemma4, gemma4_small)
-}
+MADE = (
+    *(llava, tied, llava_next, llava_onevision, pixtral, mistral3, internvl, idefics3, smolvlm),
+    *(qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe, gemma3, gemma4, gemma4_small),
+)
+OF_ONE_SHAPE = () if HAS_TORCHVISION else ("pixtral", "mistral3", "gemma4", "gemma4_small")
+"""Those whose images here have all the same."""
+FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {make.__name__: make for make in MADE}
 """Models in which an image is its features, in the places of its tokens."""
 
 

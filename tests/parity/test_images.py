@@ -34,7 +34,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.training.chunks import parts_of
 
 pytest.importorskip("PIL")
-from visions import FAMILIES, IMAGE_ID, LISTS_ONLY, TEMPLATE, draw_image, write_vision
+from visions import FAMILIES, IMAGE_ID, LISTS_ONLY, OF_ONE_SHAPE, TEMPLATE, draw_image, write_vision
 
 STEPS, SEQUENCES = 3, 4
 SIZES = ((40, 30), (64, 33), (30, 50))
@@ -86,7 +86,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             own.mkdir()
             template = LISTS_ONLY if family == "llava" else TEMPLATE
             write_vision(own / "model", family, template=template)
-            rows = rows_with_images(own, 24, same_size=family in ("mistral3", "gemma4", "gemma4_small"))
+            rows = rows_with_images(own, 24, same_size=family in OF_ONE_SHAPE)
             (own / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         text = {
             "model": str(own / "model"),
@@ -261,6 +261,15 @@ def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3"])
+def test_matrices_may_be_divided(make: Make, family: str) -> None:
+    decision = make(family, 2, seed=70, parallel={"tensor": 2}, memory={"micro_batch": 1})
+    assert decision.plan.layout.tensor == 2
+    train((2, [run_of(decision)]))
+    check_steps(run_of(decision), in_plain_transformers(decision)[0])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["2 workers, zero 3", "pipeline 2"])
 def test_features_behind_blocks_reach_every_stage(make: Make, layout: str) -> None:
     """Of a family that adds features behind more blocks than the first stage has; blocks are computed again. What is
@@ -293,7 +302,9 @@ def check_features(decision: Decision) -> None:
         assert torch.equal(torch.from_numpy(kept.rows.read()), expected)
 
 
-@pytest.mark.parametrize(("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2), pytest.param("gemma3", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2), pytest.param("gemma3", 2, marks=pytest.mark.slow)]
+)
 def test_additions_are_those_of_peft(make: Make, family: str, workers: int) -> None:
     keys: dict[str, Any] = {"memory": {"zero": 3, "micro_batch": 1}} if workers > 1 else {}
     decision = make(family, workers, adapter={"rank": 4, "alpha": 12}, **keys)
@@ -437,11 +448,6 @@ def test_half_precision_sees_images_in_half_precision(make: Make) -> None:
 def test_a_tower_cannot_be_trained(make: Make) -> None:
     with pytest.raises(UserError, match="vision_tower"):
         make("llava", train=["model.vision_tower.*"])
-
-
-def test_tensor_parallel_is_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"parallel\.tensor is 2, and rows with images"):
-        make("llava", 2, parallel={"tensor": 2})
 
 
 def test_prompts_of_rows_with_images_are_refused(make: Make) -> None:

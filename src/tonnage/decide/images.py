@@ -50,9 +50,6 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
         if prepared.validation is not None and prepared.validation.images:
             needed = "rows of text: answers to images are not written yet"
             raise user_error(f"{key}, and validation rows with images", needed, f"leave {key} out", key)
-    if config.parallel.tensor not in ("auto", 1):
-        observed = f"parallel.tensor is {config.parallel.tensor}, and rows with images"
-        raise user_error(observed, "1: embeddings are divided otherwise", "parallel.tensor=1", "parallel.tensor")
     whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
     check_sight(whole, recipe, default_directory())
 
@@ -107,7 +104,10 @@ def with_features(
     if not has_images(prepared):
         return list(plans)
     entry = entry_of(config, model, plans[0], progress)
-    whole, recipe = read_whole_config(model.files, trust_remote_code=config.trust_remote_code), images_taken(config, model)
+    whole, recipe = (
+        read_whole_config(model.files, trust_remote_code=config.trust_remote_code),
+        images_taken(config, model),
+    )
     assert recipe is not None
     numbers, sight = 1 + added_features(whole), check_sight(whole, recipe, default_directory())
     planned = [_with_features(config, plan, entry, prepared, numbers) for plan in plans]

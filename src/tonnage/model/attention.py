@@ -482,11 +482,11 @@ def _seen(
     - start, length - first) of a document with ``images`` (length,), whose tokens see all of their image."""
     place = torch.arange(first, stop if images is None else len(images), device=device)
     distance = place[start - first : stop - first, None] - place[None, :]
-    seen = distance >= 0
+    visible = distance >= 0
     if images is not None:
         own = images[start:stop, None]
-        seen |= (own >= 0) & (own == images[None, first:])
-    return seen if window is None else seen & (distance < window)
+        visible |= (own >= 0) & (own == images[None, first:])
+    return visible if window is None else visible & (distance < window)
 
 
 def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
@@ -516,8 +516,9 @@ class _SomeQueriesAtATime(torch.autograd.Function):
         ctx.scores, ctx.images = scores, images
         outputs = []
         with computed_anew():
-            for here, seen, mask in _some_queries(query, scores.window, images):
-                outputs.append(_scored_attention(query[:, :, here], key[:, :, seen], value[:, :, seen], mask, scores))
+            for rows, columns, mask in _some_queries(query, scores.window, images):
+                parts = (query[:, :, rows], key[:, :, columns], value[:, :, columns])
+                outputs.append(_scored_attention(*parts, mask, scores))
         return torch.cat(outputs, dim=2)
 
     @staticmethod
@@ -547,9 +548,7 @@ def _zeros_for_sums(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _some_queries(
-    query: Tensor, window: int | None, images: Tensor | None
-) -> Iterator[tuple[slice, slice, Tensor]]:
+def _some_queries(query: Tensor, window: int | None, images: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
     """Queries of a document that are taken together, the keys that any of them sees, and ``_seen``."""
     length = query.shape[2]
     for start in range(0, length, QUERIES):

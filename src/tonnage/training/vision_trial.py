@@ -4,8 +4,8 @@ What a family does with an image besides putting its features in the places of t
 tokens of an image look ahead, Qwen counts their positions in three dimensions. So a tiny model of the very architecture
 is computed twice in plain transformers: whole, with features drawn at random where its tower's would be, and as text
 alone with the same features and positions, which is how training computes it. Logits must be equal. Where they are not,
-the tokens of the image are let see each other, by the attention of training: in all layers, or in those with windows. How many tokens an
-image has, and what else the family is told of it, the model's own processor says of a small one.
+the tokens of the image are let see each other, by the attention of training: in all layers, or in those with windows.
+How many tokens an image has, and what else the family is told of it, the model's own processor says of a small one.
 """
 
 from __future__ import annotations
@@ -178,10 +178,10 @@ def _logits_of_whole(
     own, *added = features.split(whole.get_input_embeddings().embedding_dim, dim=1)
     both: tuple[Any, ...] = ([own], own.unsqueeze(0))
     for pooled in both:  # some families have a list, some a tensor of all
-        seen: Any = BaseModelOutputWithPooling(pooler_output=pooled)
+        of_tower: Any = BaseModelOutputWithPooling(pooler_output=pooled)
         if added:
-            seen.deepstack_features = [[level] for level in added]
-        outputs: Any = {"image": seen}
+            of_tower.deepstack_features = [[level] for level in added]
+        outputs: Any = {"image": of_tower}
         try:
             logits: Tensor = whole(input_ids=ids.unsqueeze(0), use_cache=False, **{OUTPUTS: outputs}, **beside).logits[
                 0
