@@ -153,9 +153,13 @@ def _pixtral(patch: int) -> Any:
     )
     if not HAS_TORCHVISION:
         return transformers.LlavaProcessor(images, _with_image_token(), patch_size=patch)
-    ends = {"image_break_token": "<global-img>", "image_end_token": "<end_of_utterance>"}
-    sizes = {"patch_size": 14, "spatial_merge_size": patch // 14}
-    return transformers.PixtralProcessor(images, _with_image_token(), image_token="<image>", **sizes, **ends)
+    tokens = {
+        "image_token": "<image>",
+        "image_break_token": "<global-img>",
+        "image_end_token": "<end_of_utterance>",
+    }
+    sizes: dict[str, Any] = {"patch_size": 14, "spatial_merge_size": patch // 14}
+    return transformers.PixtralProcessor(images, _with_image_token(), **(sizes | tokens))
 
 
 def idefics3() -> tuple[PreTrainedConfig, Any]:
@@ -176,15 +180,13 @@ def smolvlm() -> tuple[PreTrainedConfig, Any]:
 
 
 def llava_onevision() -> tuple[PreTrainedConfig, Any]:
+    """Of images that are cut into tiles where a row has one alone, as no other processor does it."""
     grids = [[28, 56], [56, 28], [56, 56]]
     vision, text = VISION | {"model_type": "siglip_vision_model"}, {"model_type": "qwen2"}
     how = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1, "image_grid_pinpoints": grids}
     config = _config("LlavaOnevision", text, vision, video_token_id=300, **how)
     images = transformers.LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=grids)
     how = {"vision_feature_select_strategy": "full"}
-    if not HAS_TORCHVISION:
-        more = {"patch_size": 14, "num_additional_image_tokens": 0}
-        return config, transformers.LlavaNextProcessor(images, _with_image_token(), **more, **how)
     videos = transformers.LlavaOnevisionVideoProcessor(size=SQUARE)
     return config, transformers.LlavaOnevisionProcessor(images, _with_image_token(), videos, 4, **how)
 
@@ -334,9 +336,28 @@ def gemma4_small() -> tuple[PreTrainedConfig, Any]:
 
 
 MADE = (
-    *(llava, tied, llava_next, llava_onevision, pixtral, mistral3, internvl, idefics3, smolvlm),
+    *(
+        llava,
+        tied,
+        llava_next,
+        *((llava_onevision,) if HAS_TORCHVISION else ()),
+        pixtral,
+        mistral3,
+        internvl,
+        idefics3,
+        smolvlm,
+    ),
     *(qwen2_5_vl, qwen3_5, qwen3_vl, qwen3_vl_moe, gemma3, gemma4, gemma4_small),
 )
+
+
+def paligemma() -> tuple[PreTrainedConfig, Any]:
+    """Of prompts whose tokens all see each other."""
+    text = {"model_type": "gemma", "head_dim": 16}
+    config = _config("PaliGemma", text, VISION | {"model_type": "siglip_vision_model"}, projection_dim=64)
+    return config, transformers.DeepseekVLProcessor(_clip(), _with_image_token(), num_image_tokens=4)
+
+
 OF_ONE_SHAPE = () if HAS_TORCHVISION else ("pixtral", "mistral3", "gemma4", "gemma4_small")
 """Those whose images here have all the same."""
 FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {make.__name__: make for make in MADE}
@@ -344,7 +365,8 @@ FAMILIES: dict[str, Callable[[], tuple[PreTrainedConfig, Any]]] = {make.__name__
 
 
 def _with_image_token(**more: str) -> PreTrainedTokenizerFast:
-    made, names = tokenizer(), {"image_token": "<image>", **more}
+    made = tokenizer()
+    names: dict[str, Any] = {"image_token": "<image>", **more}
     made.init_kwargs["extra_special_tokens"] = names
     made._set_model_specific_special_tokens(names)
     return made
@@ -384,4 +406,15 @@ def draw_image(seed: int, size: tuple[int, int] = (40, 30), kind: str = "PNG") -
     return file.getvalue()
 
 
-__all__ = ["END", "FAMILIES", "IMAGE_ID", "LISTS_ONLY", "TEMPLATE", "draw_image", "gemma3", "tokenizer", "write_vision"]
+__all__ = [
+    "END",
+    "FAMILIES",
+    "IMAGE_ID",
+    "LISTS_ONLY",
+    "OF_ONE_SHAPE",
+    "TEMPLATE",
+    "draw_image",
+    "paligemma",
+    "tokenizer",
+    "write_vision",
+]
