@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
-from tonnage.data.packs.features import ImageFeatures, StoredRows
+from tonnage.data.packs.features import ImageFeatures, StoredRows, images_of
 from tonnage.data.packs.padding import forwards
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.tokens.encoder import NO_FORK
@@ -333,7 +333,7 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
     if look_ahead:
         images = torch.full((rows, width), -1)
         for own, first in of_images:
-            images.view(-1)[torch.from_numpy(own.places + first)] = torch.from_numpy(own.images())
+            images.view(-1)[torch.from_numpy(own.places + first)] = torch.from_numpy(images_of(own.places))
     return replace(
         batch,
         features=tuple(own.rows for own, _ in of_images),

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from tonnage.data.images.processing import ImageRecipe, tower_inputs, versions
+from tonnage.data.packs.features import images_of
 from tonnage.errors import user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
@@ -211,7 +212,9 @@ def _logits_of_text(
     more |= beside_embeddings(text.base_model, ids.unsqueeze(0), places)
     if look_ahead:  # by the attention of training
         text.set_attn_implementation(register())
-        images = torch.where(ids == token, 0, -1).unsqueeze(0)
+        images = (
+            torch.full_like(ids, -1).index_copy(0, places, torch.from_numpy(images_of(places.numpy()))).unsqueeze(0)
+        )
         packing = packing_arguments((len(ids),), ids.device)
         more |= looking_ahead(packing, images, look_ahead, ids.device)
     if positions is not None:

@@ -63,9 +63,10 @@ class ImageFeatures:
     look_ahead: str = ""
     """In which layers tokens of an image see those after them (``planning.plan.DataPlan``)."""
 
-    def images(self) -> np.ndarray:
-        """Which image each of ``places`` is of, int64 (image tokens,): its tokens follow one another."""
-        return np.cumsum(np.diff(self.places, prepend=self.places[:1]) > 1)
+
+def images_of(places: np.ndarray) -> np.ndarray:
+    """Which image the token in each of ``places`` is of, int64 (image tokens,): its tokens follow one another."""
+    return np.cumsum(np.diff(places, prepend=places[:1]) > 1)
 
 
 @dataclass(frozen=True)
