@@ -310,3 +310,54 @@ def test_heads_of_a_gpu_are_not_grouped_where_its_kernel_would_keep_scores(monke
     for one in (query, key, value):
         ours, theirs = (torch.autograd.grad(of.square().sum(), one, retain_graph=True)[0] for of in (found, expected))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def looking_ahead(query: Tensor, key: Tensor, value: Tensor, images: Tensor, window: int | None, cap: float) -> Tensor:
+    """Attention of one document by definition; ``images``: of every token, -1 of none."""
+    groups, place = query.shape[1] // key.shape[1], torch.arange(len(images))
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    seen = place[:, None] >= place
+    for image in images.unique().tolist():
+        if image >= 0:
+            seen |= torch.outer(images == image, images == image)
+    if window is not None:
+        seen &= place[:, None] - place < window
+    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+    scores = torch.tanh(scores / cap) * cap if cap else scores
+    return (F.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("layers", ["all", "windows"])
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("row", ["one row", "one row on a GPU", "rows of their own"])
+def test_tokens_of_an_image_see_those_after_them(
+    layers: str, window: int | None, cap: float, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two images of the first document, farther apart and longer than the window; a document without any; and one that
+    begins with an image of the same number as that before. Attention of all layers, or of those with a window."""
+    monkeypatch.setattr(attention, "QUERIES", 4)
+    torch.manual_seed(0)
+    lengths = (24, 24, 24) if row == "rows of their own" else (24, 9, 31)
+    images = torch.full((sum(lengths),), -1)
+    images[3:13], images[15:21] = 0, 1
+    images[sum(lengths[:2]) : sum(lengths[:2]) + 8] = 0
+    inputs = [(2 * torch.randn(1, heads, sum(lengths), 8)).requires_grad_() for heads in (4, 2, 2)]
+    looks = images if layers == "all" or window is not None else torch.full_like(images, -1)
+    split = (tensor.split(lengths, dim=2) for tensor in inputs)
+    apart = zip(*split, looks.split(lengths), strict=True)
+    expected = torch.cat([looking_ahead(*document, window, cap) for document in apart], dim=1)
+
+    if row == "rows of their own":
+        arguments = attention.looking_ahead({}, images.view(3, 24), layers, torch.device("cpu"))
+        given = [tensor[0].view(-1, 3, 24, 8).transpose(0, 1) for tensor in inputs]
+    else:
+        of_row = on_a_gpu(*lengths) if row == "one row on a GPU" else PackedRow(lengths)
+        arguments, given = attention.looking_ahead({"row": of_row}, images[None], layers, torch.device("cpu")), inputs
+    more = {"sliding_window": window, "softcap": cap or None}
+    output = attention.packed_attention(nn.Module(), *given, None, **more, **arguments)[0].view_as(expected)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+    gradient = torch.randn_like(expected)
+    of_expected = torch.autograd.grad(expected, inputs, gradient)
+    for ours, theirs in zip(torch.autograd.grad(output, inputs, gradient), of_expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

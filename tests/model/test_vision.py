@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from tonnage.errors import UserError
 from tonnage.model.towers import text_config
-from tonnage.model.vision import check_tower, image_token
+from tonnage.model.vision import added_features, behind_blocks, image_token
 
 
 def config_of(family: str, **changes: Any) -> PreTrainedConfig:
@@ -29,12 +29,21 @@ def test_what_takes_none_has_no_such_token(family: str) -> None:
     assert image_token(config_of(family)) is None
 
 
-def test_features_behind_several_blocks_are_refused() -> None:
+def test_a_tower_says_how_many_features_are_added_behind_blocks() -> None:
     config = config_of("Qwen3VL")
-    assert config.vision_config.deepstack_visual_indexes
-    with pytest.raises(UserError, match=r"qwen3_vl: rows with images, and a tower whose features .* several blocks"):
-        check_tower(config)
-    check_tower(config_of("Qwen2_5_VL"))
+    assert added_features(config) == len(config.vision_config.deepstack_visual_indexes) == 3
+    assert added_features(config_of("Qwen2_5_VL")) == 0
+
+
+def test_a_stage_adds_no_features_that_those_before_have_added() -> None:
+    ids, places = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([1, 2, 5])
+    added = torch.arange(18.0).view(3, 6)
+    arguments = behind_blocks(added, 2, places, ids, blocks=1)
+    assert arguments["visual_pos_masks"].tolist() == [[False, True, True], [False, False, True]]
+    first, *others = arguments["deepstack_visual_embeds"]
+    assert not first.any()
+    assert torch.equal(torch.cat(others, dim=1), added[:, 2:])
+    assert behind_blocks(added[:, :0], 2, places, ids) == {}
 
 
 def test_attention_across_is_no_model_of_text_with_features() -> None:
@@ -48,8 +57,6 @@ def test_a_model_of_text_without_a_head_is_given_that_of_the_whole() -> None:
     config = config_of("Qwen2_5_VL", text_config={"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 99})
     text = text_config(config)
     assert type(text) is not type(config)
-    import torch
-
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(text)
     assert model.lm_head.weight.shape == (99, 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import inspect
 import io
 import json
 import shutil
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from forked import train
 from tonnage.data import PackedDataset
+from tonnage.data.packs.features import Features
 from tonnage.decide.decision import Decision
 from tonnage.decide.exports import export_checkpoint
 from tonnage.errors import UserError
@@ -32,7 +34,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.training.chunks import parts_of
 
 pytest.importorskip("PIL")
-from visions import FAMILIES, IMAGE_ID, LISTS_ONLY, TEMPLATE, draw_image, gemma3, write_vision
+from visions import FAMILIES, IMAGE_ID, LISTS_ONLY, OF_ONE_SHAPE, TEMPLATE, draw_image, paligemma, write_vision
 
 STEPS, SEQUENCES = 3, 4
 SIZES = ((40, 30), (64, 33), (30, 50))
@@ -83,8 +85,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         if not own.exists():
             own.mkdir()
             template = LISTS_ONLY if family == "llava" else TEMPLATE
-            write_vision(own / "model", family, template=template, make=gemma3 if family == "gemma3" else None)
-            rows = rows_with_images(own, 24, same_size=family == "mistral3")
+            refused = paligemma if family == "paligemma" else None
+            write_vision(own / "model", family, template=template, make=refused)
+            rows = rows_with_images(own, 24, same_size=family in OF_ONE_SHAPE)
             (own / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         text = {
             "model": str(own / "model"),
@@ -151,10 +154,12 @@ def logits_of(model: Any, processor: Any, ids: Tensor, images: list[Any]) -> Ten
     """What plain transformers computes of a row, with whatever its processor gives it."""
     inputs: dict[str, Any] = {}
     if images:
-        inputs = dict(processor(text=["<image>" * len(images)], images=[images], return_tensors="pt"))
+        inputs = dict(processor(text=[processor.image_token * len(images)], images=[images], return_tensors="pt"))
         inputs = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
-        if "mm_token_type_ids" in inputs:
-            inputs["mm_token_type_ids"] = (ids == IMAGE_ID).long()[None]
+        takes = inspect.signature(getattr(model, "get_base_model", lambda: model)().forward).parameters
+        for name in ("mm_token_type_ids", "token_type_ids"):  # as the families' own processors give them
+            if name in takes:
+                inputs[name] = (ids == IMAGE_ID).long()[None]
     logits: Tensor = model(
         input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False, **inputs
     ).logits
@@ -256,7 +261,51 @@ def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
     check_steps(run_of(decision), in_plain_transformers(decision)[0])
 
 
-@pytest.mark.parametrize(("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava", "gemma3"])
+def test_matrices_may_be_divided(make: Make, family: str) -> None:
+    decision = make(family, 2, seed=70, parallel={"tensor": 2}, memory={"micro_batch": 1})
+    assert decision.plan.layout.tensor == 2
+    train((2, [run_of(decision)]))
+    check_steps(run_of(decision), in_plain_transformers(decision)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["2 workers, zero 3", "pipeline 2"])
+def test_features_behind_blocks_reach_every_stage(make: Make, layout: str) -> None:
+    """Of a family that adds features behind more blocks than the first stage has; blocks are computed again. What is
+    kept are the model's own features, to the bit."""
+    keys = copy.deepcopy(LAYOUTS[layout])
+    keys["memory"]["recompute"] = "full"
+    decision = make("qwen3_vl", seed=60, **keys)
+    train((decision.plan.workers, [run_of(decision)]))
+    check_steps(run_of(decision), in_plain_transformers(decision)[0])
+    check_features(decision)
+
+
+def check_features(decision: Decision) -> None:
+    """What is kept of the first step's images are the features that plain transformers computes."""
+    data, (own,) = decision.prepared.train.source, run_of(decision).features.iterdir()
+    model, features = plain_model(decision.config.model), Features.open(own)
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    with_images = [document for *_, document in documents_of(decision, 0) if data.images(document)]
+    assert with_images
+    for document in with_images:
+        images = images_of(decision, document)
+        inputs = dict(processor(text=[processor.image_token * len(images)], images=[images], return_tensors="pt"))
+        accepts = inspect.signature(model.model.get_image_features).parameters
+        own_inputs = {name: value for name, value in inputs.items() if name in accepts}
+        seen = model.model.get_image_features(**own_inputs, return_dict=True)
+        levels = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
+        expected = torch.cat([torch.cat(tuple(level)) for level in levels], dim=1)
+        (kept,) = features.of_pack([document], [data.tokens(document)])
+        assert kept is not None
+        assert torch.equal(torch.from_numpy(kept.rows.read()), expected)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2), pytest.param("gemma3", 2, marks=pytest.mark.slow)]
+)
 def test_additions_are_those_of_peft(make: Make, family: str, workers: int) -> None:
     keys: dict[str, Any] = {"memory": {"zero": 3, "micro_batch": 1}} if workers > 1 else {}
     decision = make(family, workers, adapter={"rank": 4, "alpha": 12}, **keys)
@@ -397,14 +446,9 @@ def test_half_precision_sees_images_in_half_precision(make: Make) -> None:
     assert step["loss"] == pytest.approx(loss / number, rel=2e-2)
 
 
-def test_tokens_that_look_ahead_are_refused(make: Make) -> None:
-    with pytest.raises(UserError, match="gemma3: rows with images, and tokens that do more with an image"):
-        make("gemma3")
-
-
-def test_tensor_parallel_is_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"parallel\.tensor is 2, and rows with images"):
-        make("llava", 2, parallel={"tensor": 2})
+def test_a_prompt_whose_tokens_all_see_each_other_is_refused(make: Make) -> None:
+    with pytest.raises(UserError, match="paligemma: rows with images, and tokens that do more with an image"):
+        make("paligemma")
 
 
 def test_prompts_of_rows_with_images_are_refused(make: Make) -> None:

@@ -70,6 +70,8 @@ from](checkpoints.md#what-a-run-starts-from).
 - `parallel.tensor`: dense families with a plan of transformers by layers (so not GPT-2 or Phi-3), no mixtures ([tested
   ones](parallelism.md#tensor)). `parallel.pipeline`: sixteen shapes are tested ([which are
   refused](parallelism.md#pipeline)).
+- Rows with images: families whose language model does with an image what training can do; a tiny model of it is asked
+  ([which are tested, and which are refused](data.md#images)).
 - Shared prefixes: on CPUs, where no window is shorter than a document and scores have no cap
   ([data](data.md#prefixes)).
 - Fast kernels: whatever a family's operations take; the others are computed by torch.

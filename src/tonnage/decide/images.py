@@ -16,6 +16,8 @@ from tonnage.errors import UserError, user_error
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from tonnage.data import Prepared, Progress
     from tonnage.data.images.processing import ImageRecipe
     from tonnage.decide.models import ModelFound
@@ -105,7 +107,6 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
     they do not go with. Raises ``UserError``."""
     from tonnage.host.cachedir import default_directory
     from tonnage.model.files import read_whole_config
-    from tonnage.model.vision import check_tower
     from tonnage.training.vision_trial import check_sight
 
     _check_looking(config, model, prepared)
@@ -118,11 +119,7 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
         if prepared.validation is not None and prepared.validation.images:
             needed = "rows of text: answers to images are not written yet"
             raise user_error(f"{key}, and validation rows with images", needed, f"leave {key} out", key)
-    if config.parallel.tensor not in ("auto", 1):
-        observed = f"parallel.tensor is {config.parallel.tensor}, and rows with images"
-        raise user_error(observed, "1: embeddings are divided otherwise", "parallel.tensor=1", "parallel.tensor")
     whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
-    check_tower(whole)
     check_sight(whole, recipe, default_directory())
 
 
@@ -175,15 +172,24 @@ class _Looks:
     """Where every row is looked at whenever it is trained; 0 of a tower that cannot be weighed."""
 
     @staticmethod
-    def of(config: Config, plan: Plan, prepared: Prepared, tower: TowerCost | None, machine: Machine) -> _Looks:
+    def of(
+        config: Config,
+        plan: Plan,
+        prepared: Prepared,
+        tower: TowerCost | None,
+        whole: PreTrainedConfig,
+        machine: Machine,
+    ) -> _Looks:
         """By the machine's rates, all of whose devices take part; without what the processor takes in either way."""
+        from tonnage.model.vision import added_features
         from tonnage.training.features import same_images, visited_packs
 
         train, validation = prepared.train, prepared.validation
         datasets = [train] if validation is None else [train, validation]
         groups = same_images(train.source, datasets, visited_packs(train, validation, plan.num_packs, config.seed))
         tokens = sum(group.rows for group in groups)
-        num_bytes = tokens * plan.model.hidden_size * BYTES.get(config.precision, 2)
+        each = (1 + added_features(whole)) * plan.model.hidden_size * BYTES.get(config.precision, 2)
+        num_bytes = tokens * each
         passes = max(1.0, plan.num_packs / train.num_packs)
         rate = machine.flops[config.precision] * (plan.workers if machine.kind != "cpu" else 1)
         a_token = tower.forward_flops / rate if tower is not None else 0.0
@@ -208,12 +214,15 @@ class _Looks:
 def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: Prepared, machine: Machine) -> bool:
     """Whether a tower that is frozen had better look at images in every step, where the config leaves it open: there is
     no room for features, or to write and read them takes longer by ``WORTH_SECONDS``."""
+    from tonnage.model.files import read_whole_config
+
     if config.data.image_features != "auto" or not has_images(prepared):
         return False
     tower = _frozen_cost(config, model, prepared)
     if tower is None:
         return False
-    both = _Looks.of(config, plan, prepared, tower, machine)
+    whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
+    both = _Looks.of(config, plan, prepared, tower, whole, machine)
     has_room = _free_bytes(Path(plan.data.train_path).parent) >= both.num_bytes
     return not has_room or both.computed_seconds + WORTH_SECONDS < both.cached_seconds
 
@@ -233,14 +242,24 @@ def with_features(
     Raises:
         UserError: the disk has no room for them.
     """
+    from tonnage.host.cachedir import default_directory
+    from tonnage.model.files import read_whole_config
+    from tonnage.training.vision_trial import check_sight
+
     if not has_images(prepared):
         return list(plans)
-    sees = plans[0].data.sees
-    if sees:
-        both = _Looks.of(config, plans[0], prepared, plans[0].model.tower, machine)
+    whole, recipe = (
+        read_whole_config(model.files, trust_remote_code=config.trust_remote_code),
+        images_taken(config, model),
+    )
+    assert recipe is not None
+    trial = check_sight(whole, recipe, default_directory())
+    plans = [replace(plan, data=replace(plan.data, look_ahead=trial.look_ahead)) for plan in plans]
+    if plans[0].data.sees:
+        both = _Looks.of(config, plans[0], prepared, plans[0].model.tower, whole, machine)
         return [_with_tower(plan, both) for plan in plans]
     tower = _frozen_cost(config, model, prepared)
-    both = _Looks.of(config, plans[0], prepared, tower, machine)
+    both = _Looks.of(config, plans[0], prepared, tower, whole, machine)
     entry = entry_of(config, model, plans[0], progress)
     return [_with_features(config, plan, entry, tower, both) for plan in plans]
 

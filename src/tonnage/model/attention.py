@@ -23,6 +23,9 @@ Documents that begin with the same tokens may have these in the row once (``Shar
 to itself and to all of the prefix, and prefixes may lie within what goes on from others:
 
     row   prefix | rest of a | rest of b | ...     a's queries see prefix + rest of a, b's see prefix + rest of b
+
+Tokens of an image may see those of the same image that come after them (``Ahead``). Such a document is computed by
+itself, with a mask.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ QUERIES = 256
 """Of a document whose scores a GPU has in its memory at a time, where no kernel of torch's computes what they are."""
 AMPERE = (8, 0)
 """The oldest generation of cards, as CUDA counts them, for which FlashAttention is made."""
+IN_ALL, IN_WINDOWS = "all", "windows"
+"""Layers in which tokens of an image look ahead: all, or those that have a window."""
 ATTEMPTED = 64
 """Tokens with which a kind of attention is tried."""
 ABOUT_OTHERS = frozenset(
@@ -96,6 +101,20 @@ class Shared:
     """How many after it go on from it."""
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """Tokens that see those after them: of the same image, in their own document."""
+
+    images: tuple[Tensor | None, ...]
+    """Of every part of a row, int64 (tokens,): which image a token is of, -1 of none; None of a part without any."""
+    layers: str
+    """In which layers. A window hides what is before it from them, too."""
+
+    def in_layer(self, window: int | None) -> Sequence[Tensor | None]:
+        """``images``, where the tokens of a layer with such a ``window`` look ahead."""
+        return (None,) * len(self.images) if self.layers == IN_WINDOWS and window is None else self.images
+
+
 class PackedRow:
     """Where documents lie in a row. An object, because compiled code would take numbers among its arguments for
     constants, and be compiled anew for every row."""
@@ -108,6 +127,8 @@ class PackedRow:
         self.shared = shared
         self.cached: Cached | None = None
         """Where keys and values are kept, if documents go on from what was computed before."""
+        self.ahead: Ahead | None = None
+        """Which tokens see some that come after them, if any do."""
         ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
@@ -150,6 +171,15 @@ def _row_on(device: torch.device, lengths: Sequence[int], shared: Sequence[Share
     if device.type == "cuda":
         borders = sent(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
     return PackedRow(tuple(lengths), borders, shared)
+
+
+def looking_ahead(packing: Mapping[str, Any], images: Tensor, layers: str, device: torch.device) -> dict[str, Any]:
+    """Arguments as ``packing``, or of rows of one document each where that says nothing of a row, of a model in which
+    tokens of an image see those after them. ``images``: int64 (rows, tokens), and ``layers``, as in ``Ahead``."""
+    row = packing.get("row") or _row_on(device, (images.shape[1],) * images.shape[0])
+    parts = images.flatten().split(row.lengths)
+    row.ahead = Ahead(tuple(sent(part, device) if int(part.max()) >= 0 else None for part in parts), layers)
+    return {**packing, "row": row}
 
 
 def cached_arguments(lengths: Sequence[int], device: torch.device, cached: Cached) -> dict[str, Any]:
@@ -225,8 +255,7 @@ def packed_attention(
     _check_known(module, attention_mask, is_causal, more)
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux, dropout)
     if query.shape[0] > 1:
-        assert row is None, "documents lie in one row, or in rows of their own"
-        return _in_rows(query, key, value, scores), None
+        return _in_rows(query, key, value, row, scores), None
     if row is not None and row.cached is not None:
         return _going_on(id(module), query, key, value, row, row.cached, scores), None
     return _in_one_row(query, key, value, row or PackedRow((query.shape[2],)), scores), None
@@ -237,10 +266,12 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     row.arrived = True
     on_cpu = query.device.type == "cpu"
     sees_all = scores.window is None or row.longest <= scores.window
-    by_loops = on_cpu and scores.are_plain and sees_all and is_on("attention")
+    images = (None,) * len(row.lengths) if row.ahead is None else row.ahead.in_layer(scores.window)
+    is_causal = all(of_part is None for of_part in images)
+    by_loops = on_cpu and is_causal and scores.are_plain and sees_all and is_on("attention")
     row.can_share &= by_loops
     assert by_loops or not row.shared, "a plan lets documents share prefixes only where attention can"
-    if row.borders is not None and scores.are_plain and _varlen_takes(query, value):
+    if row.borders is not None and is_causal and scores.are_plain and _varlen_takes(query, value):
         return _varlen_attention(query, key, value, row, scores)
     if on_cpu and (query.dtype == torch.float16 or (not by_loops and goes_through_fp32(query))):
         return _in_one_row(query.float(), key.float(), value.float(), row, scores).to(query.dtype)
@@ -254,18 +285,21 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
         return output if output.shape[-1] == of_values else output[..., :of_values]
     split = (tensor.split(row.lengths, dim=2) for tensor in (query, key, value))
     on_gpu = row.borders is not None
-    outputs = [_one_document(q, k, v, scores, on_gpu=on_gpu) for q, k, v in zip(*split, strict=True)]
+    parts = zip(*split, images, strict=True)
+    outputs = [_one_document(q, k, v, scores, of_part, on_gpu=on_gpu) for q, k, v, of_part in parts]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
 
 
-def _in_rows(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-    """Attention of rows of one document each, as of one row of so many documents; what a row ends with is padding,
+def _in_rows(query: Tensor, key: Tensor, value: Tensor, row: PackedRow | None, scores: Scores) -> Tensor:
+    """Attention of rows of one document each, as of one ``row`` of so many documents; what a row ends with is padding,
     which comes after all that counts."""
     rows, _, tokens, _ = query.shape
+    row = row or _row_on(query.device, (tokens,) * rows)
+    assert row.lengths == (tokens,) * rows, "documents lie in one row, or in rows of their own"
     query, key, value = (
         tensor.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2) for tensor in (query, key, value)
     )
-    output = _in_one_row(query, key, value, _row_on(query.device, (tokens,) * rows), scores)
+    output = _in_one_row(query, key, value, row, scores)
     return output.view(rows, tokens, *output.shape[2:])
 
 
@@ -392,16 +426,19 @@ class _PackedAttention(torch.autograd.Function):
         return (*gradients, None, None)
 
 
-def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: Scores, *, on_gpu: bool) -> Tensor:
-    """Causal attention of one document: (1, heads, length, head_dim) in and out."""
+def _one_document(
+    query: Tensor, key: Tensor, value: Tensor, scores: Scores, images: Tensor | None, *, on_gpu: bool
+) -> Tensor:
+    """Causal attention of one document, but for tokens of the same of its ``images``: (1, heads, length, head_dim) in
+    and out."""
     length = query.shape[2]
     if scores.softcap is not None or scores.sinks is not None:
         if on_gpu and length > QUERIES and not scores.dropout:
-            return cast(Tensor, _SomeQueriesAtATime.apply(query, key, value, scores.sinks, scores))  # type: ignore[no-untyped-call]
-        return _scored_attention(query, key, value, _seen(0, length, 0, scores.window, query.device), scores)
+            return cast(Tensor, _SomeQueriesAtATime.apply(query, key, value, scores.sinks, scores, images))  # type: ignore[no-untyped-call]
+        return _scored_attention(query, key, value, _seen(0, length, 0, scores.window, query.device, images), scores)
     mask = None
-    if scores.window is not None and length > scores.window:
-        mask = _seen(0, length, 0, scores.window, query.device)
+    if images is not None or (scores.window is not None and length > scores.window):
+        mask = _seen(0, length, 0, scores.window, query.device, images)
     if on_gpu and key.shape[1] != query.shape[1]:  # but for FlashAttention, kernels without dense scores take no groups
         key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) for tensor in (key, value))
 
@@ -438,11 +475,18 @@ def _attempted(compute: Callable[..., Tensor], query: Tensor, key: Tensor, value
         torch.cuda.synchronize(query.device)
 
 
-def _seen(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:
-    """Which tokens from ``first`` on those from ``start`` to ``stop`` see: bool (stop - start, stop - first)."""
-    place = torch.arange(first, stop, device=device)
-    distance = place[start - first :, None] - place[None, :]
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+def _seen(
+    start: int, stop: int, first: int, window: int | None, device: torch.device, images: Tensor | None = None
+) -> Tensor:
+    """Which tokens from ``first`` on those from ``start`` to ``stop`` see: bool (stop - start, stop - first), or (stop
+    - start, length - first) of a document with ``images`` (length,), whose tokens see all of their image."""
+    place = torch.arange(first, stop if images is None else len(images), device=device)
+    distance = place[start - first : stop - first, None] - place[None, :]
+    visible = distance >= 0
+    if images is not None:
+        own = images[start:stop, None]
+        visible |= (own >= 0) & (own == images[None, first:])
+    return visible if window is None else visible & (distance < window)
 
 
 def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
@@ -459,13 +503,22 @@ class _SomeQueriesAtATime(torch.autograd.Function):
     all would be heads x length x length. The backward pass computes them anew."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scores: Scores) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        scores: Scores,
+        images: Tensor | None = None,
+    ) -> Tensor:
         ctx.save_for_backward(query, key, value, sinks)
-        ctx.scores = scores
+        ctx.scores, ctx.images = scores, images
         outputs = []
         with computed_anew():
-            for here, seen, mask in _some_queries(query, scores.window):
-                outputs.append(_scored_attention(query[:, :, here], key[:, :, seen], value[:, :, seen], mask, scores))
+            for rows, columns, mask in _some_queries(query, scores.window, images):
+                parts = (query[:, :, rows], key[:, :, columns], value[:, :, columns])
+                outputs.append(_scored_attention(*parts, mask, scores))
         return torch.cat(outputs, dim=2)
 
     @staticmethod
@@ -473,7 +526,7 @@ class _SomeQueriesAtATime(torch.autograd.Function):
         query, key, value, sinks = ctx.saved_tensors
         of_query, of_key, of_value = torch.empty_like(query), _zeros_for_sums(key), _zeros_for_sums(value)
         of_sinks = None if sinks is None else _zeros_for_sums(sinks)
-        for rows, columns, mask in _some_queries(query, ctx.scores.window):
+        for rows, columns, mask in _some_queries(query, ctx.scores.window, ctx.images):
             parts = (query[:, :, rows], key[:, :, columns], value[:, :, columns])
             some = [one.detach().requires_grad_() for one in parts]
             beside = None if sinks is None else sinks.detach().requires_grad_()
@@ -487,7 +540,7 @@ class _SomeQueriesAtATime(torch.autograd.Function):
             if of_sinks is not None:
                 of_sinks += derivatives[3]
         rounded = None if of_sinks is None else of_sinks.to(sinks.dtype)
-        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), rounded, None
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), rounded, None, None
 
 
 def _zeros_for_sums(tensor: Tensor) -> Tensor:
@@ -495,13 +548,14 @@ def _zeros_for_sums(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _some_queries(query: Tensor, window: int | None) -> Iterator[tuple[slice, slice, Tensor]]:
+def _some_queries(query: Tensor, window: int | None, images: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
     """Queries of a document that are taken together, the keys that any of them sees, and ``_seen``."""
     length = query.shape[2]
     for start in range(0, length, QUERIES):
         stop = min(start + QUERIES, length)
         first = 0 if window is None else max(0, start + 1 - window)
-        yield slice(start, stop), slice(first, stop), _seen(start, stop, first, window, query.device)
+        mask = _seen(start, stop, first, window, query.device, images)
+        yield slice(start, stop), slice(first, first + mask.shape[1]), mask
 
 
 _anew = False

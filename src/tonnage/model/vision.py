@@ -6,6 +6,9 @@
 It is the whole model as transformers builds it, of which only what is no text has memory. What differs between
 families is asked of it: ``get_image_features`` gives the features, ``get_rope_index``, where there is one, the
 positions of three dimensions that tokens have beside an image.
+
+Some towers give several features for each token ("deepstack"): the first stands in its place, the others are added to
+the hidden states there behind as many blocks, the first ones. They lie side by side in one row.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from tonnage.model.towers import TOWER, find_whole, whole_class, without_text
 FEATURES, POSITIONS = "get_image_features", "get_rope_index"
 """Methods of models of images."""
 DEEPSTACK = "deepstack_visual_indexes"
-"""Layers of a tower whose features are added behind blocks of the language model, too."""
+"""The key for the layers of a tower whose features are added behind blocks of the language model."""
 
 
 def image_token(whole: PreTrainedConfig) -> int | None:
@@ -41,15 +44,27 @@ def image_token(whole: PreTrainedConfig) -> int | None:
     return token if is_apart and hasattr(kind, FEATURES) and isinstance(token, int) else None
 
 
-def check_tower(whole: PreTrainedConfig) -> None:
-    """Refuse a tower whose features do not only stand in the places of tokens. Raises ``UserError``."""
-    if getattr(getattr(whole, "vision_config", None), DEEPSTACK, None):
-        raise user_error(
-            where=f"model type {whole.model_type}",
-            found="rows with images, and a tower whose features are added behind several blocks as well (deepstack)",
-            needed="features that stand in the places of the image's tokens alone",
-            change="train on rows of text, or choose another model (Qwen2.5-VL and LLaVA, for instance)",
-        )
+def added_features(whole: PreTrainedConfig) -> int:
+    """How many features of a token are added behind blocks."""
+    return len(getattr(getattr(whole, "vision_config", None), DEEPSTACK, None) or ())
+
+
+def behind_blocks(added: Tensor, hidden: int, places: Tensor, ids: Tensor, blocks: int = 0) -> dict[str, Any]:
+    """Arguments of a backbone that adds features behind its first blocks; none where there are none.
+
+    ``added`` (image tokens, hidden x blocks) stand in the ``places``, int64 (image tokens,), of ``ids`` (rows, tokens),
+    row after row. Behind the first ``blocks`` blocks nothing is added: a stage before did.
+    """
+    if not added.shape[1]:
+        return {}
+    levels = added.split(hidden, dim=1)
+    of_images = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device).index_fill(0, places, True)
+    return {
+        "visual_pos_masks": of_images.view_as(ids),
+        "deepstack_visual_embeds": [
+            torch.zeros_like(level) if block < blocks else level for block, level in enumerate(levels)
+        ],
+    }
 
 
 @dataclass(frozen=True)
@@ -63,15 +78,13 @@ class Tower:
     dtype: torch.dtype
 
     def features(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Features of the images of a row, one after another: (tokens, hidden). ``inputs`` are the processor's."""
+        """Features of the images of a row, one after another: (tokens, hidden), and in each row of these after the
+        first those that are added behind blocks. ``inputs`` are the processor's."""
         compute = getattr(self.model.base_model, FEATURES, None) or getattr(self.model, FEATURES)
         on_device = {name: self._on_device(value) for name, value in inputs.items()}
         output = compute(**accepted(compute, on_device), return_dict=True)
-        pooled = output.pooler_output
-        if isinstance(pooled, list | tuple):
-            pooled = torch.cat([one.flatten(0, -2) for one in pooled])
-        rows: Tensor = pooled.flatten(0, -2)
-        return rows
+        added = getattr(output, "deepstack_features", None) or ()
+        return torch.cat([_in_rows(features) for features in (output.pooler_output, *added)], dim=1)
 
     def positions(self, ids: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
         """Positions of a document's tokens, int64 (3, tokens); None of a family whose tokens have one each."""
@@ -92,6 +105,25 @@ def positions_of(whole: PreTrainedModel, ids: Tensor, token_id: int, inputs: Map
     values = {**inputs, "input_ids": ids.unsqueeze(0), "mm_token_type_ids": kinds, "token_type_ids": kinds}
     positions: Tensor = compute(**accepted(compute, values))[0]
     return positions[:, 0]
+
+
+def beside_embeddings(backbone: nn.Module, ids: Tensor, places: Tensor) -> dict[str, Any]:
+    """Arguments of a backbone whose blocks have embeddings of their own (Gemma 4's smaller ones): of ``ids`` (rows,
+    tokens), and of padding in the ``places`` of features; none of one whose blocks have none."""
+    config: Any = backbone.config
+    if not getattr(config, "hidden_size_per_layer_input", None):
+        return {}
+    of_text = ids.flatten().index_fill(0, places, config.pad_token_id).view_as(ids)
+    look_up: Any = backbone.get_per_layer_inputs
+    return {"per_layer_inputs": look_up(of_text)}
+
+
+def _in_rows(features: Any) -> Tensor:
+    """Features of images, apart or together, as rows: (tokens, hidden)."""
+    if isinstance(features, list | tuple):
+        features = torch.cat([of_image.flatten(0, -2) for of_image in features])
+    rows: Tensor = features.flatten(0, -2)
+    return rows
 
 
 def accepted(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Doors:
     last: bool
     """Whether the loss leaves instead."""
     hidden_size: int
+    blocks_before: int = 0
+    """How many are in the stages before."""
     entering: Tensor | None = field(default=None, repr=False)
     leaving: Tensor | None = field(default=None, repr=False)
 
@@ -94,7 +96,7 @@ def keep_stage(model: PreTrainedModel, anatomy: Anatomy, number: int, stages: tu
     start = sum(stages[:number])
     stop = start + stages[number]
     before, after, hidden_size = _outside(model, anatomy)
-    doors = Doors(first, last, hidden_size)
+    doors = Doors(first, last, hidden_size, start)
     tied = anatomy.tied
     for place, block in enumerate(anatomy.blocks):
         if not start <= place < stop:

@@ -46,6 +46,8 @@ class DataProfile:
     """Of ``num_tokens``, those that stand for images."""
     sees: bool = False
     """Whether the tower looks at images in every micro-batch."""
+    look_ahead: str = ""
+    """In which layers the tokens of an image see those after them in it: ``all``, those with ``windows``, or none."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""

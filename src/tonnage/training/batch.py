@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
-from tonnage.data.packs.features import ImageFeatures, StoredRows
+from tonnage.data.packs.features import ImageFeatures, StoredRows, images_of
 from tonnage.data.packs.padding import forwards
 from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
@@ -79,14 +79,20 @@ class MicroBatch:
     teacher_logprobs: Tensor | None = None
     """fp32 (supervised, k): their log-probabilities."""
     features: tuple[StoredRows, ...] = ()
-    """(image tokens, hidden) each: what stands in place of the embeddings of tokens, where these are images'. They are
-    read when they are needed, so that the micro-batches of a step do not all hold theirs."""
+    """(image tokens, width) each: what stands in place of the embeddings of tokens, where these are images', and what
+    is added behind blocks there. They are read when they are needed, so that the micro-batches of a step do not all
+    hold theirs."""
     feature_places: Tensor | None = None
     """int64 (image tokens,): positions of those tokens, row after row, if there are any."""
     opening: Opening | None = None
     """The images themselves, where the tower is to look at them (``training.sight``)."""
     token_positions: Tensor | None = None
     """int64 (3, rows, tokens), where tokens have positions of three dimensions."""
+    images: Tensor | None = None
+    """int64 (rows, tokens), where tokens of an image see those after them: which image of its document a token is of,
+    -1 of none."""
+    look_ahead: str = ""
+    """In which layers they do (``planning.plan.DataPlan``)."""
     top: tuple[int, int] | None = None
     """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
     asked for in the place of every target, and no loss."""
@@ -102,7 +108,7 @@ class MicroBatch:
         return not self.asks and not self.judges and self.top is None
 
     def feature_rows(self) -> Tensor:
-        """The features of all images, (image tokens, hidden), read now."""
+        """The features of all images, (image tokens, width), read now."""
         rows = torch.from_numpy(np.concatenate([stored.read() for stored in self.features]))
         return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 
@@ -195,6 +201,7 @@ class MicroBatch:
             teacher_tokens=None if self.teacher_tokens is None else F.pad(self.teacher_tokens, (0, 0, 0, few)),
             teacher_logprobs=None if self.teacher_logprobs is None else F.pad(self.teacher_logprobs, (0, 0, 0, few)),
             token_positions=None if self.token_positions is None else F.pad(self.token_positions, (0, more)),
+            images=None if self.images is None else F.pad(self.images, (0, more), value=-1),
         )
 
     @staticmethod
@@ -316,11 +323,16 @@ def _with_features(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, i
     """A micro-batch with the features of its documents' images; each of these with its row, and where in that it
     begins."""
     rows, width = batch.input_ids.shape
-    if any(isinstance(document.features and document.features.rows, RowImages) for document, _, _ in laid_out):
-        return _with_images(batch, laid_out)
     of_images = [
         (own, row * width + start) for document, row, start in laid_out if (own := document.features) is not None
     ]
+    if look_ahead := of_images[0][0].look_ahead:
+        images = torch.full((rows, width), -1)
+        for own, first in of_images:
+            images.view(-1)[torch.from_numpy(own.places + first)] = torch.from_numpy(images_of(own.places))
+        batch = replace(batch, images=images, look_ahead=look_ahead)
+    if any(isinstance(own.rows, RowImages) for own, _ in of_images):
+        return _with_images(batch, laid_out)
     positions = None
     if any(own.positions is not None for own, _ in of_images):
         positions = torch.arange(width).repeat(3, rows, 1)

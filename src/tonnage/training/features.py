@@ -27,8 +27,8 @@ from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import room_for
-from tonnage.model.files import ModelFiles, read_model, read_model_config
-from tonnage.model.vision import Tower, load_tower
+from tonnage.model.files import ModelFiles, read_model, read_model_config, read_whole_config
+from tonnage.model.vision import Tower, added_features, load_tower
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
 from tonnage.training.guest import free_memory
@@ -106,7 +106,7 @@ def with_features(job: Job, setting: WorkerSetting) -> Job:
     """The job with the features of images beside its rows. Raises ``UserError`` where the files are damaged."""
     own = own_directory(setting)
     try:
-        features = Features.open(own)
+        features = replace(Features.open(own), look_ahead=setting.plan.data.look_ahead)
     except (OSError, ValueError, IndexError) as error:
         change = "remove that directory: the features are computed again, or the cache has them"
         raise user_error(f"a damaged file ({error})", WHAT, change, str(own)) from error
@@ -124,7 +124,9 @@ def with_pictures(job: Job, setting: WorkerSetting) -> Job:
     recipe, validation = _recipe_of(setting)[1], job.validation_data
 
     def seen(data: PackedDataset) -> PackedDataset:
-        return replace(data, features=Pictures(data.source, recipe)) if data.images else data
+        return (
+            replace(data, features=Pictures(data.source, recipe, setting.plan.data.look_ahead)) if data.images else data
+        )
 
     return replace(
         job, train_data=seen(job.train_data), validation_data=None if validation is None else seen(validation)
@@ -137,9 +139,9 @@ def own_directory(setting: WorkerSetting) -> Path:
     return RunDirectory(setting.config.output).features / Path(setting.plan.data.features_path).name
 
 
-def chunks_of(groups: Sequence[SameImages], hidden: int) -> Iterator[list[SameImages]]:
+def chunks_of(groups: Sequence[SameImages], width: int) -> Iterator[list[SameImages]]:
     """Those whose features are written together."""
-    most, chunk, rows = max(1, CHUNK_BYTES // (4 * hidden)), list[SameImages](), 0
+    most, chunk, rows = max(1, CHUNK_BYTES // (4 * width)), list[SameImages](), 0
     for group in groups:
         if chunk and rows + group.rows > most:
             yield chunk
@@ -157,7 +159,10 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
     index: list[tuple[int, ...]] = []
     done, total = 0, sum(len(group.documents) for group in groups)
     setting.log(f"images: computing the features of those of {total:,} rows")
-    for number, chunk in enumerate(chunks_of(groups, setting.plan.model.hidden_size)):
+    files, recipe = _recipe_of(setting)
+    whole = read_whole_config(files, trust_remote_code=setting.config.trust_remote_code)
+    width = (1 + added_features(whole)) * setting.plan.model.hidden_size
+    for number, chunk in enumerate(chunks_of(groups, width)):
         index += _index_of(source, chunk, number)
         rows, path = sum(group.rows for group in chunk), parts / chunk_name(number)
         is_whole = world.rank == 0 and holds(path, rows)
@@ -166,7 +171,7 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
             raise StoppedEarly
         if not is_there:
             if eye is None:
-                eye = _Eye.load(setting, source)
+                eye = _Eye.load(setting, source, files, recipe, width)
                 phases.enter("features", micro_batch=done, num_micro_batches=total)
             features, positions = eye.look(chunk)
             if world.rank == 0:
@@ -180,8 +185,8 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
     del eye
     free_memory(world.device)
     if world.rank == 0:
-        token = _recipe_of(setting)[1].token_id
-        store.entry(entry, lambda building: _make_whole(building, parts, np.array(index, dtype=np.int64), token))
+        whole_index = np.array(index, dtype=np.int64)
+        store.entry(entry, lambda building: _make_whole(building, parts, whole_index, recipe.token_id))
         shutil.rmtree(parts, ignore_errors=True)
     world.barrier()
 
@@ -204,24 +209,25 @@ class _Eye:
     recipe: ImageRecipe
     source: Documents
     setting: WorkerSetting
+    width: int
+    """Numbers for each token of an image."""
 
     @staticmethod
-    def load(setting: WorkerSetting, source: Documents) -> _Eye:
+    def load(setting: WorkerSetting, source: Documents, files: ModelFiles, recipe: ImageRecipe, width: int) -> _Eye:
         """Build and fill the tower. Raises ``UserError`` where its files are gone."""
         config, world = setting.config, setting.world
-        files, recipe = _recipe_of(setting)
         text = read_model_config(files, trust_remote_code=config.trust_remote_code)
         setting.log("images: loading the vision tower")
         tower = load_tower(files, text, setting.precision.compute, world.device, trusts=config.trust_remote_code)
-        return _Eye(tower, recipe, source, setting)
+        return _Eye(tower, recipe, source, setting, width)
 
     def look(self, chunk: Sequence[SameImages]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Features of a chunk as they are stored, (rows, hidden), and positions of its documents, int32 (tokens, 3), if
+        """Features of a chunk as they are stored, (rows, width), and positions of its documents, int32 (tokens, 3), if
         tokens have such: on every rank, each of which computes some of them."""
-        world, hidden = self.setting.world, self.setting.plan.model.hidden_size
+        world = self.setting.world
         rows = sum(group.rows for group in chunk)
         tokens = sum(len(self.source.tokens(document)) for group in chunk for document in group.documents)
-        features, positions = torch.zeros(rows, hidden), torch.zeros(tokens, 3)
+        features, positions = torch.zeros(rows, self.width), torch.zeros(tokens, 3)
         has_positions = 0.0
         first = first_position = 0
         for number, group in enumerate(chunk):
@@ -242,19 +248,18 @@ class _Eye:
         )
 
     def _of_group(self, group: SameImages) -> tuple[Tensor, Tensor | None]:
-        """Features of the images of a group, fp32 (rows, hidden), and positions of all tokens of its documents, one
+        """Features of the images of a group, fp32 (rows, width), and positions of all tokens of its documents, one
         document after another, (tokens, 3)."""
         images = [table.load(number) for table, number in self.source.images(group.documents[0])]
         file, row = self.source.where(group.documents[0])
         inputs = inputs_of(self.recipe, images, f"{file}:{row}")
         with torch.no_grad():
             features = self.tower.features(inputs).float().cpu()
-        hidden = self.setting.plan.model.hidden_size
-        if tuple(features.shape) != (group.rows, hidden):
+        if tuple(features.shape) != (group.rows, self.width):
             raise user_error(
                 where=f"{file}:{row}",
                 found=f"features of shape {tuple(features.shape)}, and {group.rows:,} tokens of images in the row",
-                needed=f"one of {hidden:,} numbers for each: model and processor do not belong together",
+                needed=f"one of {self.width:,} numbers for each: model and processor do not belong together",
                 change="choose another model, or report this with the model's name",
             )
         positions = []

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tonnage.host.locked import sent
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.model.anatomy import Anatomy
-from tonnage.model.attention import cached_arguments, packing_arguments
+from tonnage.model.attention import cached_arguments, looking_ahead, packing_arguments
 from tonnage.model.dropout import Drawn
+from tonnage.model.vision import behind_blocks, beside_embeddings
 from tonnage.parallel.stages import Doors
 from tonnage.training.batch import MicroBatch
 from tonnage.training.distillation import Distillation
@@ -190,24 +191,31 @@ class LossModel(nn.Module):
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
             packing = packing_arguments(batch.lengths, device, batch.shared)
-        ids = sent(batch.input_ids, device)
-        embedded, positions = self._seen(ids, batch)
+        if batch.images is not None:
+            packing = looking_ahead(packing, batch.images, batch.look_ahead, device)
+        ids, embedded = sent(batch.input_ids, device), None
+        features, positions = self._seen(batch, device)
         if positions is not None:
             packing["position_ids"] = sent(positions, device)
+        if features is not None:
+            hidden, before, places = self.doors.hidden_size, self.doors.blocks_before, batch.feature_places
+            # of a blank image, there are none
+            places = sent(torch.zeros(0, dtype=torch.int64) if places is None else places, device)
+            if self.doors.first:
+                embedded = self._with_features(ids, features[:, :hidden], places)
+                packing |= beside_embeddings(self.anatomy.backbone, ids, places)
+            packing |= behind_blocks(features[:, hidden:], hidden, places, ids, before)
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
 
-    def _seen(self, ids: Tensor, batch: MicroBatch) -> tuple[Tensor | None, Tensor | None]:
-        """Embeddings with features of images, if there are any, (rows, tokens, hidden), and positions of tokens where
-        they have three each, int64 (3, rows, tokens)."""
-        features, positions, places = None, batch.token_positions, batch.feature_places
+    def _seen(self, batch: MicroBatch, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """Features of a micro-batch's images that this stage takes, (image tokens, width), and positions of tokens
+        where they have three each, int64 (3, rows, tokens)."""
         if self.sight is not None:
-            features, positions = self.sight.look(batch)
-        elif places is not None and self.doors.first:
-            features = sent(batch.feature_rows(), ids.device)
-        if features is None:
-            return None, positions
-        places = torch.zeros(0, dtype=torch.int64) if places is None else places  # of a blank image, which has none
-        return self._with_features(ids, features, sent(places, ids.device)), positions
+            return self.sight.look(batch)
+        width = batch.features[0].shape[1] if batch.features else 0
+        if not (width and self.doors.first) and width <= self.doors.hidden_size * (1 + self.doors.blocks_before):
+            return None, batch.token_positions
+        return sent(batch.feature_rows(), device), batch.token_positions
 
     def _with_features(self, ids: Tensor, features: Tensor, places: Tensor) -> Tensor:
         """Embeddings of tokens, (rows, tokens, hidden), with features in some places."""

@@ -3,8 +3,9 @@
 What a family does with an image besides putting its features in the places of tokens, no list says: Gemma 3 lets the
 tokens of an image look ahead, Qwen counts their positions in three dimensions. So a tiny model of the very architecture
 is computed twice in plain transformers: whole, with features drawn at random where its tower's would be, and as text
-alone with the same features and positions, which is how training computes it. Logits must be equal. How many tokens an
-image has, and what else the family is told of it, the model's own processor says of a small one.
+alone with the same features and positions, which is how training computes it. Logits must be equal. Where they are not,
+the tokens of the image are let see each other, by the attention of training: in all layers, or in those with windows.
+How many tokens an image has, and what else the family is told of it, the model's own processor says of a small one.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from tonnage.data.images.processing import ImageRecipe, tower_inputs, versions
+from tonnage.data.packs.features import images_of
 from tonnage.errors import user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.model.attention import IN_ALL, IN_WINDOWS, looking_ahead, packing_arguments, register
 from tonnage.model.names import Whole
 from tonnage.model.tiny import VOCABULARY, draw, shrink
 from tonnage.model.towers import find_whole, text_config
-from tonnage.model.vision import accepted, image_token, positions_of
+from tonnage.model.vision import accepted, added_features, behind_blocks, beside_embeddings, image_token, positions_of
 
 BEFORE, AFTER = 7, 9
 """Tokens of text around the image."""
@@ -43,18 +46,20 @@ FLOOR = 1e-4
 IMAGE_SIDE = 64
 OUTPUTS = "mm_encoder_outputs"
 """The argument by which transformers' models take features from outside."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Sight:
+class Trial:
     """What a trial came to."""
 
     fault: str = ""
     """Why features may not be computed apart; empty where they may."""
+    look_ahead: str = ""
+    """In which layers the tokens of an image see those after them (``planning.plan.DataPlan``)."""
 
 
-def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None = None) -> None:
+def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None = None) -> Trial:
     """Ask a tiny model of the architecture that ``whole`` describes. The answer is kept in ``sight`` of ``cache``.
 
     Raises:
@@ -68,9 +73,9 @@ def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None
     sight = None
     if path is not None:
         with suppress(Exception):
-            sight = read_record(path, Sight)
+            sight = read_record(path, Trial)
     if sight is None:
-        sight = Sight(_fault(whole, recipe))
+        sight = _sight(whole, recipe)
         if path is not None:
             with kept(path, "the model is asked again every time"):
                 room_for(path)
@@ -82,18 +87,19 @@ def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None
             needed="a causal language model in which an image is its features, in the places of its tokens",
             change="train on rows of text, or choose another model (Qwen2.5-VL and LLaVA, for instance)",
         )
+    return sight
 
 
-def _fault(whole: PreTrainedConfig, recipe: ImageRecipe) -> str:
+def _sight(whole: PreTrainedConfig, recipe: ImageRecipe) -> Trial:
     try:
         return _asked(whole, recipe)
     except Exception as error:  # whatever the classes of the families stumble over
         line = str(error).strip().split("\n")[0][:200]
-        return f"a tiny model of the family that cannot be tried ({type(error).__name__}: {line})"
+        return Trial(f"a tiny model of the family that cannot be tried ({type(error).__name__}: {line})")
 
 
-def _asked(described: PreTrainedConfig, recipe: ImageRecipe) -> str:
-    """Why features may not be computed apart; empty where they may."""
+def _asked(described: PreTrainedConfig, recipe: ImageRecipe) -> Trial:
+    """What a tiny model does with an image."""
     small = shrink(text_config(described))
     config = copy.deepcopy(described)
     config.text_config = small
@@ -103,11 +109,13 @@ def _asked(described: PreTrainedConfig, recipe: ImageRecipe) -> str:
         draw(text, gain)
         whole = _around(text.eval(), config)
         if OUTPUTS not in inspect.signature(whole.forward).parameters:
-            return f"{type(whole).__name__}, which takes no features from outside in the installed transformers"
+            name = type(whole).__name__
+            return Trial(f"{name}, which takes no features from outside in the installed transformers")
         token = image_token(config)
         assert token is not None
         number = int((ids == token).sum())
-        features = torch.randn(number, text.get_input_embeddings().embedding_dim)
+        width = text.get_input_embeddings().embedding_dim
+        features = torch.randn(number, (1 + added_features(config)) * width)
         expected = _logits_of_whole(whole, ids, features, inputs, token)
         ours = _logits_of_text(text, whole, ids, features, inputs, token)
         others = _logits_of_text(text, whole, ids, torch.randn_like(features), inputs, token)
@@ -115,13 +123,16 @@ def _asked(described: PreTrainedConfig, recipe: ImageRecipe) -> str:
         if not float((ours[-AFTER:] - others[-AFTER:]).abs().max()) >= SHOWS:
             continue
         off = float((ours - expected).abs().max())
-        if off <= FLOOR * max(1.0, largest):
-            return ""
-        return (
-            "tokens that do more with an image than to take its features (attention to what comes after, or across): "
-            f"logits of a tiny model are off by {off / max(largest, 1e-9):.2g} of the largest"
+        for look_ahead in ("", IN_ALL, IN_WINDOWS):
+            if look_ahead:
+                ours = _logits_of_text(text, whole, ids, features, inputs, token, look_ahead)
+            if float((ours - expected).abs().max()) <= FLOOR * max(1.0, largest):
+                return Trial(look_ahead=look_ahead)
+        return Trial(
+            "tokens that do more with an image than to take its features and to look ahead in it (attention of the "
+            f"whole prompt, or across): logits of a tiny model are off by {off / max(largest, 1e-9):.2g} of the largest"
         )
-    return "a tiny model of the family whose answers do not depend on its images"
+    return Trial("a tiny model of the family whose answers do not depend on its images")
 
 
 def _document(config: PreTrainedConfig, recipe: ImageRecipe) -> tuple[Tensor, dict[str, Any]]:
@@ -165,9 +176,13 @@ def _logits_of_whole(
     kinds = (ids == token).long().unsqueeze(0)
     beside = accepted(whole.forward, {**inputs, "mm_token_type_ids": kinds, "token_type_ids": kinds})
     error: Exception | None = None
-    both: tuple[Any, ...] = ([features], features.unsqueeze(0))
+    own, *added = features.split(whole.get_input_embeddings().embedding_dim, dim=1)
+    both: tuple[Any, ...] = ([own], own.unsqueeze(0))
     for pooled in both:  # some families have a list, some a tensor of all
-        outputs: Any = {"image": BaseModelOutputWithPooling(pooler_output=pooled)}
+        of_tower: Any = BaseModelOutputWithPooling(pooler_output=pooled)
+        if added:
+            of_tower.deepstack_features = [[level] for level in added]
+        outputs: Any = {"image": of_tower}
         try:
             logits: Tensor = whole(input_ids=ids.unsqueeze(0), use_cache=False, **{OUTPUTS: outputs}, **beside).logits[
                 0
@@ -181,11 +196,28 @@ def _logits_of_whole(
 
 @torch.no_grad()
 def _logits_of_text(
-    text: PreTrainedModel, whole: PreTrainedModel, ids: Tensor, features: Tensor, inputs: dict[str, Any], token: int
+    text: PreTrainedModel,
+    whole: PreTrainedModel,
+    ids: Tensor,
+    features: Tensor,
+    inputs: dict[str, Any],
+    token: int,
+    look_ahead: str = "",
 ) -> Tensor:
     embedded = text.get_input_embeddings()(ids).clone()
-    embedded[ids == token] = features
+    width, places = embedded.shape[1], (ids == token).nonzero()[:, 0]
+    embedded[places] = features[:, :width]
     positions = positions_of(whole, ids, token, inputs)
-    more = {} if positions is None else {"position_ids": positions.unsqueeze(1)}
+    more = behind_blocks(features[:, width:], width, places, ids.unsqueeze(0))
+    more |= beside_embeddings(text.base_model, ids.unsqueeze(0), places)
+    if look_ahead:  # by the attention of training
+        text.set_attn_implementation(register())
+        images = (
+            torch.full_like(ids, -1).index_copy(0, places, torch.from_numpy(images_of(places.numpy()))).unsqueeze(0)
+        )
+        packing = packing_arguments((len(ids),), ids.device)
+        more |= looking_ahead(packing, images, look_ahead, ids.device)
+    if positions is not None:
+        more["position_ids"] = positions.unsqueeze(1)
     logits: Tensor = text(inputs_embeds=embedded.unsqueeze(0), use_cache=False, **more).logits[0]
     return logits.float()

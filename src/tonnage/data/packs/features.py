@@ -5,7 +5,8 @@ A directory of a few arrays:
     index.npy             int64 (documents, 5), of all documents with images that a run sees: document, chunk, first row
                           of its features, rows, and first row of its positions
     token.npy             int64 (): the token in whose places features go
-    000000.npy ...        chunks, (rows, hidden): fp32, fp16, or bf16 as its 16 bits (uint16)
+    000000.npy ...        chunks, (rows, hidden), or several features side by side: fp32, fp16, or bf16 as its 16 bits
+                          (uint16)
     000000.positions.npy  int32 (tokens of the chunk's documents, 3), of families whose tokens have three each
 
 Documents that have the same images have the same rows. Nothing is read that is not asked for.
@@ -56,11 +57,18 @@ class ImageFeatures:
     """What stands in the places of a document's image tokens."""
 
     rows: StoredRows | RowImages
-    """(image tokens, hidden), in the order of the tokens; or the images, where the tower is to look at them itself."""
+    """(image tokens, width), in the order of the tokens; or the images, where the tower is to look at them itself."""
     places: np.ndarray
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
     """int32 (tokens, 3), where tokens have three each."""
+    look_ahead: str = ""
+    """In which layers tokens of an image see those after them (``planning.plan.DataPlan``)."""
+
+
+def images_of(places: np.ndarray) -> np.ndarray:
+    """Which image the token in each of ``places`` is of, int64 (image tokens,): its tokens follow one another."""
+    return np.cumsum(np.diff(places, prepend=places[:1]) > 1)
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class Features:
     token: int
     places: dict[int, tuple[int, ...]]
     """Document -> chunk, first row, rows, and first row of its positions."""
+    look_ahead: str = ""
+    """As in ``ImageFeatures``."""
     _chunks: dict[str, np.memmap[Any, Any]] = field(default_factory=dict)
 
     @staticmethod
@@ -97,9 +107,10 @@ class Features:
         offset = int(array.offset) + first * int(array.strides[0])
         rows = StoredRows(self.directory / chunk_name(chunk), offset, array.dtype, (number, array.shape[1]))
         if not (self.directory / positions_name(chunk)).exists():
-            return ImageFeatures(rows, places)
+            return ImageFeatures(rows, places, look_ahead=self.look_ahead)
         stored = self._chunk(positions_name(chunk))
-        return ImageFeatures(rows, places, np.array(stored[first_position : first_position + len(tokens)]))
+        positions = np.array(stored[first_position : first_position + len(tokens)])
+        return ImageFeatures(rows, places, positions, self.look_ahead)
 
     def _chunk(self, name: str) -> np.memmap[Any, Any]:
         if name not in self._chunks:

@@ -19,6 +19,8 @@ class Pictures:
 
     source: Documents
     recipe: ImageRecipe
+    look_ahead: str = ""
+    """As in ``ImageFeatures``."""
 
     def of_pack(self, documents: Sequence[int], tokens: Sequence[np.ndarray]) -> tuple[ImageFeatures | None, ...]:
         """As ``Features.of_pack``."""
@@ -26,4 +28,6 @@ class Pictures:
 
     def _of_document(self, document: int, tokens: np.ndarray) -> ImageFeatures | None:
         places = np.flatnonzero(tokens == self.recipe.token_id)
-        return ImageFeatures(RowImages(self.source, document, self.recipe), places) if len(places) else None
+        if not len(places):
+            return None
+        return ImageFeatures(RowImages(self.source, document, self.recipe), places, look_ahead=self.look_ahead)
