@@ -34,7 +34,7 @@ from visions import draw_image
 __all__ = ["make"]
 STEPS = 5
 SEEN: dict[str, Any] = {"data": {"image_features": "computed"}}
-MATRIX = (pytest.mark.slow, pytest.mark.matrix)
+MATRIX = pytest.mark.matrix
 
 
 def documents_of(decision: Decision, step: int) -> list[tuple[Tensor, Tensor, int]]:
