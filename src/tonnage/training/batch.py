@@ -498,7 +498,8 @@ def training_steps(
         rows.step(number, range(start, min(start + deal.packs_per_step, num_packs)), draw_of(seed, number))
         for number, start in starts
     )
-    yield from opened_ahead(steps) if isinstance(dataset.features, Pictures) else steps
+    has_images = isinstance(dataset, PackedDataset) and isinstance(dataset.features, Pictures)
+    yield from opened_ahead(steps) if has_images else steps
 
 
 def opened_ahead(steps: Iterable[RankStep]) -> Iterator[RankStep]:
