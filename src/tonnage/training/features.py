@@ -171,12 +171,17 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
     world.barrier()
 
 
-def image_recipe(files: ModelFiles, *, trusts: bool = False) -> ImageRecipe | None:
-    """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor."""
+def image_recipe(
+    files: ModelFiles, *, trusts: bool = False, pixels: tuple[int | None, int | None] = (None, None)
+) -> ImageRecipe | None:
+    """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor.
+
+    ``pixels``: the fewest and the most of an image.
+    """
     if not files.weights or not any((files.directory / name).is_file() for name in FILES):
         return None
     token = image_token(read_whole_config(files, trust_remote_code=trusts))
-    return None if token is None else ImageRecipe(str(files.directory), token, trusts)
+    return None if token is None else ImageRecipe(str(files.directory), token, trusts, *pixels)
 
 
 def _index_of(source: Documents, chunk: Sequence[SameImages], number: int) -> Iterator[tuple[int, ...]]:
@@ -265,7 +270,7 @@ def _recipe_of(setting: WorkerSetting) -> tuple[ModelFiles, ImageRecipe]:
     files, _ = read_model(
         config.model, revision=config.revision, tokenizer=False, trust_remote_code=config.trust_remote_code
     )
-    recipe = image_recipe(files, trusts=config.trust_remote_code)
+    recipe = image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels)
     assert recipe is not None, "decided before"
     return files, recipe
 
