@@ -274,7 +274,6 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"unfrozen_parameters": ["model.embed_tokens.weight$[:32000]"]}, "unfrozen_parameters"),
         ({**LORA, "unfrozen_parameters": ["^lm_head.weight$"]}, "unfrozen_parameters"),
         ({**LORA, "unfrozen_parameters": ["model.layers.3.*"]}, "unfrozen_parameters"),
-        ({"processor_type": "AutoProcessor"}, "processor_type"),
         ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"),
         ({"base_model_config": "EleutherAI/gpt-neox-20b"}, "base_model_config"),
         ({"special_tokens": {"mask_token": "<mask>"}}, "special_tokens.mask_token"),
@@ -452,7 +451,7 @@ def test_what_llama_factory_does_and_is_not_there_is_refused_by_name(
             {"format": "messages", "roles": {"visitor": "user"}},
         ),
         ({"file_name": "a.json", "ranking": True}, None),
-        ({"file_name": "a.json", "columns": {"images": "images"}}, None),
+        ({"file_name": "a.json", "columns": {"videos": "videos"}}, None),
         ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, None),
         ({"script_url": "somewhere"}, None),
         ({"file_name": "a.json", "columns": ["x"]}, None),
@@ -469,8 +468,8 @@ def test_entries_of_dataset_info(entry: Any, source: dict[str, Any] | None, tmp_
 
 
 def test_one_data_set_of_several_that_is_refused_is_not_lost_among_the_others(tmp_path: Path) -> None:
-    info = {"rows": {"file_name": "a.json"}, "pictures": {"file_name": "b.json", "columns": {"images": "images"}}}
-    found = factory(tmp_path, info, dataset="rows,pictures")
+    info = {"rows": {"file_name": "a.json"}, "films": {"file_name": "b.json", "columns": {"videos": "videos"}}}
+    found = factory(tmp_path, info, dataset="rows,films")
     assert lost(found) == {"dataset"}
     assert [source["path"] for source in at(found, "data.train")] == [f"{tmp_path}/data/a.json"]  # for --partial
 

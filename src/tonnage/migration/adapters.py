@@ -7,6 +7,7 @@ from typing import Any
 
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.families import ALL_TEXT, BESIDE, of_family
+from tonnage.migration.images import in_text_model, may_have_images, names_tower
 from tonnage.migration.keys import asks_for_nothing
 from tonnage.migration.patterns import patterns_of
 from tonnage.migration.programs import LLAMA_FACTORY_YAML, TRL
@@ -138,8 +139,8 @@ def _beside(draft: Draft) -> None:
 def _targets(draft: Draft) -> None:
     named, every = draft.first("adapter.targets", _names), draft.first("all_linear", flag)
     stacked = draft.first("stacked", _names)
-    if named is not None and not re.search(CROSS_ATTENTION, draft.model.lower()):
-        named = Pick([name for name in named.value if ".cross_attn." not in name], named.settings)
+    if named is not None:
+        named = _of_text(draft, named)
     picks: list[Pick[Any]] = [pick for pick in (named, stacked) if pick is not None and pick.value]
     if every is not None and every.value:
         draft.put("adapter.targets", "all-linear", every, *picks)
@@ -160,6 +161,26 @@ def _targets(draft: Draft) -> None:
         draft.note("all-linear and experts")
 
 
+def _of_text(draft: Draft, named: Pick[list[str]]) -> Pick[list[str]] | None:
+    """The layers of a model of text among those that are adapted; none is left where a tower is to be trained."""
+    lacking = of_family("lacking", draft.model) or []
+    has_crossing = re.search(CROSS_ATTENTION, draft.model.lower())
+    towers = [name for name in named.value if names_tower(name)]
+    if towers and may_have_images(draft):
+        draft.refuse(named, f"{towers[0]} is a layer of the tower, which is frozen.")
+        return None
+    layers = [
+        in_text_model(name)
+        for name in named.value
+        if name not in towers
+        and (has_crossing or ".cross_attn." not in name)
+        and not ("." in name and name.rpartition(".")[2] in lacking)
+    ]
+    if may_have_images(draft) and any("." not in name for name in layers):
+        draft.note("layers of towers")
+    return Pick(layers, named.settings)
+
+
 def _names(value: Any) -> list[str]:
     """Names of layers as patterns: a last part of a name by itself, a path with ``*`` before it."""
     if isinstance(value, list):
@@ -172,6 +193,7 @@ def _names(value: Any) -> list[str]:
         return ["all-linear"]
     if misplaced := [name for name in names if BESIDE.get(name) == "head"]:
         raise ValueError(f"has {', '.join(misplaced)}, which has no adapter here")
+    names = [in_text_model(name) for name in names]
     return [f"*.{name}" if "." in name else name for name in names]
 
 
@@ -231,6 +253,8 @@ def _patterns(draft: Draft) -> None:
             draft.note("towers frozen by name")
         else:
             draft.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
+    elif may_have_images(draft) and (towers := [pattern for pattern in pick.value if names_tower(pattern)]):
+        draft.refuse(pick, f"{towers[0]} is a part of the tower, which is frozen.")
     else:
         draft.put("train", pick.value, pick)
 

@@ -28,7 +28,6 @@ def model(draft: Draft) -> None:
     is_scorer = draft.method == "reward" and kind is not None and kind.value.endswith("ForSequenceClassification")
     draft.drop(kind if is_scorer else None, "The class of a reward model follows from the model's files.")
     draft.apply("model_class", kind)
-    draft.refuse(draft.first("media", text))
     _start(draft)
     tokenizer = draft.first("tokenizer", text)
     if tokenizer is not None and name is not None and tokenizer.value == name.value:
