@@ -30,7 +30,7 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "towers for images that are trained": (A | {"processor_type": "AutoProcessor"},),
     "distillation": (A | {"kd_trainer": True}, T | {"trl": "distillation"}),
     "diffusion": (A | {"diffusion": {"noise_schedule": "linear"}},),
-    "optimizers besides adamw": (A | {"optimizer": "muon"}, F | {"optim": "adafactor"}, T | {"optim": "lion_32bit"}),
+    "optimizers besides adamw or muon": (A | {"optimizer": "dion"}, F | {"optim": "adafactor"}, T | {"optim": "muon"}),
     "dora": (A | LORA | {"peft_use_dora": True}, F | {"use_dora": True}, T | {"use_peft": True, "use_dora": True}),
     "pissa": (A | LORA | {"peft_init_lora_weights": "pissa"}, F | {"pissa_init": True}),
     "loftq": (A | LORA | {"peft": {"loftq_config": {"loftq_bits": 4}}},),

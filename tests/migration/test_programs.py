@@ -259,7 +259,7 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"num_labels": 2}, "num_labels"),
         ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
         ({"relora": True}, "relora"),
-        ({"optimizer": "muon"}, "optimizer"),
+        ({"optimizer": "came_pytorch"}, "optimizer"),
         ({"lr_scheduler": "one_cycle"}, "lr_scheduler"),
         ({"context_parallel_size": 2}, "context_parallel_size"),
         ({"qat": {"weight_dtype": "int4"}}, "qat.weight_dtype"),
@@ -285,7 +285,7 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"load_best_model_at_end": True, "val_set_size": 0.1}, "load_best_model_at_end"),
         ({**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "bleu"}, "metric_for_best_model"),
         ({"learning_rat": 1e-4}, "learning_rat"),
-        ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
+        ({"pretraining_dataset": [{"type": "pretrain"}]}, "pretraining_dataset.0.type"),
         ({"datasets": [{"path": "a/b", "type": "reflection"}]}, "datasets.0.type"),
         (
             {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction} {other}"}}]},
@@ -465,6 +465,40 @@ def test_entries_of_dataset_info(entry: Any, source: dict[str, Any] | None, tmp_
         assert lost(found) == {"dataset"}
     else:
         assert at(found, "data.train") == [{"path": f"{tmp_path}/data/a.json", **source}]
+
+
+def test_a_stream_of_text_is_left_to_the_user(tmp_path: Path) -> None:
+    stream = {"path": "a/text", "name": "en", "split": "train", "type": "pretrain", "text_column": "body"}
+    found = axolotl(tmp_path, datasets=None, pretraining_dataset=[stream])
+    assert found.is_whole
+    (need,) = [need for need in found.needs if need.key == "data.train"]
+    assert "read here before the first step" in need.sentence
+    assert need.example == "{path: a/text, name: en, format: text, columns: {text: body}}"
+    assert yaml.safe_load(need.example)["columns"] == {"text": "body"}
+    assert at(found, "data.over_length") == "split"
+    assert axolotl(tmp_path, datasets=None, pretraining_dataset="a/text").is_whole
+    assert lost(axolotl(tmp_path, datasets=None, pretraining_dataset=[stream | {"skip": 9}]))
+    assert lost(axolotl(tmp_path, datasets=None, pretraining_dataset=[stream | {"type": "chat_template"}]))
+
+
+@pytest.mark.parametrize(
+    ("model", "origin"),
+    [
+        ("unsloth/Llama-3.2-1B-bnb-4bit", "unsloth/Llama-3.2-1B"),
+        ("unsloth/Qwen3-4B-unsloth-bnb-4bit", "unsloth/Qwen3-4B"),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("TheBloke/Llama-2-7B-GPTQ", "meta-llama/Llama-2-7B-hf"),
+    ],
+)
+def test_the_origin_of_weights_of_few_bits_is_named(model: str, origin: str, tmp_path: Path) -> None:
+    found = axolotl(tmp_path, base_model=model, **LORA, gptq=True, tokenizer_config=model)
+    assert found.is_whole
+    assert (at(found, "model"), at(found, "adapter.quantize")) == (origin, "nf4-double")
+    assert any(model in note and origin in note for note in found.notes)
+    assert "tokenizer" not in found.tree or at(found, "tokenizer") == origin
+    assert "base_model" in lost(axolotl(tmp_path, base_model=model))  # all weights are trained
+    assert "base_model" in lost(axolotl(tmp_path, base_model=f"of-nobody/{model.partition('/')[2]}", **LORA))
+    assert at(axolotl(tmp_path, base_model=model, **LORA, load_in_8bit=True), "adapter.quantize") == "int8"
 
 
 def test_one_data_set_of_several_that_is_refused_is_not_lost_among_the_others(tmp_path: Path) -> None:

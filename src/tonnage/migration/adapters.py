@@ -48,6 +48,12 @@ def trained(draft: Draft) -> None:
     _patterns(draft)
 
 
+def has_adapter(draft: Draft) -> bool:
+    """Whether an adapter is asked for, whose word is not one that is refused."""
+    words_for_it = {str(setting.value).strip().lower() for setting in draft.settings("lora")}
+    return bool(words_for_it & {*LORA, "true"}) or (not words_for_it and draft.program.name == "LLaMA-Factory")
+
+
 def _some_blocks(draft: Draft) -> None:
     """LLaMA-Factory's ``freeze``: the last blocks are trained, or the first, or some of their layers."""
     kind, number_of = draft.first("lora", lambda value: text(value).lower()), draft.first("freeze_layers", whole)
@@ -235,6 +241,8 @@ def _quantise(draft: Draft, kind: Pick[bool] | None) -> None:
     elif num_bits:
         assert bits is not None
         draft.refuse(bits, f"4 or 8 bits, not {num_bits}.")
+    elif draft.is_quantised:
+        draft.imply("adapter.quantize", "nf4-double", "its weights are of few bits there")
     draft.drop(
         (bits, four, eight, double, of_kind, method), "Nothing is quantised." if not num_bits else "Other keys say how."
     )

@@ -121,6 +121,8 @@ class Draft:
     """Differences that no single key brings about."""
     method: Method = "supervised"
     """How is learned."""
+    is_quantised: bool = False
+    """Whether the model's weights are of few bits there."""
     has_images: bool = False
     """Whether rows hold images."""
 
