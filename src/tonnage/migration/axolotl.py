@@ -122,7 +122,7 @@ def _stream(draft: Draft, leaves: Leaves, sources: ImportedSources) -> None:
         draft.refuse(leaves.values(), "Rows are read whole before the run: name a file or a part of the data set.")
         return
     parts = {ours: str(leaves[theirs].value) for theirs, ours in OF_A_STREAM.items() if theirs in leaves}
-    source = {"path": str(path.value), **{name: parts[name] for name in ("name", "split", "files") if name in parts}}
+    source = {"path": str(path.value)} | {name: parts[name] for name in ("name", "split", "files") if name in parts}
     source["format"] = "text"
     if parts.get("column", "text") != "text":
         source["columns"] = "{text: " + parts["column"] + "}"
