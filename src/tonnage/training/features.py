@@ -172,7 +172,7 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
 
 
 def image_recipe(
-    files: ModelFiles, *, trusts: bool = False, pixels: tuple[int | None, int | None] = (None, None)
+    files: ModelFiles, *, pixels: tuple[int | None, int | None], trusts: bool = False
 ) -> ImageRecipe | None:
     """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor.
 
