@@ -27,7 +27,6 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "reward models of steps": (A | {"process_reward_model": True}, T | {"trl": "prm"}),
     "sounds": (F | {"dataset": "rows", "template": "llama3"}, A | LORA | {"processor_type": "VoxtralProcessor"}),
     "videos": (A | LORA | {"processor_type": "AutoProcessor", "datasets": [{"path": "a/videos"}]},),
-    "towers for images that are trained": (A | {"processor_type": "AutoProcessor"},),
     "distillation": (A | {"kd_trainer": True}, T | {"trl": "distillation"}),
     "diffusion": (A | {"diffusion": {"noise_schedule": "linear"}},),
     "optimizers besides adamw or muon": (A | {"optimizer": "dion"}, F | {"optim": "adafactor"}, T | {"optim": "muon"}),

@@ -138,19 +138,26 @@ def test_what_axolotl_does_not_mask_is_trained_whatever_it_is_told(tmp_path: Pat
         ({"processor_type": "VoxtralProcessor"}, "processor_type"),
         ({"datasets": [{"path": "owner/text-audio-2k", "type": "chat_template"}]}, "processor_type"),
         ({"datasets": [{"path": "owner/videos", "type": "chat_template"}]}, "processor_type"),
-        (WHOLE, "processor_type"),
-        (WHOLE | {"freeze_mm_modules": False}, "processor_type"),
-        (WHOLE | {"unfrozen_parameters": ["model.visual.merger.*"]}, "unfrozen_parameters"),
-        ({"lora_target_modules": r"model\.visual\.blocks\.\d+\.attn\.qkv"}, "lora_target_modules"),
+        (
+            {"lora_target_modules": r"model\.visual\.blocks\.\d+\.attn\.qkv", "lora_dropout": 0.1},
+            "lora_target_modules",
+        ),
     ],
 )
 def test_what_axolotl_asks_of_images_and_is_not_there(keys: dict[str, Any], key: str, tmp_path: Path) -> None:
     assert lost(axolotl(tmp_path, **keys)) == {key}
 
 
-def test_towers_are_frozen_as_axolotl_does_when_asked(tmp_path: Path) -> None:
-    assert "adapter" not in whole(axolotl(tmp_path, **WHOLE, freeze_mm_modules=True), tmp_path)
-    assert whole(axolotl(tmp_path, **WHOLE, unfrozen_parameters=["model.layers.3.*"]), tmp_path)["train"]
+def test_towers_are_trained_as_axolotl_does_unless_it_freezes_them(tmp_path: Path) -> None:
+    for keys in ({}, {"freeze_mm_modules": False}):
+        assert whole(axolotl(tmp_path, **WHOLE, **keys), tmp_path)["train"] == ["*", "tower.*"]
+    assert not {"adapter", "train"} & set(whole(axolotl(tmp_path, **WHOLE, freeze_mm_modules=True), tmp_path))
+    for pattern in ("model.layers.3.*", "model.visual.merger.*"):
+        tree = whole(axolotl(tmp_path, **WHOLE, unfrozen_parameters=[pattern]), tmp_path)
+        assert tree["train"] == [pattern.removesuffix(".*") + "*"]
+    both = r"model\.(language_model\.layers|visual\.blocks)\.\d+\.attn\.(q|qkv)"
+    targets = whole(axolotl(tmp_path, lora_target_modules=both, lora_dropout=0), tmp_path)["adapter"]["targets"]
+    assert {"layers.*.attn.q", "model.visual.blocks.*.attn.qkv"} <= set(targets)
     account = axolotl(tmp_path, lora_target_modules=["q_proj", "v_proj"])
     assert whole(account, tmp_path)["adapter"]["targets"] == ["q_proj", "v_proj"]
     assert "that a tower or projector has" in noted(account)
@@ -244,6 +251,7 @@ def test_where_images_are(entry: dict[str, Any], keys: dict[str, Any], source: d
         ),
         ({}, {"freeze_vision_tower": False}, "freeze_vision_tower"),
         ({}, {"freeze_multi_modal_projector": False}, "freeze_multi_modal_projector"),
+        ({}, {"freeze_vision_tower": False, "finetuning_type": "freeze"}, "freeze_vision_tower"),
         ({}, {"freeze_language_model": True}, "freeze_language_model"),
         ({}, {"image_do_pan_and_scan": True}, "image_do_pan_and_scan"),
         ({}, {"crop_to_patches": True}, "crop_to_patches"),
@@ -255,6 +263,12 @@ def test_what_llama_factory_asks_of_images_and_is_not_there(
     entry: dict[str, Any], keys: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     assert lost(factory(tmp_path, {"seen": SEEN | entry}, **{"dataset": "seen", **keys})) == {key}
+
+
+def test_towers_are_trained_as_llama_factory_does_when_told(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    assert whole(factory(tmp_path, **keys), tmp_path)["train"] == ["*", "tower.*"]
+    assert lost(factory(tmp_path, **keys, finetuning_type="lora")) == set(keys)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_nothink"])

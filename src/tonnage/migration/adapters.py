@@ -146,7 +146,7 @@ def _targets(draft: Draft) -> None:
     named, every = draft.first("adapter.targets", _names), draft.first("all_linear", flag)
     stacked = draft.first("stacked", _names)
     if named is not None:
-        named = _of_text(draft, named)
+        named = _of_model(draft, named)
     picks: list[Pick[Any]] = [pick for pick in (named, stacked) if pick is not None and pick.value]
     if every is not None and every.value:
         draft.put("adapter.targets", "all-linear", every, *picks)
@@ -167,14 +167,15 @@ def _targets(draft: Draft) -> None:
         draft.note("all-linear and experts")
 
 
-def _of_text(draft: Draft, named: Pick[list[str]]) -> Pick[list[str]] | None:
-    """The layers of a model of text among those that are adapted; none is left where a tower is to be trained."""
+def _of_model(draft: Draft, named: Pick[list[str]]) -> Pick[list[str]] | None:
+    """The layers that are adapted, of those that there are: of a tower where it sees images, and without dropout."""
     lacking = of_family("lacking", draft.model) or []
     has_crossing = re.search(CROSS_ATTENTION, draft.model.lower())
     towers = [name for name in named.value if names_tower(name)]
-    if towers and may_have_images(draft):
-        draft.refuse(named, f"{towers[0]} is a layer of the tower, which is frozen.")
+    if towers and may_have_images(draft) and draft.tree.get("adapter.dropout"):
+        draft.refuse(named, f"{towers[0]} is a layer of the tower, whose additions have no dropout.")
         return None
+    towers = [] if may_have_images(draft) else towers
     layers = [
         in_text_model(name)
         for name in named.value
@@ -261,8 +262,6 @@ def _patterns(draft: Draft) -> None:
             draft.note("towers frozen by name")
         else:
             draft.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
-    elif may_have_images(draft) and (towers := [pattern for pattern in pick.value if names_tower(pattern)]):
-        draft.refuse(pick, f"{towers[0]} is a part of the tower, which is frozen.")
     else:
         draft.put("train", pick.value, pick)
 

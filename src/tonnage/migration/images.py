@@ -1,8 +1,8 @@
 """Rows with images: what a configuration says of them, of their sizes, and of the tower that sees them.
 
 Axolotl says with ``processor_type`` that rows may hold images, and no more about them; LLaMA-Factory's
-``dataset_info.json`` says in which column they are. Towers and projectors are frozen here: a configuration that trains
-them, with an adapter or whole, is refused by the key that says so.
+``dataset_info.json`` says in which column they are. Towers and projectors are frozen here unless they are named in
+``train`` or ``adapter.targets``: Axolotl trains them with all other weights, LLaMA-Factory where it is told.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ _TABLE = read_data("images")
 TOWERS = frozenset(_TABLE["towers"])
 """Parts of names of modules that are no model of text."""
 _TEXT_MODEL = re.compile(r"(?:base_model\.model\.)?(?:model\.)?(?:language_model|text_model)\.(?:model\.)?")
+ALL_BUT_TOWERS, TOWERS_WHOLE = "*", "tower.*"
+"""Patterns of parameters that are trained: of the model of text, and of what sees."""
+FREEZING = ("freeze_vision_tower", "freeze_multi_modal_projector")
+"""Keys of LLaMA-Factory, each true unless it is said."""
 OF_IMAGES = ("data.image_min_pixels", "data.image_max_pixels")
 SOUNDS = re.compile(r"(?<![a-z])(audio|speech|voxtral|video|whisper)")
 """In names of processors and of data sets, in small letters."""
@@ -80,12 +84,11 @@ def _of_axolotl(draft: Draft) -> None:
         draft.refuse(
             media, f"Rows with sounds or videos, as the name of {named[0]} says, are not trained on: images are."
         )
-    elif is_whole and not is_frozen:
-        reason = "All weights are trained there, those of the tower too, which is frozen here: freeze_mm_modules: true."
-        draft.refuse(media, reason)
     elif entries:
         draft.put("data.train", entries, media)
-    draft.drop((media, frozen), "Towers are frozen.")
+    if is_whole and not is_frozen:
+        draft.imply("train", [ALL_BUT_TOWERS, TOWERS_WHOLE], "Axolotl trains the tower with the rest")
+    draft.drop((media, frozen), "Towers are frozen unless they are named.")
     draft.refuse([pick for pick in sizes if not asks_for_nothing(pick.value)])
     draft.drop(sizes, "Not set.")
     draft.note("images of Axolotl")
@@ -106,6 +109,14 @@ def _masks(draft: Draft) -> None:
     draft.note("turns unknown")
 
 
+def _towers(draft: Draft, trained: list[Pick[bool]]) -> None:
+    """Tower and projector, which LLaMA-Factory trains where it is told not to freeze them."""
+    is_whole = not any(key == "train" or key.startswith("adapter.") for key in draft.tree)
+    if len(trained) == len(FREEZING) and is_whole:
+        draft.put("train", [ALL_BUT_TOWERS, TOWERS_WHOLE], *trained)
+    draft.refuse(trained, "Tower and projector are trained together, with all weights: name others in train.")
+
+
 def _of_llama_factory(draft: Draft) -> None:
     crops, frozen = draft.every("image_crops", flag), draft.every("towers_frozen", flag)
     limits: list[Pick[int] | None] = []
@@ -117,7 +128,7 @@ def _of_llama_factory(draft: Draft) -> None:
         draft.refuse(
             [pick for pick in crops if pick.value], "An image is one, in the size that the processor gives it."
         )
-        draft.refuse([pick for pick in frozen if not pick.value], "Towers and projectors are frozen.")
+        _towers(draft, [pick for pick in frozen if not pick.value])
         if draft.tree.get("data.over_length", "truncate") == "truncate":
             draft.note("images too long")
     reason = "So it is here." if draft.has_images else "No row holds images."
