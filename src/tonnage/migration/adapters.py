@@ -10,7 +10,7 @@ from tonnage.migration.families import ALL_TEXT, BESIDE, of_family
 from tonnage.migration.images import in_text_model, may_have_images, names_tower
 from tonnage.migration.keys import asks_for_nothing
 from tonnage.migration.patterns import patterns_of
-from tonnage.migration.programs import LLAMA_FACTORY_YAML, TRL
+from tonnage.migration.programs import LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, TRL
 from tonnage.migration.values import flag, listed, number, text, whole, words
 
 LORA = ("lora", "qlora")
@@ -118,8 +118,9 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
 
 
 def _is_without_dropout(draft: Draft) -> bool:
-    """Whether the other program switches dropout off. LLaMA-Factory does not for a reward model."""
-    if not draft.is_preference or (draft.method == "reward" and draft.program is LLAMA_FACTORY_YAML):
+    """Whether the other program switches dropout off. LLaMA-Factory does not for a reward model, nor its version 1."""
+    of_factory = draft.method == "reward" and draft.program is LLAMA_FACTORY_YAML
+    if not draft.is_preference or of_factory or draft.program is LLAMA_FACTORY_1:
         return False
     return not any(asks_for_nothing(setting.value) for setting in draft.settings("dropout_off"))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -74,7 +75,8 @@ def _put_by_file(draft: Draft) -> bool:
         is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", pick.value) and not pick.value.endswith((".yaml", ".yml"))
         if path is not None:
             entries = draft.files.read(path).items()
-            _put(draft, key, _all_described(draft, pick, entries, _described_1), pick)
+            described = partial(_described_1, of_pairs=draft.method == "pairs")
+            _put(draft, key, _all_described(draft, pick, entries, described), pick)
         elif is_on_hub:
             draft.put(key, [{"path": pick.value, "format": "messages"}], pick)
         else:
@@ -209,16 +211,26 @@ def _tagged(tags: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _described_1(entry: Any) -> dict[str, Any]:
+def holds_pairs(draft: Draft) -> bool:
+    """Whether a YAML of data sets of version 1 names pairs of answers."""
+    for setting in draft.settings("factory_file"):
+        path = draft.files.find(str(setting.value))
+        entries = draft.files.read(path).values() if path is not None else ()
+        if any(isinstance(entry, Mapping) and entry.get("converter") == "pair" for entry in entries):
+            return True
+    return False
+
+
+def _described_1(entry: Any, *, of_pairs: bool) -> dict[str, Any]:
     """A source for an entry of version 1. Raises ``ValueError`` that says why there is none."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ValueError("it has no path")
     converter = entry.get("converter")
-    if converter == "pair":
-        raise ValueError("pairs of answers are not carried over from version 1: write objective and data.train")
-    if converter not in (None, "alpaca", "sharegpt") or entry.get("streaming"):
+    if of_pairs and converter not in (None, "pair"):
+        raise ValueError("its rows are no pairs, and those of others are")
+    if converter not in (None, "alpaca", "sharegpt", "pair") or entry.get("streaming"):
         raise ValueError(f"rows of {str(converter)[:LONGEST_NAME] if converter else 'a stream'} are not trained on")
-    source: dict[str, Any] = {"path": entry["path"], "format": "messages"}
+    source: dict[str, Any] = {"path": entry["path"], "format": "auto" if of_pairs else "messages"}
     if converter == "alpaca":
         source |= {"format": "alpaca", "between": ""}
     if converter == "sharegpt":
