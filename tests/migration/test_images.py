@@ -136,6 +136,7 @@ def test_what_axolotl_does_not_mask_is_trained_whatever_it_is_told(tmp_path: Pat
         ({"image_resize_algorithm": "bilinear"}, "image_resize_algorithm"),
         ({"processor_kwargs": {"max_pixels": 9}}, "processor_kwargs.max_pixels"),
         ({"processor_type": "VoxtralProcessor"}, "processor_type"),
+        ({"rl": "dpo", "datasets": [{"path": "owner/pairs", "type": "chat_template.default"}]}, "processor_type"),
         ({"datasets": [{"path": "owner/text-audio-2k", "type": "chat_template"}]}, "processor_type"),
         ({"datasets": [{"path": "owner/videos", "type": "chat_template"}]}, "processor_type"),
         (
@@ -197,9 +198,21 @@ def test_names_in_the_whole_of_a_model(name: str, inner: str) -> None:
     assert names_tower("model.vision_tower.encoder.layers.0.q_proj")
 
 
-def test_layers_that_a_family_lacks_are_not_named(tmp_path: Path) -> None:
-    tree = whole(axolotl(tmp_path, base_model="LiquidAI/LFM2-VL-450M", chat_template=None), tmp_path)
-    assert tree["adapter"]["targets"] == [f"layers.*.self_attn.{name}_proj" for name in "qkv"]
+@pytest.mark.parametrize(
+    ("model", "names", "targets"),
+    [
+        ("LiquidAI/LFM2-VL-450M", LAYERS, [f"layers.*.self_attn.{name}_proj" for name in "qkv"]),
+        ("owner/Mistral-Small-4-119B", LAYERS, ["layers.*.self_attn.o_proj"]),
+        ("zai-org/GLM-4.6V-Flash", ["gate_proj", "down_proj", "q_proj"], ["down_proj", "q_proj"]),
+    ],
+)
+def test_layers_that_a_family_lacks_are_not_named(
+    model: str, names: str | list[str], targets: list[str], tmp_path: Path
+) -> None:
+    account = axolotl(tmp_path, base_model=model, chat_template=None, lora_target_modules=names)
+    assert whole(account, tmp_path)["adapter"]["targets"] == targets
+    assert "gate_proj" in noted(account)
+    assert "PEFT passes over these names" in noted(account)
 
 
 def test_a_run_of_llama_factory_with_images(tmp_path: Path) -> None:

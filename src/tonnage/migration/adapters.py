@@ -182,8 +182,10 @@ def _of_model(draft: Draft, named: Pick[list[str]]) -> Pick[list[str]] | None:
         for name in named.value
         if name not in towers
         and (has_crossing or ".cross_attn." not in name)
-        and not ("." in name and name.rpartition(".")[2] in lacking)
+        and (name.rpartition(".")[2] not in lacking or names_tower(name))
     ]
+    if without := [name for name in lacking if any(part.rpartition(".")[2] == name for part in named.value)]:
+        draft.note("layers that are lacking", names=", ".join(without))
     if may_have_images(draft) and any("." not in name for name in layers):
         draft.note("layers of towers")
     return Pick(layers, named.settings)

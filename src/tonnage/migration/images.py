@@ -80,7 +80,9 @@ def _of_axolotl(draft: Draft) -> None:
     frozen = draft.first("towers_frozen", flag)
     is_frozen = frozen is not None and frozen.value
     is_whole = not draft.has("train") and not any(key.startswith("adapter.") for key in draft.tree)
-    if named:
+    if draft.is_preference:
+        draft.refuse(media, "Preferences between answers to images are not trained on.")
+    elif named:
         draft.refuse(
             media, f"Rows with sounds or videos, as the name of {named[0]} says, are not trained on: images are."
         )
