@@ -181,7 +181,9 @@ def image_recipe(
     if not files.weights or not any((files.directory / name).is_file() for name in FILES):
         return None
     token = image_token(read_whole_config(files, trust_remote_code=trusts))
-    return None if token is None else ImageRecipe(str(files.directory), token, trusts, *pixels)
+    if token is None:
+        return None
+    return ImageRecipe(str(files.directory), token, trusts, min_pixels=pixels[0], max_pixels=pixels[1])
 
 
 def _index_of(source: Documents, chunk: Sequence[SameImages], number: int) -> Iterator[tuple[int, ...]]:
