@@ -467,6 +467,24 @@ def test_entries_of_dataset_info(entry: Any, source: dict[str, Any] | None, tmp_
         assert at(found, "data.train") == [{"path": f"{tmp_path}/data/a.json", **source}]
 
 
+@pytest.mark.parametrize("strategy", ["dynamic_padding_free", "dynamic_batching"])
+def test_batches_of_version_1_that_are_filled_are_packs(strategy: str, tmp_path: Path) -> None:
+    keys = {
+        "model": "a/b",
+        "train_dataset": "c/d",
+        "batching_strategy": strategy,
+        "micro_batch_size": 2,
+        "max_steps": 9,
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    found = import_files([tmp_path / "run.yaml"])
+    assert found.is_whole
+    assert at(found, "data.pack") is True
+    assert any("filled up" in entry.note for entry in found.entries)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys | {"batching_strategy": "of_nobody"}))
+    assert lost(import_files([tmp_path / "run.yaml"])) == {"batching_strategy"}
+
+
 def test_a_stream_of_text_is_left_to_the_user(tmp_path: Path) -> None:
     stream = {"path": "a/text", "name": "en", "split": "train", "type": "pretrain", "text_column": "body"}
     found = axolotl(tmp_path, datasets=None, pretraining_dataset=[stream])
