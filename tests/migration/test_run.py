@@ -220,12 +220,15 @@ output_dir: run
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "family", "name", "supervised"),
-    [(SEEN, "idefics3", "smolvlm", 4 * 19), (SEEN_BY_NAME, "qwen2_5_vl", "qwen2.5-vl", 4 * 6)],
+    ("text", "family", "name", "exported", "supervised"),
+    [
+        (SEEN, "idefics3", "smolvlm", "adapter_model.safetensors", 4 * 19),
+        (SEEN_BY_NAME, "qwen2_5_vl", "qwen2.5-vl", "processor_config.json", 4 * 6),
+    ],
     ids=["axolotl", "llama-factory"],
 )
 def test_an_imported_configuration_of_rows_with_images_trains(
-    text: str, family: str, name: str, supervised: int, tmp_path: Path
+    text: str, family: str, name: str, exported: str, supervised: int, tmp_path: Path
 ) -> None:
     """Axolotl trains all but images of a template that it does not know, LLaMA-Factory the answers."""
     pytest.importorskip("PIL")
@@ -249,4 +252,4 @@ def test_an_imported_configuration_of_rows_with_images_trains(
         assert result.returncode == 0, result.stderr
     total = json.loads((tmp_path / "run" / "data.json").read_text())["total"]
     assert (total["rows_with_images"], total["supervised"]["train"]) == (4, supervised)
-    assert (tmp_path / "run" / "export" / "processor_config.json").is_file()
+    assert (tmp_path / "run" / "export" / exported).is_file()
