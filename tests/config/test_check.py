@@ -95,6 +95,10 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["objective.teacher=t"], "objective.teacher is 't', and objective.kind is supervised"),
         (["template=x", "data.template=chat/none.jinja"], "unknown key template"),
         (["data.template=none.jinja"], "data.template: no file none.jinja"),
+        (
+            ["data.image_min_pixels=9", "data.image_max_pixels=8"],
+            "data.image_min_pixels is 9, and data.image_max_pixels 8",
+        ),
     ],
 )
 def test_contradictions(path: Path, overrides: list[str], message: str) -> None:
@@ -206,6 +210,7 @@ def test_time_limits_as_slurm_writes_them(path: Path, time: str) -> None:
         ["evaluate.every=10", "data.validation=0.1"],
         ["launch.workers=2", "batch.sequences=2"],
         ["data.train=name", "model=gpt2"],
+        ["data.image_min_pixels=8", "data.image_max_pixels=8"],
     ],
 )
 def test_what_goes_together(path: Path, overrides: list[str]) -> None:

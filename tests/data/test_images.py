@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tonnage.config import Data
 from tonnage.data import DataError, Prepared, prepare
 from tonnage.data.images.opening import MOST_PIXELS, EncodedImage, decode, load_image
-from tonnage.data.images.processing import ImageRecipe
+from tonnage.data.images.processing import ImageRecipe, process_row, tower_inputs
 from tonnage.data.prepare import ModelFacts
 from tonnage.forms.conversation import Image, RowError
 
@@ -260,9 +261,38 @@ def test_a_row_that_is_too_long_is_dropped_and_not_cut(model: Path, tmp_path: Pa
 
 
 def test_where_all_is_trained_images_are_not(model: Path, tmp_path: Path) -> None:
-    draw(tmp_path, "a.png")
-    with pytest.raises(DataError, match="an image among the tokens that are trained"):
-        prepared(model, tmp_path, [row("a.png")], train_on="all")
+    draw(tmp_path, "a.png", "b.png")
+    made = prepared(model, tmp_path, [row("a.png", "b.png", words="Two?"), row(words="None.")], train_on="all")
+    source = made.train.source
+    trained = np.zeros(len(source.tokens(0)), dtype=bool)
+    for first, last, _ in source.spans(0):
+        trained[first:last] = True
+    assert np.array_equal(~trained[1:], source.tokens(0)[1:] == IMAGE_ID)  # nothing stands before the first
+    assert (~trained).sum() == 1 + 8
+    assert [tuple(span) for span in source.spans(1)] == [(1, len(source.tokens(1)), 1)]
+
+
+def test_sizes_of_images_are_limited_before_the_processor(tmp_path: Path) -> None:
+    from transformers import AutoProcessor
+
+    folder = write_vision(tmp_path / "model", "qwen2_5_vl")
+    sizes = {"large.png": (90, 70), "small.png": (28, 28), "fits.png": (52, 48)}
+    limited = {"large.png": (58, 45), "small.png": (48, 48), "fits.png": (52, 48)}
+    for number, (name, size) in enumerate(sizes.items()):
+        (tmp_path / name).write_bytes(draw_image(number, size))
+    recipe = ImageRecipe(str(folder), IMAGE_ID, min_pixels=2400, max_pixels=2700)
+    plain = ImageRecipe(str(folder), IMAGE_ID)
+    assert recipe.key() != plain.key() == ImageRecipe(str(folder), IMAGE_ID).key()
+    processor = AutoProcessor.from_pretrained(folder)
+    num_tokens = []
+    for name in sizes:
+        image = Pillow.open(tmp_path / name)
+        expected = processor(text=["<image>"], images=[[image.resize(limited[name])]], return_tensors="pt")
+        made, ids = tower_inputs(recipe, [image])
+        assert ids == expected["input_ids"][0].tolist() == process_row(recipe, "<image>", [image]).ids.tolist()
+        assert torch.equal(made["pixel_values"], expected["pixel_values"])
+        num_tokens.append((len(ids), len(tower_inputs(plain, [image])[1])))
+    assert num_tokens == [(4, 6), (4, 1), (4, 4)]
 
 
 def test_control_tokens_in_words_stay_words_beside_images(model: Path, tmp_path: Path) -> None:

@@ -321,15 +321,6 @@ def test_a_loss_that_is_not_there_leaves_the_kind_open_and_nothing_besides() -> 
     assert found.tree["objective"] == {"beta": 0.05}
 
 
-def test_pairs_of_llama_factory_1_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "sets.yaml").write_text("a: {path: c/d, split: train_prefs, converter: pair}\n")
-    keys = {"model": "Qwen/Qwen3-4B", "train_dataset": "sets.yaml", "pref_loss": "sigmoid"}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
-    refused = lost(import_files([tmp_path / "run.yaml"]))
-    assert "version 1" in refused["train_dataset"]
-    assert "version 1" in refused["pref_loss"]
-
-
 def test_simpo_of_axolotl_needs_its_gamma(tmp_path: Path) -> None:
     found = axolotl(tmp_path, rl="simpo")
     assert [need.key for need in found.needs] == ["objective.margin"]
@@ -588,3 +579,37 @@ def test_what_differs_in_the_other_programs_is_told(tmp_path: Path) -> None:
     assert any("line break" in note for note in notes)
     assert not any("in proportion" in note for note in notes)
     assert axolotl(tmp_path, rl="dpo", excess_length_strategy="raise").tree["data"]["over_length"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("keys", "objective"),
+    [
+        ({}, {"kind": "dpo", "beta": 0.1}),
+        ({"pref_beta": 0.3, "dpo_label_smoothing": 0.1, "pref_ftx": 0.5}, None),
+        ({"pref_loss": "orpo"}, {"kind": "orpo", "beta": 0.1}),
+        ({"pref_loss": "simpo", "simpo_gamma": 0.7}, {"kind": "simpo", "beta": 0.1, "margin": 0.7}),
+    ],
+)
+def test_pairs_of_version_1_of_llama_factory(
+    keys: dict[str, Any], objective: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "sets.yaml").write_text("a: {path: o/pairs, converter: pair, split: train_prefs}\n")
+    run = {"model": "a/b", "train_dataset": "sets.yaml", "micro_batch_size": 2, "max_steps": 9, "learning_rate": 1e-5}
+    lora = {"peft_config": {"name": "lora", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run | lora | keys))
+    account = import_files([tmp_path / "run.yaml"])
+    assert account.is_whole
+    assert not account.needs
+    usual = {"kind": "dpo", "beta": 0.3, "label_smoothing": 0.1, "supervised": 0.5}
+    assert account.tree["objective"] == (objective or usual)
+    assert account.tree["data"]["train"] == [{"path": "o/pairs", "format": "auto", "split": "train_prefs"}]
+    assert account.tree["adapter"]["dropout"] == 0.05
+
+
+def test_pairs_of_version_1_beside_other_rows_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "sets.yaml").write_text("a: {path: o/pairs, converter: pair}\nb: {path: o/talk, converter: sharegpt}\n")
+    run = {"model": "a/b", "train_dataset": "sets.yaml", "micro_batch_size": 2, "max_steps": 9, "learning_rate": 1e-5}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    (entry,) = import_files([tmp_path / "run.yaml"]).lost
+    assert entry.setting.name == "train_dataset"
+    assert "b: its rows are no pairs" in entry.note

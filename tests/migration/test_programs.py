@@ -259,7 +259,7 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"num_labels": 2}, "num_labels"),
         ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
         ({"relora": True}, "relora"),
-        ({"optimizer": "muon"}, "optimizer"),
+        ({"optimizer": "came_pytorch"}, "optimizer"),
         ({"lr_scheduler": "one_cycle"}, "lr_scheduler"),
         ({"context_parallel_size": 2}, "context_parallel_size"),
         ({"qat": {"weight_dtype": "int4"}}, "qat.weight_dtype"),
@@ -274,7 +274,6 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"unfrozen_parameters": ["model.embed_tokens.weight$[:32000]"]}, "unfrozen_parameters"),
         ({**LORA, "unfrozen_parameters": ["^lm_head.weight$"]}, "unfrozen_parameters"),
         ({**LORA, "unfrozen_parameters": ["model.layers.3.*"]}, "unfrozen_parameters"),
-        ({"processor_type": "AutoProcessor"}, "processor_type"),
         ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"),
         ({"base_model_config": "EleutherAI/gpt-neox-20b"}, "base_model_config"),
         ({"special_tokens": {"mask_token": "<mask>"}}, "special_tokens.mask_token"),
@@ -286,7 +285,7 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"load_best_model_at_end": True, "val_set_size": 0.1}, "load_best_model_at_end"),
         ({**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "bleu"}, "metric_for_best_model"),
         ({"learning_rat": 1e-4}, "learning_rat"),
-        ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
+        ({"pretraining_dataset": [{"type": "pretrain"}]}, "pretraining_dataset.0.type"),
         ({"datasets": [{"path": "a/b", "type": "reflection"}]}, "datasets.0.type"),
         (
             {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction} {other}"}}]},
@@ -452,7 +451,7 @@ def test_what_llama_factory_does_and_is_not_there_is_refused_by_name(
             {"format": "messages", "roles": {"visitor": "user"}},
         ),
         ({"file_name": "a.json", "ranking": True}, None),
-        ({"file_name": "a.json", "columns": {"images": "images"}}, None),
+        ({"file_name": "a.json", "columns": {"videos": "videos"}}, None),
         ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, None),
         ({"script_url": "somewhere"}, None),
         ({"file_name": "a.json", "columns": ["x"]}, None),
@@ -468,9 +467,61 @@ def test_entries_of_dataset_info(entry: Any, source: dict[str, Any] | None, tmp_
         assert at(found, "data.train") == [{"path": f"{tmp_path}/data/a.json", **source}]
 
 
+@pytest.mark.parametrize("strategy", ["dynamic_padding_free", "dynamic_batching"])
+def test_batches_of_version_1_that_are_filled_are_packs(strategy: str, tmp_path: Path) -> None:
+    keys = {
+        "model": "a/b",
+        "train_dataset": "c/d",
+        "batching_strategy": strategy,
+        "micro_batch_size": 2,
+        "max_steps": 9,
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    found = import_files([tmp_path / "run.yaml"])
+    assert found.is_whole
+    assert at(found, "data.pack") is True
+    assert any("filled up" in entry.note for entry in found.entries)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys | {"batching_strategy": "of_nobody"}))
+    assert lost(import_files([tmp_path / "run.yaml"])) == {"batching_strategy"}
+
+
+def test_a_stream_of_text_is_left_to_the_user(tmp_path: Path) -> None:
+    stream = {"path": "a/text", "name": "en", "split": "train", "type": "pretrain", "text_column": "body"}
+    found = axolotl(tmp_path, datasets=None, pretraining_dataset=[stream])
+    assert found.is_whole
+    (need,) = [need for need in found.needs if need.key == "data.train"]
+    assert "read here before the first step" in need.sentence
+    assert need.example == "{path: a/text, name: en, format: text, columns: {text: body}}"
+    assert yaml.safe_load(need.example)["columns"] == {"text": "body"}
+    assert at(found, "data.over_length") == "split"
+    assert axolotl(tmp_path, datasets=None, pretraining_dataset="a/text").is_whole
+    assert lost(axolotl(tmp_path, datasets=None, pretraining_dataset=[stream | {"skip": 9}]))
+    assert lost(axolotl(tmp_path, datasets=None, pretraining_dataset=[stream | {"type": "chat_template"}]))
+
+
+@pytest.mark.parametrize(
+    ("model", "origin"),
+    [
+        ("unsloth/Llama-3.2-1B-bnb-4bit", "unsloth/Llama-3.2-1B"),
+        ("unsloth/Qwen3-4B-unsloth-bnb-4bit", "unsloth/Qwen3-4B"),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("TheBloke/Llama-2-7B-GPTQ", "meta-llama/Llama-2-7B-hf"),
+    ],
+)
+def test_the_origin_of_weights_of_few_bits_is_named(model: str, origin: str, tmp_path: Path) -> None:
+    found = axolotl(tmp_path, base_model=model, **LORA, gptq=True, tokenizer_config=model)
+    assert found.is_whole
+    assert (at(found, "model"), at(found, "adapter.quantize")) == (origin, "nf4-double")
+    assert any(model in note and origin in note for note in found.notes)
+    assert "tokenizer" not in found.tree or at(found, "tokenizer") == origin
+    assert "base_model" in lost(axolotl(tmp_path, base_model=model))  # all weights are trained
+    assert "base_model" in lost(axolotl(tmp_path, base_model=f"of-nobody/{model.partition('/')[2]}", **LORA))
+    assert at(axolotl(tmp_path, base_model=model, **LORA, load_in_8bit=True), "adapter.quantize") == "int8"
+
+
 def test_one_data_set_of_several_that_is_refused_is_not_lost_among_the_others(tmp_path: Path) -> None:
-    info = {"rows": {"file_name": "a.json"}, "pictures": {"file_name": "b.json", "columns": {"images": "images"}}}
-    found = factory(tmp_path, info, dataset="rows,pictures")
+    info = {"rows": {"file_name": "a.json"}, "films": {"file_name": "b.json", "columns": {"videos": "videos"}}}
+    found = factory(tmp_path, info, dataset="rows,films")
     assert lost(found) == {"dataset"}
     assert [source["path"] for source in at(found, "data.train")] == [f"{tmp_path}/data/a.json"]  # for --partial
 

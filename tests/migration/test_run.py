@@ -182,3 +182,74 @@ def test_an_imported_configuration_for_preferences_trains_to_an_export(
     assert len(steps) == 4
     assert all(figure in record for record in steps)
     assert (tmp_path / "run" / "export" / exported).is_file()
+
+
+SEEN = """\
+base_model: smolvlm
+processor_type: AutoProcessor
+skip_prepare_dataset: true
+remove_unused_columns: false
+datasets: [{path: rows.jsonl, type: chat_template}]
+sample_packing: false
+sequence_len: 512
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+max_steps: 2
+learning_rate: 1e-3
+adapter: lora
+lora_r: 4
+lora_alpha: 8
+lora_target_modules: 'model.text_model.layers.[\\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj'
+output_dir: run
+"""
+SEEN_BY_NAME = """\
+model_name_or_path: qwen2.5-vl
+finetuning_type: full
+dataset: rows
+dataset_dir: .
+template: qwen2_vl
+image_max_pixels: 1500
+freeze_vision_tower: true
+cutoff_len: 512
+per_device_train_batch_size: 2
+max_steps: 2
+learning_rate: 1e-3
+output_dir: run
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "family", "name", "exported", "supervised"),
+    [
+        (SEEN, "idefics3", "smolvlm", "adapter_model.safetensors", 4 * 19),
+        (SEEN_BY_NAME, "qwen2_5_vl", "qwen2.5-vl", "processor_config.json", 4 * 6),
+    ],
+    ids=["axolotl", "llama-factory"],
+)
+def test_an_imported_configuration_of_rows_with_images_trains(
+    text: str, family: str, name: str, exported: str, supervised: int, tmp_path: Path
+) -> None:
+    """Axolotl trains all but images of a template that it does not know, LLaMA-Factory the answers."""
+    pytest.importorskip("PIL")
+    from visions import draw_image, write_vision
+
+    write_vision(tmp_path / name, family)
+    (tmp_path / "a.png").write_bytes(draw_image(1, (60, 40)))
+    talk = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A cat"}]
+    rows = [{"messages": talk, "images": ["a.png"]}] * 4
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"messages": "messages", "images": "images"}
+    info = {"rows": {"file_name": "rows.jsonl", "formatting": "sharegpt", "columns": columns}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    (tmp_path / "theirs.yaml").write_text(text)
+    for words in (
+        ["import", "theirs.yaml", "--strict", "--output", "config.yaml"],
+        ["train", "config.yaml", "launch.threads=1", "data.cache=cache"],
+    ):
+        command = [sys.executable, "-m", "tonnage", *words]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+    total = json.loads((tmp_path / "run" / "data.json").read_text())["total"]
+    assert (total["rows_with_images"], total["supervised"]["train"]) == (4, supervised)
+    assert (tmp_path / "run" / "export" / exported).is_file()

@@ -336,11 +336,12 @@ def test_features_are_computed_once_and_are_those_of_the_model_bit_by_bit(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was interrupted goes on behind the last chunk, and another run finds all of them; equal images of several
-    rows are looked at once."""
+    rows are looked at once, all of them in the size that they may have."""
     from tonnage.training import features
 
     monkeypatch.setattr(features, "CHUNK_BYTES", 5 * 4 * 64)
-    decision = make("llava", seed=40, steps=6)
+    sizes = {"image_max_pixels": 1000}
+    decision = make("llava", seed=40, steps=6, data=dict(sizes))
     looked, whole = list[int](), features._Eye.look
 
     def interrupted(self: Any, chunk: Any) -> Any:
@@ -361,19 +362,21 @@ def test_features_are_computed_once_and_are_those_of_the_model_bit_by_bit(
     assert sum(looked) == len({tuple(table.digest(n) for table, n in source.images(at)) for at in with_images}) == 15
     model = plain_model(decision.config.model)
     processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    smaller = {(40, 30): (36, 27), (64, 33): (44, 22), (30, 50): (24, 40)}
     for document in with_images:
-        images = images_of(decision, document)
+        images = [image.resize(smaller.get(image.size, image.size)) for image in images_of(decision, document)]
         pixels = processor(text=["<image>" * len(images)], images=[images], return_tensors="pt")["pixel_values"]
         expected = torch.cat(model.model.get_image_features(pixels, return_dict=True).pooler_output)
         (own,) = data.features.of_pack([document], [source.tokens(document)])
         assert torch.equal(torch.from_numpy(own.rows.read()), expected)
 
     looked.clear()
-    again = make("llava", seed=40, steps=6, optimizer={"lr": 1e-6})
+    again = make("llava", seed=40, steps=6, data=dict(sizes), optimizer={"lr": 1e-6})
     assert entry_of(again) == entry_of(decision)
     assert "has them from an earlier run" in again.plan.reasons["images"]
     assembled(again)
     assert not looked
+    assert entry_of(make("llava", seed=40, steps=6)) != entry_of(decision)
 
 
 def assembled(decision: Decision) -> Any:

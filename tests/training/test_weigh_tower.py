@@ -31,7 +31,7 @@ def test_a_tower_without_content_takes_what_a_real_one_does(
 
     write_vision(tmp_path, family)
     files, config = read_model(str(tmp_path))
-    recipe = image_recipe(files)
+    recipe = image_recipe(files, pixels=(None, None))
     assert recipe is not None
     inputs, ids = tower_inputs(recipe, [Image.open(io.BytesIO(draw_image(3, (90, 60)))).convert("RGB")])
     tokens = ids.count(recipe.token_id)

@@ -36,6 +36,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from check_optimizer(config)
     if config.data.mixture == "rows":
         yield from _weights(config.data)
+    yield from _pixels(config.data)
     prompts = config.evaluate.prompts
     if config.track_samples and not (prompts and config.track):
         key = "evaluate.prompts" if config.track else "track"
@@ -59,6 +60,17 @@ def _weights(data: Data) -> Iterator[Contradiction]:
                 f"at most {MOST_COPIES:,}",
                 "use epochs to see rows more often, or data.mixture: tokens where weights are shares",
             )
+
+
+def _pixels(data: Data) -> Iterator[Contradiction]:
+    least, most = data.image_min_pixels, data.image_max_pixels
+    if least is not None and most is not None and least > most:
+        yield Contradiction(
+            ("data.image_min_pixels", "data.image_max_pixels"),
+            f"data.image_min_pixels is {least:,}, and data.image_max_pixels {most:,}",
+            "at most as many pixels at least as at most",
+            "exchange them, or leave data.image_min_pixels out",
+        )
 
 
 def _length(config: Config) -> Iterator[Contradiction]:

@@ -220,6 +220,9 @@ def _fraction_or_sources(value: Any) -> str:
     return "fraction" if isinstance(value, int | float) or value is None else "sources"
 
 
+Pixels = Annotated[int, Field(ge=1, le=100_000_000)]
+
+
 class Data(Section):
     """What to train on, and how rows become packs."""
 
@@ -255,8 +258,12 @@ class Data(Section):
     """Put a system message at the beginning of the first user's message where the template takes no system message."""
     control_tokens: Literal["text", "keep", "error"] = "text"
     """What characters such as `<|im_end|>` in a row's own words become: words, the token, or a bad row."""
+    image_min_pixels: Pixels | None = None
+    """Pixels that an image has at least: a smaller one is enlarged, in its shape, before the processor sees it."""
+    image_max_pixels: Pixels | None = None
+    """Pixels that an image has at most: a larger one is made smaller, in its shape, before the processor sees it."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
-    """Which tokens are supervised: every assistant turn, only the last one, or everything."""
+    """Which tokens are supervised: every assistant turn, only the last one, or everything but images."""
     pack: bool = True
     """Put several whole conversations into one pack; they never attend to each other."""
     order: Literal["shuffled", "given"] = "shuffled"
@@ -280,6 +287,11 @@ class Data(Section):
     """What a vision tower makes of images: `cached` before training, `computed` in every step; `auto`: the faster."""
     cache: PathText | None = None
     """Directory for prepared data; none is the user's cache directory."""
+
+    @property
+    def pixels(self) -> tuple[int | None, int | None]:
+        """The fewest and the most of an image."""
+        return self.image_min_pixels, self.image_max_pixels
 
 
 class Batch(Section):

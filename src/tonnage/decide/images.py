@@ -39,7 +39,7 @@ def images_taken(config: Config, model: ModelFound) -> ImageRecipe | None:
     objective = config.objective
     if config.init == "random" or objective.distils or objective.rows != "supervised" or objective.scores:
         return None
-    return image_recipe(model.files, trusts=config.trust_remote_code)
+    return image_recipe(model.files, trusts=config.trust_remote_code, pixels=config.data.pixels)
 
 
 def looks(config: Config, model: ModelFound, prepared: Prepared) -> bool:

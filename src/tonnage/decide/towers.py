@@ -36,7 +36,7 @@ def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFi
     is_usual = not trains.patterns and (trains.adapter is None or trains.adapter.targets in (ALL_LINEAR, (ALL_LINEAR,)))
     if is_usual or files is None or config.init == "random" or config.objective.scores:
         return trains
-    if image_recipe(files, trusts=config.trust_remote_code) is None:
+    if image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels) is None:
         return trains
     text = on_meta(copy.deepcopy(model_config), torch.float32)
     anatomy = dissect(text)
@@ -72,7 +72,10 @@ def tower_cost(
     from tonnage.training.sight import image_recipe
     from tonnage.training.weigh_tower import weigh_tower_once
 
-    recipe, fullest = image_recipe(files, trusts=config.trust_remote_code), fullest_row(prepared)
+    recipe, fullest = (
+        image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels),
+        fullest_row(prepared),
+    )
     assert recipe is not None
     assert fullest is not None
     source, document, tokens = fullest

@@ -7,9 +7,10 @@ from typing import Any
 
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.families import ALL_TEXT, BESIDE, of_family
+from tonnage.migration.images import in_text_model, may_have_images, names_tower
 from tonnage.migration.keys import asks_for_nothing
 from tonnage.migration.patterns import patterns_of
-from tonnage.migration.programs import LLAMA_FACTORY_YAML, TRL
+from tonnage.migration.programs import LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, TRL
 from tonnage.migration.values import flag, listed, number, text, whole, words
 
 LORA = ("lora", "qlora")
@@ -45,6 +46,12 @@ def trained(draft: Draft) -> None:
         _parts(draft, kind)
         _quantise(draft, kind)
     _patterns(draft)
+
+
+def has_adapter(draft: Draft) -> bool:
+    """Whether an adapter is asked for, whose word is not one that is refused."""
+    words_for_it = {str(setting.value).strip().lower() for setting in draft.settings("lora")}
+    return bool(words_for_it & {*LORA, "true"}) or (not words_for_it and draft.program.name == "LLaMA-Factory")
 
 
 def _some_blocks(draft: Draft) -> None:
@@ -111,8 +118,9 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
 
 
 def _is_without_dropout(draft: Draft) -> bool:
-    """Whether the other program switches dropout off. LLaMA-Factory does not for a reward model."""
-    if not draft.is_preference or (draft.method == "reward" and draft.program is LLAMA_FACTORY_YAML):
+    """Whether the other program switches dropout off. LLaMA-Factory does not for a reward model, nor its version 1."""
+    of_factory = draft.method == "reward" and draft.program is LLAMA_FACTORY_YAML
+    if not draft.is_preference or of_factory or draft.program is LLAMA_FACTORY_1:
         return False
     return not any(asks_for_nothing(setting.value) for setting in draft.settings("dropout_off"))
 
@@ -138,8 +146,8 @@ def _beside(draft: Draft) -> None:
 def _targets(draft: Draft) -> None:
     named, every = draft.first("adapter.targets", _names), draft.first("all_linear", flag)
     stacked = draft.first("stacked", _names)
-    if named is not None and not re.search(CROSS_ATTENTION, draft.model.lower()):
-        named = Pick([name for name in named.value if ".cross_attn." not in name], named.settings)
+    if named is not None:
+        named = _of_model(draft, named)
     picks: list[Pick[Any]] = [pick for pick in (named, stacked) if pick is not None and pick.value]
     if every is not None and every.value:
         draft.put("adapter.targets", "all-linear", every, *picks)
@@ -160,6 +168,29 @@ def _targets(draft: Draft) -> None:
         draft.note("all-linear and experts")
 
 
+def _of_model(draft: Draft, named: Pick[list[str]]) -> Pick[list[str]] | None:
+    """The layers that are adapted, of those that there are: of a tower where it sees images, and without dropout."""
+    lacking = of_family("lacking", draft.model) or []
+    has_crossing = re.search(CROSS_ATTENTION, draft.model.lower())
+    towers = [name for name in named.value if names_tower(name)]
+    if towers and may_have_images(draft) and draft.tree.get("adapter.dropout"):
+        draft.refuse(named, f"{towers[0]} is a layer of the tower, whose additions have no dropout.")
+        return None
+    towers = [] if may_have_images(draft) else towers
+    layers = [
+        in_text_model(name)
+        for name in named.value
+        if name not in towers
+        and (has_crossing or ".cross_attn." not in name)
+        and (name.rpartition(".")[2] not in lacking or names_tower(name))
+    ]
+    if without := [name for name in lacking if any(part.rpartition(".")[2] == name for part in named.value)]:
+        draft.note("layers that are lacking", names=", ".join(without))
+    if may_have_images(draft) and any("." not in name for name in layers):
+        draft.note("layers of towers")
+    return Pick(layers, named.settings)
+
+
 def _names(value: Any) -> list[str]:
     """Names of layers as patterns: a last part of a name by itself, a path with ``*`` before it."""
     if isinstance(value, list):
@@ -172,6 +203,7 @@ def _names(value: Any) -> list[str]:
         return ["all-linear"]
     if misplaced := [name for name in names if BESIDE.get(name) == "head"]:
         raise ValueError(f"has {', '.join(misplaced)}, which has no adapter here")
+    names = [in_text_model(name) for name in names]
     return [f"*.{name}" if "." in name else name for name in names]
 
 
@@ -213,6 +245,8 @@ def _quantise(draft: Draft, kind: Pick[bool] | None) -> None:
     elif num_bits:
         assert bits is not None
         draft.refuse(bits, f"4 or 8 bits, not {num_bits}.")
+    elif draft.is_quantised:
+        draft.imply("adapter.quantize", "nf4-double", "its weights are of few bits there")
     draft.drop(
         (bits, four, eight, double, of_kind, method), "Nothing is quantised." if not num_bits else "Other keys say how."
     )

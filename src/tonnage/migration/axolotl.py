@@ -104,9 +104,35 @@ def put_sources(draft: Draft) -> ImportedSources:
     sides = {"data.train": "axolotl_rows", "data.validation": "axolotl_tests"}
     sources = {key: _listed(draft, key, quantity) for key, quantity in sides.items()}
     for leaves in _data_sets(draft, "axolotl_stream"):
-        draft.refuse(leaves.values(), "Rows are read whole before the run: name a file or a part of the data set.")
+        _stream(draft, leaves, sources["data.train"])
     draft.drop(draft.first("streaming", lambda value: value), "Rows are read whole before the run.")
     return sources["data.train"]
+
+
+STREAMED = ("pretrain", "completion")
+"""Types of rows that are streamed: text."""
+OF_A_STREAM = {"path": "path", "name": "name", "split": "split", "data_files": "files", "text_column": "column"}
+
+
+def _stream(draft: Draft, leaves: Leaves, sources: ImportedSources) -> None:
+    """Text that is read while training, without end. Here rows are read before: which of them, the user must say."""
+    kind = str(leaves["type"].value) if "type" in leaves else STREAMED[0]
+    path = leaves.get("path", leaves.get(""))
+    if kind not in STREAMED or path is None or "skip" in leaves:
+        draft.refuse(leaves.values(), "Rows are read whole before the run: name a file or a part of the data set.")
+        return
+    parts = {ours: str(leaves[theirs].value) for theirs, ours in OF_A_STREAM.items() if theirs in leaves}
+    source = {"path": str(path.value)} | {name: parts[name] for name in ("name", "split", "files") if name in parts}
+    source["format"] = "text"
+    if parts.get("column", "text") != "text":
+        source["columns"] = "{text: " + parts["column"] + "}"
+    shown = ", ".join(f"{name}: {value}" for name, value in source.items() if (name, value) != ("split", "train"))
+    sentence = (
+        f"the rows: {path.value} is streamed there, and read here before the first step; files can name less of it"
+    )
+    draft.leave_open("data.train", sentence, *leaves.values(), example=f"{{{shown}}}")
+    sources.shown.add("text")
+    draft.note("pieces of a stream")
 
 
 def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:

@@ -23,6 +23,7 @@ from tonnage.migration import (
     adapters,
     axolotl,
     evaluation,
+    images,
     lengths,
     llama_factory,
     memory,
@@ -169,6 +170,7 @@ def _rows_of_lists(draft: Draft) -> None:
     """Rows, how they are shown and what of them is trained, where a program lists data sets: Axolotl, LLaMA-Factory."""
     is_axolotl = draft.files.has(AXOLOTL)
     sources = axolotl.put_sources(draft) if is_axolotl else llama_factory.put_sources(draft)
+    images.images(draft, sources)
     evaluation.validation_fraction(draft)
     draft.copy("data.duplicates", lambda value: "drop" if flag(value) else "keep")
     if is_axolotl:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 _NOTES: dict[str, str] = read_data("notes")
 NOT_TAKEN = "Beside the other keys nothing here says it."
 """Of a key that decides one of ours, and that no rule has taken: there should be none."""
-TOKENS = ("data.eos_token", "data.added_tokens")
+TOKENS = ("data.eos_token", "data.added_tokens", "role_boundaries")
 """Quantities whose values look like what an author leaves open, and are none."""
 
 
@@ -121,6 +121,10 @@ class Draft:
     """Differences that no single key brings about."""
     method: Method = "supervised"
     """How is learned."""
+    is_quantised: bool = False
+    """Whether the model's weights are of few bits there."""
+    has_images: bool = False
+    """Whether rows hold images."""
 
     def __post_init__(self) -> None:
         self._by_quantity: dict[str, list[ForeignSetting]] = {}
@@ -278,6 +282,17 @@ class Draft:
         self.implied.append(Implied(key, value, because))
         for setting in (setting for quantity in quantities for setting in self.autos(quantity)):
             self._settle(setting, "mapped", f"The Trainer fills in `auto`: {because}.", ((key, value),))
+
+    def withdraw(self, key: str, reason: str = "") -> None:
+        """Take back a key of ours; whatever decided nothing else is not needed, for a reason."""
+        del self.tree[key]
+        self.origins.pop(key, None)
+        self.implied = [implied for implied in self.implied if implied.key != key]
+        for number, entry in self.entries.items():
+            if any(name == key for name, _ in entry.to):
+                to = tuple(part for part in entry.to if part[0] != key)
+                verdict: Verdict = "mapped" if to else "not applicable"
+                self.entries[number] = Entry(entry.setting, verdict, to, entry.note if to else reason)
 
     def drop(self, picks: Picks, reason: str) -> None:
         """What was taken is not needed."""

@@ -20,6 +20,12 @@ def of_family(subject: str, model: str) -> Any:
     return next((value for family, value in _KNOWN[subject].items() if re.search(family, model.lower())), None)
 
 
+def origin_of(model: str) -> str:
+    """The model whose weights another holds in 4 bits or fewer; empty if that is not known."""
+    matches = ((re.fullmatch(name, model, re.IGNORECASE), origin) for name, origin in _KNOWN["origins"].items())
+    return next((match.expand(origin) for match, origin in matches if match is not None), "")
+
+
 def end_of_text(model: str) -> str:
     """The token that ends a text in a model's vocabulary; empty if the model is not known."""
     name = PurePath(model.lower()).name

@@ -69,7 +69,7 @@ def _of_preferences(draft: Draft, longest: Pick[int | None] | None) -> None:
 def _neat(draft: Draft) -> Pick[bool] | None:
     """LLaMA-Factory's other switch for packing, and version 1's strategy."""
     batching = draft.follow("batching")
-    if batching is not None and batching.value == "dynamic_padding_free":
+    if batching is not None and batching.value.startswith("dynamic_"):
         return Pick(True, batching.settings)
     neat = draft.switch("neat", "data.pack", True, "Off.")
     return neat if neat is not None and neat.value else None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 from tonnage.errors import UserError
@@ -28,13 +30,15 @@ LONGEST_NAME = 60
 
 def put_sources(draft: Draft) -> ImportedSources:
     """Its data sets, of either version."""
-    is_named = [_put_by_name(draft), _put_by_file(draft)]
-    return ImportedSources(shown={"chat"} if any(is_named) else set())
+    sources = ImportedSources()
+    is_named = [_put_by_name(draft, sources), _put_by_file(draft)]
+    sources.shown = {"chat"} if any(is_named) else set()
+    return sources
 
 
-def _put_by_name(draft: Draft) -> bool:
+def _put_by_name(draft: Draft, sources: ImportedSources) -> bool:
     """Its ``dataset`` by name. Returns whether it names any whose rows are known."""
-    folder = draft.first("factory_folder", text)
+    folder, media = draft.first("factory_folder", text), draft.first("media_folder", text)
     names, tests = draft.first("factory_rows", words), draft.first("factory_tests", words)
     first_rows = draft.first("max_samples", whole)
     directory = folder.value if folder is not None else "data"
@@ -43,6 +47,9 @@ def _put_by_name(draft: Draft) -> bool:
 
     def described(entry: Any) -> dict[str, Any]:
         source = _described(entry, where, "pairs" if draft.method == "reward" else draft.method)
+        if _names_in(entry, "columns").get("images"):
+            sources.hold_images = True
+            source |= _folder_of_images(source["path"], where, media.value if media is not None else "")
         if first_rows is not None:
             source["first"] = min(first_rows.value, source.get("first", first_rows.value))
         return source
@@ -50,7 +57,9 @@ def _put_by_name(draft: Draft) -> bool:
     for pick, key in ((names, "data.train"), (tests, "data.validation")):
         if pick is not None and info is not None:
             entries = [(name, {"hf_hub_url": name} if not where else info.get(name)) for name in pick.value]
-            _put(draft, key, _all_described(draft, pick, entries, described), pick, folder, first_rows)
+            described_sources = _all_described(draft, pick, entries, described)
+            _put(draft, key, described_sources, pick, folder, first_rows, media if sources.hold_images else None)
+    draft.drop(media, "No row holds images.")
     draft.drop((folder, first_rows), "No data set is named.")
     return is_named and info is not None
 
@@ -66,7 +75,8 @@ def _put_by_file(draft: Draft) -> bool:
         is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", pick.value) and not pick.value.endswith((".yaml", ".yml"))
         if path is not None:
             entries = draft.files.read(path).items()
-            _put(draft, key, _all_described(draft, pick, entries, _described_1), pick)
+            described = partial(_described_1, of_pairs=draft.method == "pairs")
+            _put(draft, key, _all_described(draft, pick, entries, described), pick)
         elif is_on_hub:
             draft.put(key, [{"path": pick.value, "format": "messages"}], pick)
         else:
@@ -125,8 +135,10 @@ def _described(entry: Any, where: str, rows: str) -> dict[str, Any]:
     if has != rows:
         kinds = {"kto": "answers with a kto_tag", "pairs": "pairs (ranking)", "supervised": "neither pairs nor tagged"}
         raise ValueError(f"its rows are {kinds[has]}, which stage {STAGES[has]} trains on")
-    if media := [name for name in ("images", "videos", "audios") if columns.get(name)]:
+    if media := [name for name in ("videos", "audios") if columns.get(name)]:
         raise ValueError(f"rows with {' and '.join(media)} are not trained on")
+    if columns.get("images") and rows != "supervised":
+        raise ValueError("preferences between answers to images are not trained on")
     if entry.get("folder"):
         raise ValueError("it is a folder of a data set: name its files")
     source: dict[str, Any] = {}
@@ -144,6 +156,12 @@ def _described(entry: Any, where: str, rows: str) -> dict[str, Any]:
     if entry.get("split", "train") != "train":
         source["split"] = text(entry["split"])
     return source
+
+
+def _folder_of_images(path: str, where: str, media: str) -> dict[str, str]:
+    """The folder in which paths of images start, where that is not the one of the rows' file."""
+    is_elsewhere = where and path.startswith(f"{where}/") and str(PurePath(path).parent) != where
+    return {"images": media or where} if media or is_elsewhere else {}
 
 
 def _form(entry: Mapping[str, Any], columns: Mapping[str, str], rows: str) -> dict[str, Any]:
@@ -164,6 +182,8 @@ def _form(entry: Mapping[str, Any], columns: Mapping[str, str], rows: str) -> di
             source["roles"] = roles
     if rows != "supervised":
         source["format"] = "auto"
+    if columns.get("images", "images") not in ("images", "image"):
+        renamed["images"] = columns["images"]
     renamed |= {ours: columns[theirs] for theirs, ours in usual.items() if columns.get(theirs, ours) != ours}
     if renamed.get("kto_tag") == "label":
         del renamed["kto_tag"]  # which is read as well
@@ -191,16 +211,26 @@ def _tagged(tags: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _described_1(entry: Any) -> dict[str, Any]:
+def holds_pairs(draft: Draft) -> bool:
+    """Whether a YAML of data sets of version 1 names pairs of answers."""
+    for setting in draft.settings("factory_file"):
+        path = draft.files.find(str(setting.value))
+        entries = draft.files.read(path).values() if path is not None else ()
+        if any(isinstance(entry, Mapping) and entry.get("converter") == "pair" for entry in entries):
+            return True
+    return False
+
+
+def _described_1(entry: Any, *, of_pairs: bool) -> dict[str, Any]:
     """A source for an entry of version 1. Raises ``ValueError`` that says why there is none."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("path"), str):
         raise ValueError("it has no path")
     converter = entry.get("converter")
-    if converter == "pair":
-        raise ValueError("pairs of answers are not carried over from version 1: write objective and data.train")
-    if converter not in (None, "alpaca", "sharegpt") or entry.get("streaming"):
+    if of_pairs and converter not in (None, "pair"):
+        raise ValueError("its rows are no pairs, and those of others are")
+    if converter not in (None, "alpaca", "sharegpt", "pair") or entry.get("streaming"):
         raise ValueError(f"rows of {str(converter)[:LONGEST_NAME] if converter else 'a stream'} are not trained on")
-    source: dict[str, Any] = {"path": entry["path"], "format": "messages"}
+    source: dict[str, Any] = {"path": entry["path"], "format": "auto" if of_pairs else "messages"}
     if converter == "alpaca":
         source |= {"format": "alpaca", "between": ""}
     if converter == "sharegpt":

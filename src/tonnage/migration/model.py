@@ -8,15 +8,21 @@ from pathlib import PurePath
 from typing import Any
 
 from tonnage.errors import UserError
+from tonnage.migration.adapters import has_adapter
 from tonnage.migration.draft import Draft
-from tonnage.migration.families import end_of_text, of_family
+from tonnage.migration.families import end_of_text, of_family, origin_of
 from tonnage.migration.values import flag, text, texts, words
 
 
 def model(draft: Draft) -> None:
     """The model, at which revision, and whether its own code may run."""
     name = draft.first("model", text)
-    if name is not None and (method := _quantised(draft, name.value)):
+    method = _quantised(draft, name.value) if name is not None else ""
+    if name is not None and method and (origin := origin_of(name.value)) and has_adapter(draft):
+        draft.put("model", origin, name, note=f"What the weights of {method} were made of.")
+        draft.note("weights of four bits", model=name.value, origin=origin)
+        draft.is_quantised = True
+    elif name is not None and method:
         draft.refuse(
             name,
             f"Weights of {method} are not trained on: name the model that they were made of, which adapter.quantize "
@@ -24,14 +30,17 @@ def model(draft: Draft) -> None:
         )
     elif name is not None:
         draft.put("model", name.value, name)
+    gptq = draft.first("gptq", flag)
+    draft.drop(gptq if gptq is not None and not gptq.value else None, "Off.")
+    draft.drop(gptq if draft.is_quantised else None, "The model is named of which these weights were made.")
+    draft.refuse(gptq)
     kind = draft.first("model_class", text)
     is_scorer = draft.method == "reward" and kind is not None and kind.value.endswith("ForSequenceClassification")
     draft.drop(kind if is_scorer else None, "The class of a reward model follows from the model's files.")
     draft.apply("model_class", kind)
-    draft.refuse(draft.first("media", text))
     _start(draft)
     tokenizer = draft.first("tokenizer", text)
-    if tokenizer is not None and name is not None and tokenizer.value == name.value:
+    if tokenizer is not None and name is not None and tokenizer.value in (name.value, draft.model):
         draft.drop(tokenizer, "The model's own.")
     elif tokenizer is not None and any(setting.name == "base_model_config" for setting in tokenizer.settings):
         draft.refuse(tokenizer, "The configuration is the one in the model's directory.")

@@ -12,6 +12,7 @@ from typing import Any
 from tonnage.migration import methods
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.keys import NOT_SAID, asks_for_nothing
+from tonnage.migration.llama_factory import holds_pairs
 from tonnage.migration.meanings import meaning_of
 from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, TRL
 from tonnage.migration.values import flag, number, numbers, text, whole, words
@@ -115,6 +116,9 @@ def _reward(draft: Draft, method: Pick[str]) -> None:
 def _method(draft: Draft) -> Pick[str] | None:
     """The way to learn from preferences that is asked for."""
     picks = [*_scripts(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage")), _scores(draft)]
+    if draft.program is LLAMA_FACTORY_1 and holds_pairs(draft):
+        draft.note("pairs of version 1")
+        picks.append(Pick("dpo", ()))
     asked_for = [pick for pick in picks if pick is not None]
     for pick in asked_for[1:]:
         draft.drop(pick if pick.value == asked_for[0].value else None, "Another key says it before.")
@@ -203,7 +207,7 @@ def _loss(draft: Draft, method: Pick[str]) -> None:
         _leave_kind_open(draft)
         return
     ((name, share),) = pairwise
-    family = "factory" if draft.program is LLAMA_FACTORY_YAML else method.value
+    family = "factory" if draft.program in (LLAMA_FACTORY_YAML, LLAMA_FACTORY_1) else method.value
     meaning = meaning_of("pair_loss", f"{family}/{name}")
     if meaning.outcome == "refused":
         draft.refuse(losses if losses is not None else method, meaning.value.format(word=name))

@@ -76,10 +76,13 @@ def _named(draft: Draft, pick: Pick[str], named: Mapping[str, Named]) -> None:
             f"No template has the text of {name} here: write it into the config (data.template), or take the model's "
             "own (data.template: auto).",
         )
-    elif ours := ours_for(known_template, model):
+    elif ours := ours_for(known_template, model, has_images=draft.has_images):
         is_copy = ours == "auto" and name != "tokenizer_default" and not known_template.differs
         note = f"The model's own, of which {name} is a copy." if is_copy else known_template.differs
         draft.put("data.template", ours, pick, note=note)
+    elif draft.has_images and (known_template.ours or known_template.text):
+        reason = f"{name} has no place for images here: take the model's own (data.template: auto), or another text."
+        draft.refuse(pick, reason)
     elif known_template.text:
         _written_out(draft, pick, known_template)
     else:

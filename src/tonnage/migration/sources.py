@@ -27,5 +27,7 @@ class ImportedSources:
     shown: set[str] = field(default_factory=set)
     prompt: PromptFormat | TurnFormats | None = None
     """A text around the columns of the rows, which no built-in template has."""
+    hold_images: bool = False
+    """Whether a program says that rows of theirs have images."""
     templates: list[Pick[str]] = field(default_factory=list)
     """Names of chat templates that sources ask for."""

@@ -24,6 +24,8 @@ class Named:
     """A built-in template with the same text; empty if there is none."""
     differs: str = ""
     """How the text that is taken differs all the same."""
+    images: str = ""
+    """Models, by a pattern too, whose tokenizers bring it along with places for images, which ours has not."""
     text: str = ""
     """The same text as Jinja, for models of other families."""
     turns: TurnFormats | None = None
@@ -49,8 +51,9 @@ AXOLOTL_TEMPLATES = _read_templates(_CONTENT, "axolotl")
 LLAMA_FACTORY_TEMPLATES = _read_templates(_CONTENT, "llama_factory")
 
 
-def ours_for(named: Named, model: str) -> str:
-    """``auto`` or the name of a template of ours; empty if neither is right for a model."""
-    if named.family and re.search(named.family, model.lower()):
+def ours_for(named: Named, model: str, *, has_images: bool = False) -> str:
+    """``auto`` or the name of a template of ours, if rows hold no images; empty if neither is right for a model."""
+    families = [named.family, named.images] if has_images else [named.family]
+    if any(family and re.search(family, model.lower()) for family in families):
         return "auto"
-    return named.ours
+    return "" if has_images else named.ours

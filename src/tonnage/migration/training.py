@@ -8,6 +8,7 @@ from typing import Any
 
 from tonnage.migration.draft import Conflict, Draft, Pick
 from tonnage.migration.keys import DEEPSPEED
+from tonnage.migration.muon import muon
 from tonnage.migration.programs import AXOLOTL_YAML, in_words
 from tonnage.migration.values import flag, number, numbers, optional, text, whole
 
@@ -82,7 +83,8 @@ def duration(draft: Draft) -> None:
 
 
 def optimizer(draft: Draft) -> None:
-    """AdamW: rate, decay, betas, eps, clipping, and how its moments rest."""
+    """AdamW or Muon: rate, decay, betas, eps, clipping, and how moments rest."""
+    muon(draft)
     ds_type = draft.follow("optimizer_type", any_case=True)
     if ds_type is None:
         draft.follow("optim", any_case=True)

@@ -243,7 +243,9 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         input_bytes=largest_input if layout.activation_tier == "host" else 0,
         directories=setting.directories if layout.parameter_tier == "disk" else None,
         packed_in=packed_directory(config, plan),
-        recipe=image_recipe(files, trusts=config.trust_remote_code) if plan.data.sees else None,
+        recipe=image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels)
+        if plan.data.sees
+        else None,
         log=setting.log,
         phases=setting.phases,
     )

@@ -278,7 +278,7 @@ def _recipe_of(setting: WorkerSetting) -> tuple[ModelFiles, ImageRecipe]:
     files, _ = read_model(
         config.model, revision=config.revision, tokenizer=False, trust_remote_code=config.trust_remote_code
     )
-    recipe = image_recipe(files, trusts=config.trust_remote_code)
+    recipe = image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels)
     assert recipe is not None, "decided before"
     return files, recipe
 

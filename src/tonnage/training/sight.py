@@ -27,12 +27,19 @@ BLANK = (64, 64)
 """Width and height of the image that is looked at where there is none."""
 
 
-def image_recipe(files: ModelFiles, *, trusts: bool = False) -> ImageRecipe | None:
-    """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor."""
+def image_recipe(
+    files: ModelFiles, *, pixels: tuple[int | None, int | None], trusts: bool = False
+) -> ImageRecipe | None:
+    """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor.
+
+    ``pixels``: the fewest and the most of an image.
+    """
     if not files.weights or not any((files.directory / name).is_file() for name in FILES):
         return None
     token = image_token(read_whole_config(files, trust_remote_code=trusts))
-    return None if token is None else ImageRecipe(str(files.directory), token, trusts)
+    if token is None:
+        return None
+    return ImageRecipe(str(files.directory), token, trusts, min_pixels=pixels[0], max_pixels=pixels[1])
 
 
 class Sight:

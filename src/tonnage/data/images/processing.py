@@ -8,6 +8,8 @@ tokens that it makes of the row are those that the document must have.
 from __future__ import annotations
 
 import hashlib
+import math
+import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +42,9 @@ class ImageRecipe:
     token_id: int
     """The token in whose places the features of an image go."""
     trust_remote_code: bool = False
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    """Of an image as the processor sees it; None is as many as it has."""
 
     def key(self) -> dict[str, Any]:
         """Plain values that differ where tokens may."""
@@ -47,7 +52,18 @@ class ImageRecipe:
         for name in (*FILES, "tokenizer_config.json"):
             with suppress(OSError):
                 digests[name] = hashlib.blake2b(Path(self.directory, name).read_bytes(), digest_size=16).hexdigest()
-        return {"files": digests, "token": self.token_id, "versions": versions()}
+        limits = {name: getattr(self, name) for name in ("min_pixels", "max_pixels") if getattr(self, name) is not None}
+        return {"files": digests, "token": self.token_id, "versions": versions(), **limits}
+
+    def resized(self, pixels: Pixels) -> Pixels:
+        """An image with no more and no fewer pixels than there may be, its sides in about the same proportion."""
+        width, height = pixels.size
+        for limit, is_beyond in ((self.max_pixels, operator.gt), (self.min_pixels, operator.lt)):
+            if limit is not None and is_beyond(width * height, limit):
+                factor = math.sqrt(limit / (width * height))
+                width, height = max(1, int(width * factor)), max(1, int(height * factor))
+                pixels = pixels.resize((width, height))
+        return pixels
 
 
 def versions() -> dict[str, str]:
@@ -90,9 +106,8 @@ def process_row(recipe: ImageRecipe, text: str, pixels: Sequence[Pixels]) -> Pro
     """What the processor makes of a text and the images that stand in it. Raises ``RowError``."""
     processor = processor_of(recipe)
     try:
-        output = processor(
-            text=[text], images=[list(pixels)], add_special_tokens=False, return_text_replacement_offsets=True
-        )
+        sized = [recipe.resized(image) for image in pixels]
+        output = processor(text=[text], images=[sized], add_special_tokens=False, return_text_replacement_offsets=True)
     except Exception as error:  # placeholders that are too many, sizes that it cannot use
         raise RowError("image", f"the model's processor does not take the row ({first_line(error)[:300]})") from None
     offsets = output.get("text_replacement_offsets")
@@ -114,8 +129,8 @@ def process_row(recipe: ImageRecipe, text: str, pixels: Sequence[Pixels]) -> Pro
 def tower_inputs(recipe: ImageRecipe, pixels: Sequence[Pixels]) -> tuple[dict[str, Any], list[int]]:
     """What the tower is given of the images of a row, as torch's tensors, and the tokens that stand for these."""
     processor = processor_of(recipe)
-    text = processor.image_token * len(pixels)
-    output = processor(text=[text], images=[list(pixels)], add_special_tokens=False, return_tensors="pt")
+    text, sized = processor.image_token * len(pixels), [recipe.resized(image) for image in pixels]
+    output = processor(text=[text], images=[sized], add_special_tokens=False, return_tensors="pt")
     return {name: value for name, value in output.items() if name not in OF_TEXT}, output["input_ids"][0].tolist()
 
 

@@ -72,7 +72,7 @@ class ImagesOfDocument:
 
     def expanded(self, marked: Marked, written: Callable[[str], str] = str) -> Marked:
         """A text of as many characters as the row's with the placeholders replaced, as they are ``written`` there, and
-        its spans moved."""
+        its spans moved; what stands for an image is not trained."""
         pieces, at, moves = list[str](), 0, list[tuple[int, int]]()
         for start, stop, replacement in self.row.replaced:
             text = written(replacement)
@@ -81,10 +81,12 @@ class ImagesOfDocument:
             at = stop
         spans: list[Span] = []
         for first, last, weight in marked.spans:
-            if any(start < last and first < stop for start, stop, _ in self.row.replaced):
-                raise RowError("image", "an image among the tokens that are trained", "data.train_on: assistant")
-            moved = sum(by for place, by in moves if place <= first)
-            spans.append((first + moved, last + moved, weight))
+            within = [(start, stop) for start, stop, _ in self.row.replaced if start < last and first < stop]
+            borders = [first, *(border for place in within for border in place), last]
+            for begin, end in zip(borders[::2], borders[1::2], strict=True):
+                moved = sum(by for place, by in moves if place <= begin)
+                if begin < end:
+                    spans.append((begin + moved, end + moved, weight))
         return Marked("".join([*pieces, marked.text[at:]]), spans)
 
     def put_into(self, document: Document, *, checks: bool) -> Document | RowError:
