@@ -145,7 +145,7 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
     try:
         with torch.device("meta"):
             whole = kind(config)
-        parts = list(_same(model, whole))
+        parts = list(same_modules(model, whole))
     except Exception as error:  # whatever the classes of the families stumble over
         raise user_error(
             where=f"model type {config.model_type}",
@@ -162,7 +162,7 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
     return Whole(whole, own)
 
 
-def _same(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
+def same_modules(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
     """Modules of the whole, with those of the text model that they are."""
     inside = next((one for one in whole.modules() if type(one) is type(model)), None)
     if inside is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tonnage.data import PackedDataset
 from tonnage.data import cache as store
-from tonnage.data.images.processing import FILES, ImageRecipe, inputs_of
+from tonnage.data.images.processing import ImageRecipe, has_processor, inputs_of
 from tonnage.data.packs.features import INDEX, TOKEN, Features, chunk_name, positions_name
 from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
@@ -173,7 +173,7 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
 
 def image_recipe(files: ModelFiles, *, trusts: bool = False) -> ImageRecipe | None:
     """How images become tokens of the model in ``files``; None of one that takes none, or comes without a processor."""
-    if not files.weights or not any((files.directory / name).is_file() for name in FILES):
+    if not files.weights or not has_processor(files.directory):
         return None
     token = image_token(read_whole_config(files, trust_remote_code=trusts))
     return None if token is None else ImageRecipe(str(files.directory), token, trusts)

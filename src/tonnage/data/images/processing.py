@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Either of them a processor of images has."""
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
+KINDS = ("token_type_ids", "mm_token_type_ids")
+"""Of these, what tells which tokens are images'."""
 LEAST_TRANSFORMERS = "a transformers whose processors say where they put the tokens of an image (5.23's do)"
 
 
@@ -57,6 +59,11 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             known[name] = version(name)
     return known
+
+
+def has_processor(directory: Path) -> bool:
+    """Whether a model comes with a processor of images."""
+    return any((directory / name).is_file() for name in FILES)
 
 
 @lru_cache(maxsize=2)
@@ -117,6 +124,23 @@ def tower_inputs(recipe: ImageRecipe, pixels: Sequence[Pixels]) -> tuple[dict[st
     text = processor.image_token * len(pixels)
     output = processor(text=[text], images=[list(pixels)], add_special_tokens=False, return_tensors="pt")
     return {name: value for name, value in output.items() if name not in OF_TEXT}, output["input_ids"][0].tolist()
+
+
+def model_inputs(recipe: ImageRecipe, rows: Sequence[Sequence[Pixels]]) -> tuple[dict[str, Any], list[int]]:
+    """What the whole model is given beside the tokens of rows with images, and how many tokens those of each row have.
+    ``KINDS`` are among it where the model wants to know which tokens are images', with values that are of no row.
+    """
+    processor = processor_of(recipe)
+    output = processor(
+        text=[processor.image_token * len(pixels) for pixels in rows],
+        images=[list(pixels) for pixels in rows],
+        add_special_tokens=False,
+        return_tensors="pt",
+        **({"padding": True} if len(rows) > 1 else {}),
+    )
+    counts = (output["input_ids"] == recipe.token_id).sum(1).tolist()
+    others = set(OF_TEXT) - set(KINDS)
+    return {name: value for name, value in output.items() if name not in others}, counts
 
 
 def inputs_of(recipe: ImageRecipe, images: Sequence[EncodedImage], where: str) -> dict[str, Any]:
