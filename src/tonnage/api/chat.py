@@ -53,7 +53,10 @@ class Chat:
         return f"Chat({len(self.messages)} messages)"
 
     def _repr_markdown_(self) -> str:
-        return "\n\n".join(f"**{one['role']}** {_words(one['content'])}" for one in self.messages) or "*nothing was said yet*"
+        return (
+            "\n\n".join(f"**{one['role']}** {_words(one['content'])}" for one in self.messages)
+            or "*nothing was said yet*"
+        )
 
 
 def _words(content: str | list[dict[str, Any]]) -> str:

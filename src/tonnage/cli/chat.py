@@ -16,7 +16,9 @@ from tonnage.files.visible import visible
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
 
-HELP = "/image FILE shows an image with the next line, /reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+HELP = (
+    "/image FILE shows an image with the next line, /reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+)
 
 
 def chat(

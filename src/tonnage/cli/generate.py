@@ -62,6 +62,7 @@ def generate(
     from tonnage.inference.generate import Decoding, form_of, load
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
+    from tonnage.inference.sight import check_images
 
     _check(prompt, image, file, output, template)
     conversations = [] if prompt is None else [_asked(prompt, image or [], system)]
@@ -69,6 +70,8 @@ def generate(
     in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
     questions = [] if file is None else read_questions([Source(path=file)], images=True)
     conversations += [_with_system(question.conversation, system) for question in questions]
+    if any(conversation.images for conversation in conversations):
+        check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with progress_bar(console) as progress:
         loaded = load(
             in_use.directory,
@@ -77,7 +80,6 @@ def generate(
             trust_remote_code=in_use.trust_remote_code,
             allow_unexpected=in_use.allow_unexpected,
             max_new_tokens=max_new_tokens,
-            images=any(conversation.images for conversation in conversations),
             tell=partial(say, console),
         )
         answers = answer(

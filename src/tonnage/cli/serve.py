@@ -49,6 +49,7 @@ def serve(
 
     from tonnage.decide.models import use_model
     from tonnage.inference.generate import TALK, load
+    from tonnage.inference.sight import check_images
 
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise user_error(
@@ -63,6 +64,8 @@ def serve(
         raise user_error(f"no directory {images}", "the folder of images that requests may name", where="--images")
     console = terminal(stderr=True)
     in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
+    if images is not None:
+        check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with listen(host, port) as socket:
         with console.status("loading the model"):
             loaded = load(
@@ -72,7 +75,6 @@ def serve(
                 trust_remote_code=in_use.trust_remote_code,
                 allow_unexpected=in_use.allow_unexpected,
                 max_new_tokens=max_new_tokens,
-                images=images is not None,
                 tell=partial(say, console),
             )
             if loaded.sight is not None:

@@ -23,7 +23,7 @@ from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation, Image
 from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
-from tonnage.inference.sight import Sight, image_token_of, sight_of, with_images
+from tonnage.inference.sight import Sight, sight_of, with_images
 from tonnage.model import adapter_files
 from tonnage.model.files import CONFIG, ModelFiles, find_model, positions_of, read_model_config, read_tokenizer
 from tonnage.rundir.directory import RunDirectory
@@ -114,20 +114,18 @@ def load(
     trust_remote_code: bool = False,
     allow_unexpected: Sequence[str] = (),
     max_new_tokens: int | None = None,
-    images: bool = False,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Loaded:
     """Load a model directory in the type of its weights, on the accelerator if there is one. Of a model that has no
     room there blocks rest in the host's memory, and come for as long as they run; ``tell`` hears of that.
-    ``allow_unexpected`` are patterns of tensors that may be left out. ``images``: whether it is asked about some.
+    ``allow_unexpected`` are patterns of tensors that may be left out.
 
     ``template``, ``formats`` and ``single_turn`` matter where the tokenizer has no chat template of its own: one is
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
 
     Raises:
         UserError: files or weights are missing, weights are not finite, the template needs tokens that the model does
-            not have, it has no positions for answers of ``max_new_tokens``, if that is how long they are to be, or it
-            takes no images and has to.
+            not have, or it has no positions for answers of ``max_new_tokens``, if that is how long they are to be.
     """
     sleep_soon_beside_others()
 
@@ -141,13 +139,6 @@ def load(
     files = find_model(str(directory))
     if max_new_tokens is not None:
         _check_longest(read_model_config(files, trust_remote_code=trust_remote_code), max_new_tokens)
-    if images and image_token_of(files, trusts=trust_remote_code) is None:
-        raise user_error(
-            where=str(directory),
-            found="images, and a model that takes none, or whose files lack its processor",
-            needed="a model of text and images with preprocessor_config.json or processor_config.json",
-            change="choose another model, or ask about words",
-        )
     whole = read_tokenizer(files, trust_remote_code=trust_remote_code)
     tokenizer, chosen = choose(template, whole, formats, single_turn)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -272,9 +263,9 @@ def _in_batches(
     Raises ``UserError`` where a prompt leaves no room for an answer."""
     check_room([prompt.ids for prompt in prompts], loaded.positions)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
-    for with_images in (False, True):
-        those = [index for index in order if bool(prompts[index].images) == with_images]
-        size = 1 if with_images and not (loaded.sight and loaded.sight.pads) else batch_size
+    for looks in (False, True):
+        those = [index for index in order if bool(prompts[index].images) == looks]
+        size = 1 if looks and not (loaded.sight and loaded.sight.pads) else batch_size
         for start in range(0, len(those), size):
             batch = those[start : start + size]
             ids, mask = _pad_left(loaded, [prompts[index].ids for index in batch])

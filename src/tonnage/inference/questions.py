@@ -105,8 +105,8 @@ def _question(row: Mapping[str, Any], format: str, conversation: Conversation, a
     answer = conversation.turns[last].message["content"] if answered else None
     before = conversation.turns[:last]
     number = sum(turn.message["content"].count(MARK) for turn in before) if conversation.images else 0
-    asked = Conversation(before, conversation.tools, images=conversation.images[:number])
-    return Question(row, format, asked, answer)
+    question = Conversation(before, conversation.tools, images=conversation.images[:number])
+    return Question(row, format, question, answer)
 
 
 def _filled(row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data.images.opening import load_image
@@ -76,11 +77,24 @@ def sight_of(files: ModelFiles, text: Any, device: Any, *, trusts: bool) -> Sigh
         tower.around(text)
         return tower
 
-    token = image_token_of(files, trusts=trusts)
+    token = _image_token(files, trusts=trusts)
     return None if token is None else Sight(ImageRecipe(str(files.directory), token, trusts), load)
 
 
-def image_token_of(files: ModelFiles, *, trusts: bool) -> int | None:
+def check_images(directory: str | Path, *, trusts: bool) -> None:
+    """Refuse images where the model of a directory takes none, before it is loaded. Raises ``UserError``."""
+    from tonnage.model.files import find_model
+
+    if _image_token(find_model(str(directory)), trusts=trusts) is None:
+        raise user_error(
+            where=str(directory),
+            found="images, and a model that takes none, or whose files lack its processor",
+            needed="a model of text and images with preprocessor_config.json or processor_config.json",
+            change="choose another model, or ask about words",
+        )
+
+
+def _image_token(files: ModelFiles, *, trusts: bool) -> int | None:
     """The token in whose places features of images go; None of a model that takes none, or has no processor."""
     from tonnage.model.files import read_whole_config
     from tonnage.model.vision import image_token
@@ -103,7 +117,5 @@ def with_images(
         whole = conversation_of(conversation)
     except RowError as error:
         raise user_error(error.reason, "messages of text and images", error.change) from error
-    whole.images = [
-        Image(str(path_word(image.path).absolute())) if image.path else image for image in whole.images
-    ]
+    whole.images = [Image(str(path_word(image.path).absolute())) if image.path else image for image in whole.images]
     return whole

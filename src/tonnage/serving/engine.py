@@ -57,9 +57,7 @@ class Ended:
 class Engine:
     """A model, and a line of those who wait for it."""
 
-    def __init__(
-        self, loaded: Loaded, *, max_tokens: int, most_waiting: int, images: Path | None = None
-    ) -> None:
+    def __init__(self, loaded: Loaded, *, max_tokens: int, most_waiting: int, images: Path | None = None) -> None:
         """``max_tokens``: longest answer where nobody says; ``most_waiting``: how many may wait, the one that is
         answered among them; ``images``: the folder of those that requests may name, besides those they hold."""
         self.loaded = loaded

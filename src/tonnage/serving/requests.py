@@ -60,11 +60,14 @@ class ImagePart(_Section):
     image_url: ImageAddress
 
 
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(_Section):
     """What somebody said."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[TextPart | ImagePart], Field(min_length=1, max_length=1000)]
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=1000)]
     name: None = None
     refusal: None = None
     annotations: None = None
@@ -195,16 +198,18 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
 
 
 def _place(value: Any, steps: tuple[int | str, ...]) -> str:
-    """Where a value stands in a request: pydantic names the types that it tried as well."""
-    kept = []
-    for step in steps:
+    """Where a value stands in a request: pydantic names the types that it tried as well, and those of parts."""
+    names: list[str] = []
+    for before, step in zip((None, *steps), steps, strict=False):
         if isinstance(value, dict):
-            kept.append(str(step))
+            if isinstance(before, int) and step == value.get("type"):
+                continue
+            names.append(str(step))
             value = value.get(step)
         elif isinstance(value, list) and isinstance(step, int):
-            kept.append(str(step))
+            names.append(str(step))
             value = value[step] if step < len(value) else None
-    return ".".join(kept)
+    return ".".join(names)
 
 
 def _refused(form: type[BaseModel], value: Any, error: ValidationError | RecursionError) -> Refused:
