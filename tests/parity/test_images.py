@@ -27,8 +27,10 @@ from tonnage.data import PackedDataset
 from tonnage.decide.decision import Decision
 from tonnage.decide.exports import export_checkpoint
 from tonnage.errors import UserError
+from tonnage.files.reading import read_record
 from tonnage.model.adapters import initialise
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Prompts, read_samples
 from tonnage.training.chunks import parts_of
 
 pytest.importorskip("PIL")
@@ -412,9 +414,76 @@ def test_tensor_parallel_is_refused(make: Make) -> None:
         make("llava", 2, parallel={"tensor": 2})
 
 
-def test_prompts_of_rows_with_images_are_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"evaluate\.prompts, and validation rows with images"):
-        make("llava", data={"validation": 0.3}, evaluate={"prompts": 2})
+ASKED = 10
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": ("llava", {}),
+    "qwen2_5_vl": ("qwen2_5_vl", {}),
+    "padded": ("qwen3_5", {}),
+    "not cached together": ("qwen2_5_vl", {"data": {"max_length": 64}}),
+    "2 workers, zero 3": ("qwen2_5_vl", {"workers": 2, "memory": {"zero": 3, "micro_batch": 1}}),
+    "pipeline 2": (
+        "qwen2_5_vl",
+        {"workers": 2, "parallel": {"pipeline": 2}, "memory": {"micro_batch": 1}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", some_quick(ANSWERS, {"llava", "qwen2_5_vl"}))
+def test_validation_rows_are_answered_as_by_plain_transformers(make: Make, tmp_path: Path, case: str) -> None:
+    """While it is trained, from the features that the run has: prompts with one image, several and none, side by side;
+    and so are the rows that are scored."""
+    family, keys = ANSWERS[case]
+    evaluate = {"before": True, "prompts": ASKED, "max_new_tokens": 12, "scorer": "exact_match", "answers": ASKED}
+    keys = copy.deepcopy(keys)
+    keys["data"] = {"validation": 0.5} | keys.get("data", {})
+    decision = make(family, steps=1, evaluate=evaluate, **keys)
+    run = run_of(decision)
+    train((decision.plan.workers, [run]))
+    export_checkpoint(run, tmp_path / "export")
+    prompts = read_record(run.prompts, Prompts)
+    assert {prompt.document is None for prompt in prompts.prompts} == {True, False}
+    assert all("<image><image>" not in prompt.text for prompt in prompts.prompts)
+    samples = [sample for sample in read_samples(run) if sample.step == 1]
+    assert len(samples) == ASKED
+    model = plain_model(tmp_path / "export")
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    answers = set()
+    for prompt, sample in zip(prompts.prompts, samples, strict=True):
+        images = [] if prompt.document is None else images_of(decision, prompt.document)
+        answer = answer_of(model, processor, torch.tensor([prompt.ids]), images, prompts.stop_tokens)
+        assert sample.answer == answer
+        answers.add(answer)
+    assert len(answers) > 3
+    scored = next(record for record in run.read_metrics() if record.get("eval_exact_match") is not None)
+    assert scored["eval_exact_match"] == 0.0
+
+
+def answer_of(model: Any, processor: Any, ids: Tensor, images: list[Any], stops: list[int]) -> str:
+    inputs: dict[str, Any] = {}
+    if images:
+        output = dict(processor(text=["<image>" * len(images)], images=[images], return_tensors="pt"))
+        inputs = {name: value for name, value in output.items() if name in ("pixel_values", "image_grid_thw")}
+        if "mm_token_type_ids" in output:
+            inputs["mm_token_type_ids"] = (ids == IMAGE_ID).long()
+    written = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=stops,
+        pad_token_id=257,
+        **inputs,
+    )
+    tokens = [token for token in written[0, ids.shape[1] :].tolist() if token not in stops]
+    return str(processor.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def test_prompts_of_a_file_have_no_images(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(draw_image(1))
+    content = [{"type": "image", "path": "cat.png"}, {"type": "text", "text": "What?"}]
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": content}]}))
+    with pytest.raises(UserError, match=r"row 1 has images\n  needed: rows of text"):
+        make("llava", data={"validation": 0.3}, evaluate={"prompts": str(tmp_path / "asked.jsonl")})
 
 
 def test_a_family_whose_rows_are_padded_is_one_of_them(make: Make) -> None:

@@ -46,11 +46,6 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
         return
     recipe = images_taken(config, model)
     assert recipe is not None, "no row has images otherwise"
-    asks = {"evaluate.prompts": config.evaluate.prompts, "evaluate.scorer": config.evaluate.scorer != "none"}
-    for key in (key for key, is_set in asks.items() if is_set):
-        if prepared.validation is not None and prepared.validation.images:
-            needed = "rows of text: answers to images are not written yet"
-            raise user_error(f"{key}, and validation rows with images", needed, f"leave {key} out", key)
     if config.parallel.tensor not in ("auto", 1):
         observed = f"parallel.tensor is {config.parallel.tensor}, and rows with images"
         raise user_error(observed, "1: embeddings are divided otherwise", "parallel.tensor=1", "parallel.tensor")

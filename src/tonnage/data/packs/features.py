@@ -14,7 +14,7 @@ Documents that have the same images have the same rows. Nothing is read that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,17 @@ class ImageFeatures:
     """int64 (image tokens,): which of its tokens these are."""
     positions: np.ndarray | None = None
     """int32 (tokens, 3), where tokens have three each."""
+
+    def of_tokens(self, number: int) -> ImageFeatures:
+        """What the first ``number`` tokens of the document have, or so many tokens that begin with it and go on with
+        words."""
+        places = self.places[self.places < number]
+        rows = replace(self.rows, shape=(len(places), self.rows.shape[1]))
+        if self.positions is None:
+            return ImageFeatures(rows, places)
+        positions = self.positions[:number]
+        behind = np.arange(1, number - len(positions) + 1, dtype=np.int32)[:, None]
+        return ImageFeatures(rows, places, np.concatenate([positions, positions.max() + behind.repeat(3, 1)]))
 
 
 @dataclass(frozen=True)
