@@ -363,9 +363,17 @@ def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> N
 def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
     decision = make("llava", seed=33, steps=1, data={"validation": 0.3}, evaluate={"before": True})
     train((1, [run_of(decision)]))
+    assert evaluated(decision, 0) == pytest.approx(validation_loss(decision, decision.config.model), rel=1e-5)
+
+
+def evaluated(decision: Decision, step: int) -> float:
     records = run_of(decision).read_metrics()
-    first = next(record for record in records if "eval_loss" in record and record["step"] == 0)
-    model = plain_model(decision.config.model)
+    return float(next(record["eval_loss"] for record in records if "eval_loss" in record and record["step"] == step))
+
+
+def validation_loss(decision: Decision, directory: Path | str) -> float:
+    """What plain transformers computes."""
+    model = plain_model(directory)
     processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
     data, loss, number = decision.prepared.validation, 0.0, 0
     assert isinstance(data, PackedDataset)
@@ -378,7 +386,23 @@ def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
                 targets = supervised[1:]
                 loss += F.cross_entropy(logits[:-1][targets], tokens[1:][targets], reduction="sum").item()
                 number += int(targets.sum())
-    assert first["eval_loss"] == pytest.approx(loss / number, rel=1e-5)
+    return loss / number
+
+
+def test_tokens_that_are_added_stand_beside_images(make: Make, tmp_path: Path) -> None:
+    """A vocabulary that grows: rows are what the processor of the export makes of them, and so is the loss."""
+    data_keys = {"added_tokens": [*(f"<new_{number}>" for number in range(5)), "Say"], "validation": 0.3}
+    decision = make("llava", seed=61, steps=1, data=data_keys)
+    train((1, [run_of(decision)]))
+    export_checkpoint(run_of(decision), tmp_path / "export")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "export")
+    new = processor.tokenizer.convert_tokens_to_ids("Say")
+    data = decision.prepared.train
+    assert isinstance(data, PackedDataset)
+    tokens = np.concatenate([data.source.tokens(at) for at in range(len(data.source)) if data.source.images(at)])
+    assert new in tokens
+    assert new >= plain_model(decision.config.model).get_input_embeddings().weight.shape[0]
+    assert evaluated(decision, 1) == pytest.approx(validation_loss(decision, tmp_path / "export"), rel=1e-5)
 
 
 def test_half_precision_sees_images_in_half_precision(make: Make) -> None:

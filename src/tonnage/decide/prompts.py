@@ -75,9 +75,8 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
     for number, question in enumerate(questions, start=1):
         if question.conversation.images:
             needed = "rows of text: the tower looks at the images of the data's rows alone"
-            problems.append(
-                Problem(f"row {number} has images", needed, "ask validation rows: evaluate.prompts=4", path)
-            )
+            change = "ask validation rows: evaluate.prompts=4"
+            problems.append(Problem(f"row {number} has images", needed, change, path))
             continue
         ids = encode_prompt(question.conversation, tokenizer)
         if len(ids) >= most:

@@ -169,7 +169,7 @@ def load(
         come_and_go(model, _blocks(model, device), device)
     else:
         model.to(device)
-    sight = sight_of(files, model, device, trusts=trust_remote_code)
+    sight = sight_of(files, model, tokenizer, device, trusts=trust_remote_code)
     return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer), sight)
 
 

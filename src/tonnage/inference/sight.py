@@ -67,8 +67,9 @@ class Sight:
         return self.tower.sent(accepted(self.tower.model.forward, inputs))
 
 
-def sight_of(files: ModelFiles, text: Any, device: Any, *, trusts: bool) -> Sight | None:
-    """How the model of ``text`` in ``files`` looks at images; None of one that takes none, or has no processor."""
+def sight_of(files: ModelFiles, text: Any, tokenizer: Any, device: Any, *, trusts: bool) -> Sight | None:
+    """How the model of ``text`` in ``files`` looks at images; None of one that takes none, or has no processor.
+    ``tokenizer`` is its own, or an adapter's, which may have more tokens."""
     from tonnage.model.files import read_model_config
     from tonnage.model.vision import load_tower
 
@@ -78,7 +79,10 @@ def sight_of(files: ModelFiles, text: Any, device: Any, *, trusts: bool) -> Sigh
         return tower
 
     token = _image_token(files, trusts=trusts)
-    return None if token is None else Sight(ImageRecipe(str(files.directory), token, trusts), load)
+    if token is None:
+        return None
+    added = tuple(str(one) for _, one in sorted(tokenizer.added_tokens_decoder.items()) if one.special)
+    return Sight(ImageRecipe(str(files.directory), token, trusts, added), load)
 
 
 def check_images(directory: str | Path, *, trusts: bool) -> None:

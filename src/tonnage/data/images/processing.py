@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tonnage.data.images.opening import INSTALL, EncodedImage, decode
+from tonnage.data.text.choice import extended
 from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError, first_line
 
@@ -42,6 +43,8 @@ class ImageRecipe:
     token_id: int
     """The token in whose places the features of an image go."""
     trust_remote_code: bool = False
+    added: tuple[str, ...] = ()
+    """Special tokens that its tokenizer gets where it lacks them, in the order of their ids."""
 
     def key(self) -> dict[str, Any]:
         """Plain values that differ where tokens may."""
@@ -49,7 +52,8 @@ class ImageRecipe:
         for name in (*FILES, "tokenizer_config.json"):
             with suppress(OSError):
                 digests[name] = hashlib.blake2b(Path(self.directory, name).read_bytes(), digest_size=16).hexdigest()
-        return {"files": digests, "token": self.token_id, "versions": versions()}
+        added = {"added": self.added} if self.added else {}
+        return {"files": digests, "token": self.token_id, "versions": versions(), **added}
 
 
 def versions() -> dict[str, str]:
@@ -80,6 +84,7 @@ def processor_of(recipe: ImageRecipe) -> Any:
     if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
         observed = f"rows with images, and a {type(processor).__name__}, which puts no token in their place"
         raise user_error(observed, "a model whose processor takes images", "choose another model", where)
+    processor.tokenizer, _ = extended(processor.tokenizer, None, recipe.added)
     return processor
 
 
