@@ -38,8 +38,15 @@ class Sight:
 
     @cached_property
     def tower(self) -> Tower:
-        """The tower in the whole model. Raises ``UserError`` where its weights cannot be loaded."""
-        return self.load()
+        """The tower in the whole model. Raises ``UserError`` where its weights cannot be loaded, or have no room."""
+        import torch
+
+        try:
+            return self.load()
+        except torch.OutOfMemoryError as error:
+            raise user_error(
+                "no room for the vision tower beside the model", "a larger GPU", "the CPU: CUDA_VISIBLE_DEVICES="
+            ) from error
 
     @cached_property
     def pads(self) -> bool:
