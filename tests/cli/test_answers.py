@@ -15,7 +15,7 @@ import tiny
 from tonnage.cli import chat
 from tonnage.cli.main import app
 from tonnage.errors import UserError
-from tonnage.inference.generate import Decoding, Loaded, generate, load
+from tonnage.inference.generate import TALK, Decoding, Loaded, generate, load
 
 ROWS: list[dict[str, Any]] = [
     {"instruction": "Say a", "output": "A", "id": 1},
@@ -107,6 +107,8 @@ def test_a_system_message_stands_before_the_prompt(model: Path, loaded: Loaded) 
         (["--prompt", "a", "--output", "b.jsonl"], "--output without --file"),
         (["--file", "b.jsonl", "--output", "no/such/place.jsonl"], "no directory no/such"),
         (["--file", "missing.jsonl"], "missing.jsonl"),
+        (["--file", "b.jsonl", "--image", "b.png"], "--image without --prompt"),
+        (["--prompt", "a", "--image", "missing.png"], r"missing\.png cannot be read"),
     ],
 )
 def test_what_cannot_be_done_is_refused(model: Path, words: list[str], found: str) -> None:
@@ -167,4 +169,63 @@ def test_a_question_that_cannot_be_answered_is_dropped(
     talk(loaded, "x" * 600 + "\nSay a\n", monkeypatch)
     printed = capsys.readouterr()
     assert "fewer than 512" in printed.err
+    assert printed.out == asked(loaded, "Say a")[0] + "\n"
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("PIL")
+    from visions import LISTS_ONLY, draw_image, write_vision
+
+    folder = tmp_path_factory.mktemp("seeing")
+    for number in (1, 2):
+        (folder / f"{number}.png").write_bytes(draw_image(number))
+    return write_vision(folder / "llava", "llava", template=LISTS_ONLY)
+
+
+def about(folder: Path, text: str, *numbers: int) -> list[dict[str, Any]]:
+    images = [{"type": "image", "path": str(folder / f"{number}.png")} for number in numbers]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+
+
+def test_images_are_shown_with_a_prompt_and_by_rows(seeing: Path, tmp_path: Path) -> None:
+    loaded, folder = load(seeing, **TALK), seeing.parent
+    one, two = (generate(loaded, [about(folder, "What?", *which)], Decoding(8))[0] for which in ((1,), (2, 1)))
+    assert one != two
+    words = ["generate", seeing, "--max-new-tokens", 8]
+    assert run(*words, "--prompt", "What?", "--image", folder / "1.png") == one + "\n"
+    images = ["--image", folder / "2.png", "--image", folder / "1.png"]
+    assert run(*words, "--prompt", "<image><image>What?", *images) == two + "\n"
+    with pytest.raises(UserError, match="1 placeholder for images, and 2 of them"):
+        run(*words, "--prompt", "<image>What?", *images)
+    rows = [{"messages": [{"role": "user", "content": "<image>What?"}], "images": ["1.png"]}]
+    file = tiny.write_rows(folder / "rows.jsonl", rows)
+    assert json.loads(run(*words, "--file", file)) == {**rows[0], "generated": one}
+
+
+def test_a_chat_shows_images_with_the_next_line(
+    seeing: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded, folder = load(seeing, **TALK), seeing.parent
+    first = about(folder, "What?", 1)
+    answer = generate(loaded, [first], Decoding(8))[0]
+    more = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "Why?"}]
+    second = generate(loaded, [more], Decoding(8))[0]
+    talk(loaded, f"/image {folder / '1.png'}\n/image missing.png\nWhat?\nWhy?\n", monkeypatch)
+    printed = capsys.readouterr()
+    assert printed.out == f"{answer}\n{second}\n"
+    assert "1.png, 40 x 30" in printed.err
+    assert "missing.png cannot be read" in printed.err
+
+
+def test_a_model_of_text_is_shown_no_image(
+    model: Path, loaded: Loaded, seeing: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = seeing.parent / "1.png"
+    monkeypatch.setattr("tonnage.model.pretrained.load_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(UserError, match="images, and a model that takes none"):
+        run("generate", model, "--prompt", "a", "--image", image)
+    talk(loaded, f"/image {image}\nSay a\n", monkeypatch)
+    printed = capsys.readouterr()
+    assert "/image, and a model that takes none" in printed.err
     assert printed.out == asked(loaded, "Say a")[0] + "\n"

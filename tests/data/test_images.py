@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from tonnage.config import Data
 from tonnage.data import DataError, Prepared, prepare
 from tonnage.data.images.opening import MOST_PIXELS, EncodedImage, decode, load_image
 from tonnage.data.images.processing import ImageRecipe, process_row, tower_inputs
+from tonnage.data.images.shown import KIND, MOST_BYTES, thumbnail
 from tonnage.data.prepare import ModelFacts
 from tonnage.forms.conversation import Image, RowError
 
@@ -368,6 +370,7 @@ from transformers import PreTrainedTokenizerFast
 from tonnage.config import Data
 from tonnage.data import prepare
 from tonnage.data.images.processing import ImageRecipe
+from tonnage.data.images.shown import KIND, MOST_BYTES, thumbnail
 from tonnage.data.prepare import ModelFacts
 from tonnage.errors import UserError
 folder = Path({str(tmp_path)!r})
@@ -401,9 +404,50 @@ def test_inspect_shows_images_once_with_the_number_of_their_tokens(model: Path, 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2 images in 1 rows, 8 tokens of theirs" in shown
     assert "  of images" in shown
-    assert "<image>×8What?" in shown
+    assert "<image: a.png, 40 x 30, 4 tokens><image: a.png, 40 x 30, 4 tokens>What?" in shown
     assert "2 images, pack" in shown
     listed = documents_as_json(made, 2, 0)
-    assert sorted(len(document["images"]) for document in listed) == [0, 2]
+    image = {"file": "a.png", "width": 40, "height": 30, "tokens": 4}
+    assert sorted((document["images"] for document in listed), key=len) == [[], [image, image]]
     (source,) = pictures(made, 0)["sources"]
-    assert any("<image>×8" in piece["text"] for one in source["rows"] for piece in one["pieces"])
+    pieces = [piece for one in source["rows"] for piece in one["pieces"]]
+    small = [piece["thumbnail"] for piece in pieces if piece["text"] == "<image: a.png, 40 x 30, 4 tokens>"]
+    assert len(small) == 2
+    assert small[0].startswith(KIND)
+    opened = Pillow.open(io.BytesIO(base64.b64decode(small[0].removeprefix(KIND))))
+    assert (opened.format, opened.size) == ("JPEG", (40, 30))
+    assert sum(bool(piece["thumbnail"]) for piece in pieces) == 2
+
+
+def test_images_that_are_gone_are_shown_as_tokens(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.data.pictures import pictures
+
+    draw(tmp_path, "a.png")
+    made = prepared(model, tmp_path, [row("a.png", "a.png"), row(words="None.")])
+    texts = []
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "PIL", None)
+        texts.append(str(pictures(made, 0)))
+    (tmp_path / "a.png").unlink()
+    texts.append(str(pictures(made, 0)))
+    assert all("<image>×8" in text and KIND not in text for text in texts)
+
+
+def test_a_long_image_leaves_room_for_the_words_of_its_row(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tonnage.data import pictures
+
+    draw(tmp_path, "a.png")
+    made = prepared(model, tmp_path, [row("a.png", words="What?" * 9)])
+    monkeypatch.setattr(pictures, "MOST_TOKENS", 9)
+    (source,) = pictures.pictures(made, 0)["sources"]
+    assert "".join(piece["text"] for piece in source["rows"][0]["pieces"]).endswith("4 tokens>What?Wha")
+
+
+@pytest.mark.parametrize("size", [(4000, 3000), (20, 4000), (1, 1)])
+def test_pictures_are_small_in_bytes_and_pixels(size: tuple[int, int]) -> None:
+    noise = Pillow.effect_noise(size, 100.0).convert("RGB")
+    content = base64.b64decode(thumbnail(noise).removeprefix(KIND))
+    assert 0 < len(content) <= MOST_BYTES
+    assert max(Pillow.open(io.BytesIO(content)).size) <= 160

@@ -29,8 +29,10 @@ from tonnage.data.packs.features import Features
 from tonnage.decide.decision import Decision
 from tonnage.decide.exports import export_checkpoint
 from tonnage.errors import UserError
+from tonnage.files.reading import read_record
 from tonnage.model.adapters import initialise
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Prompts, read_samples
 from tonnage.training.chunks import parts_of
 
 pytest.importorskip("PIL")
@@ -413,9 +415,17 @@ def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> N
 def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
     decision = make("llava", seed=33, steps=1, data={"validation": 0.3}, evaluate={"before": True})
     train((1, [run_of(decision)]))
+    assert evaluated(decision, 0) == pytest.approx(validation_loss(decision, decision.config.model), rel=1e-5)
+
+
+def evaluated(decision: Decision, step: int) -> float:
     records = run_of(decision).read_metrics()
-    first = next(record for record in records if "eval_loss" in record and record["step"] == 0)
-    model = plain_model(decision.config.model)
+    return float(next(record["eval_loss"] for record in records if "eval_loss" in record and record["step"] == step))
+
+
+def validation_loss(decision: Decision, directory: Path | str) -> float:
+    """What plain transformers computes."""
+    model = plain_model(directory)
     processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
     data, loss, number = decision.prepared.validation, 0.0, 0
     assert isinstance(data, PackedDataset)
@@ -428,7 +438,23 @@ def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
                 targets = supervised[1:]
                 loss += F.cross_entropy(logits[:-1][targets], tokens[1:][targets], reduction="sum").item()
                 number += int(targets.sum())
-    assert first["eval_loss"] == pytest.approx(loss / number, rel=1e-5)
+    return loss / number
+
+
+def test_tokens_that_are_added_stand_beside_images(make: Make, tmp_path: Path) -> None:
+    """A vocabulary that grows: rows are what the processor of the export makes of them, and so is the loss."""
+    data_keys = {"added_tokens": [*(f"<new_{number}>" for number in range(5)), "Say"], "validation": 0.3}
+    decision = make("llava", seed=61, steps=1, data=data_keys)
+    train((1, [run_of(decision)]))
+    export_checkpoint(run_of(decision), tmp_path / "export")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "export")
+    new = processor.tokenizer.convert_tokens_to_ids("Say")
+    data = decision.prepared.train
+    assert isinstance(data, PackedDataset)
+    tokens = np.concatenate([data.source.tokens(at) for at in range(len(data.source)) if data.source.images(at)])
+    assert new in tokens
+    assert new >= plain_model(decision.config.model).get_input_embeddings().weight.shape[0]
+    assert evaluated(decision, 1) == pytest.approx(validation_loss(decision, tmp_path / "export"), rel=1e-5)
 
 
 def test_half_precision_sees_images_in_half_precision(make: Make) -> None:
@@ -454,9 +480,74 @@ def test_a_prompt_whose_tokens_all_see_each_other_is_refused(make: Make) -> None
         make("paligemma")
 
 
-def test_prompts_of_rows_with_images_are_refused(make: Make) -> None:
-    with pytest.raises(UserError, match=r"evaluate\.prompts, and validation rows with images"):
-        make("llava", data={"validation": 0.3}, evaluate={"prompts": 2})
+ASKED = 20
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": ("llava", {}),
+    "qwen2_5_vl": ("qwen2_5_vl", {}),
+    "padded": ("qwen3_5", {}),
+    "2 workers, zero 3": ("qwen2_5_vl", {"workers": 2, "memory": {"zero": 3, "micro_batch": 1}}),
+    "pipeline 2": (
+        "qwen2_5_vl",
+        {"workers": 2, "parallel": {"pipeline": 2}, "memory": {"micro_batch": 1}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", some_quick(ANSWERS, {"llava", "qwen2_5_vl"}))
+def test_validation_rows_are_answered_as_by_plain_transformers(make: Make, tmp_path: Path, case: str) -> None:
+    """While it is trained, from the features that the run has: prompts with one image, several and none, side by side;
+    and so are the rows that are scored."""
+    family, keys = ANSWERS[case]
+    evaluate = {"before": True, "prompts": ASKED, "max_new_tokens": 12, "scorer": "exact_match", "answers": ASKED}
+    keys = copy.deepcopy(keys) | {"data": {"validation": 0.5}}
+    decision = make(family, steps=1, seed=7, evaluate=evaluate, **keys)
+    run = run_of(decision)
+    train((decision.plan.workers, [run]))
+    export_checkpoint(run, tmp_path / "export")
+    prompts = read_record(run.prompts, Prompts)
+    assert {prompt.document is None for prompt in prompts.prompts} == {True, False}
+    assert all("<image><image>" not in prompt.text for prompt in prompts.prompts)
+    samples = [sample for sample in read_samples(run) if sample.step == 1]
+    assert len(samples) == len(prompts.prompts) > 8
+    model = plain_model(tmp_path / "export")
+    processor = transformers.AutoProcessor.from_pretrained(decision.config.model)
+    answers = set()
+    for prompt, sample in zip(prompts.prompts, samples, strict=True):
+        images = [] if prompt.document is None else images_of(decision, prompt.document)
+        answer = answer_of(model, processor, torch.tensor([prompt.ids]), images, prompts.stop_tokens)
+        assert sample.answer == answer
+        answers.add(answer)
+    assert len(answers) > 3
+    scored = next(record for record in run.read_metrics() if record.get("eval_exact_match") is not None)
+    assert scored["eval_exact_match"] == 0.0
+
+
+def answer_of(model: Any, processor: Any, ids: Tensor, images: list[Any], stops: list[int]) -> str:
+    inputs: dict[str, Any] = {}
+    if images:
+        output = dict(processor(text=["<image>" * len(images)], images=[images], return_tensors="pt"))
+        inputs = {name: value for name, value in output.items() if name in ("pixel_values", "image_grid_thw")}
+        if "mm_token_type_ids" in output:
+            inputs["mm_token_type_ids"] = (ids == IMAGE_ID).long()
+    written = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=stops,
+        pad_token_id=257,
+        **inputs,
+    )
+    tokens = [token for token in written[0, ids.shape[1] :].tolist() if token not in stops]
+    return str(processor.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def test_prompts_of_a_file_have_no_images(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(draw_image(1))
+    content = [{"type": "image", "path": "cat.png"}, {"type": "text", "text": "What?"}]
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": content}]}))
+    with pytest.raises(UserError, match=r"row 1 has images\n  needed: rows of text"):
+        make("llava", data={"validation": 0.3}, evaluate={"prompts": str(tmp_path / "asked.jsonl")})
 
 
 def test_a_family_whose_rows_are_padded_is_one_of_them(make: Make) -> None:

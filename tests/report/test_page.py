@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,21 @@ def test_nothing_comes_from_elsewhere(run: RunDirectory) -> None:
     assert "link" in page.elements
     assert page.scripts[0].startswith('{"runs":')
     assert "http" not in page.scripts[1].replace("http://www.w3.org/2000/svg", "")
+
+
+def test_images_are_pictures_that_the_page_holds(run: RunDirectory, tmp_path: Path) -> None:
+    own = RunDirectory(tmp_path / "run")
+    shutil.copytree(run.path, own.path)
+    rows = json.loads(own.rows.read_text())
+    pieces = rows["sources"][0]["rows"][0]["pieces"]
+    pieces[:0] = [
+        {"text": "<image: cat.png>", "weight": 0.0, "special": True, "thumbnail": thumbnail}
+        for thumbnail in ("data:image/jpeg;base64,AAAA", "https://evil.example/cat.png", "data:text/html,x")
+    ]
+    own.rows.write_text(json.dumps(rows))
+    page = Read(render([gather(own.path)]))
+    assert page.refers == ["data:,", "data:image/jpeg;base64,AAAA"]
+    assert page.text.count("<image: cat.png>") == 3
 
 
 def test_text_of_files_stays_text(folder: Path, tmp_path: Path) -> None:

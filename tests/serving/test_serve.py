@@ -5,88 +5,34 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
 
 import tiny
+from served import CHAT, Served, events, question, said, serving
 from tonnage.data import encode_prompt
-from tonnage.inference.generate import Decoding, Loaded, generate, load
+from tonnage.inference.generate import load
 from tonnage.inference.tokens import Token
-from tonnage.serving.app import create_app
 from tonnage.serving.engine import Engine
-from tonnage.serving.listen import listen
 from tonnage.serving.pieces import Pieces
 from tonnage.serving.requests import MOST_BYTES, MOST_MESSAGES
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TEXT = "/v1/completions"
 WAITING = 28
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model, and the port at which it is asked."""
-
-    loaded: Loaded
-    port: int
-
-    def ask(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Status and content of an answer; ``body`` is sent as it is, or as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", path, sent, {"Content-Type": "application/json", **headers})
-        response = connection.getresponse()
-        content = response.read().decode()
-        connection.close()
-        return response.status, json.loads(content) if content.startswith("{") else content
-
-    def chat(self, text: str, **more: Any) -> Any:
-        """The answer to a question, greedily unless said otherwise."""
-        status, answer = self.ask(CHAT, question(text, **more))
-        assert status == 200, answer
-        return answer
-
-    def expected(self, text: str, num_tokens: int = 24) -> str:
-        """What ``generate`` says."""
-        return generate(self.loaded, [[{"role": "user", "content": text}]], Decoding(num_tokens))[0]
-
-
-def question(text: str, **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": text}]
-    return {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24, **more}
-
-
-def said(answer: Any) -> str:
-    text: str = answer["choices"][0]["message"]["content"]
-    return text
-
-
-def events(content: str) -> list[Any]:
-    lines = content.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     config = tiny.llama_config(num_hidden_layers=1, initializer_range=0.2)
     loaded = load(tiny.write_model(tmp_path_factory.mktemp("models") / "tiny", config), template="alpaca")
-    app = create_app(Engine(loaded, max_tokens=40, most_waiting=WAITING), "tiny", only_local=True)
-    with listen("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield Served(loaded, listening.getsockname()[1])
-        server.should_exit = True
-        thread.join()
+    with serving(Engine(loaded, max_tokens=40, most_waiting=WAITING)) as made:
+        yield made
 
 
 def test_an_answer_is_that_of_generate_whole_and_in_pieces(served: Served) -> None:
@@ -318,7 +264,7 @@ def test_of_several_types_the_one_that_fits_is_told(served: Served) -> None:
         "stop": (question("a", stop=list("abcde")), "at most 4 items"),
         "stop.1": (question("a", stop=["a", 3]), "valid string"),
         "messages.0.content": (message(content=[]), "at least 1 item"),
-        "messages.0.content.0.type": (message(content=[{"type": "image", "text": "a"}]), "'text'"),
+        "messages.0.content.0": (message(content=[{"type": "image", "text": "a"}]), "'text'"),
     }
     for place, (asked, needed) in cases.items():
         error = served.ask(CHAT, asked)[1]["error"]

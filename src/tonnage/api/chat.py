@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
@@ -22,18 +24,23 @@ class Chat:
         self._loaded, self._decoding = loaded, decoding
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._seed, self._said = seed, 0
-        self.messages: list[dict[str, str]] = list(self._opening)
+        self.messages: list[dict[str, Any]] = list(self._opening)
         """All that was said, in order: ``role`` and ``content``. It may be changed before the next answer."""
 
-    def say(self, text: str) -> str:
-        """Say something; returns the model's answer, and keeps both.
+    def say(self, text: str, images: Sequence[str | os.PathLike[str] | bytes] = ()) -> str:
+        """Say something, and show ``images`` before it, files or their bytes, if the model takes any; returns the
+        model's answer, and keeps both.
 
         Raises ``UserError``, and keeps neither: the conversation leaves no room for an answer.
         """
         from tonnage.inference.generate import generate
 
         self._said += 1
-        messages = [*self.messages, {"role": "user", "content": text}]
+        shown = [
+            {"type": "image", "image": image if isinstance(image, bytes) else os.fspath(image)} for image in images
+        ]
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        messages = [*self.messages, {"role": "user", "content": content}]
         (answer,) = generate(self._loaded, [messages], self._decoding, seed=self._seed + self._said)
         self.messages = [*messages, {"role": "assistant", "content": answer}]
         return answer
@@ -46,4 +53,14 @@ class Chat:
         return f"Chat({len(self.messages)} messages)"
 
     def _repr_markdown_(self) -> str:
-        return "\n\n".join(f"**{one['role']}** {one['content']}" for one in self.messages) or "*nothing was said yet*"
+        return (
+            "\n\n".join(f"**{one['role']}** {_words(one['content'])}" for one in self.messages)
+            or "*nothing was said yet*"
+        )
+
+
+def _words(content: str | list[dict[str, Any]]) -> str:
+    """A content as text, images as such."""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part.get("text", "*(an image)*")) for part in content)

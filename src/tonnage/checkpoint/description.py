@@ -24,14 +24,12 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.dynamic_module_utils import custom_object_save
 
 from tonnage.errors import UserError
-from tonnage.model.files import TOKENIZER_CONFIG, find_model, read_whole_config
+from tonnage.model.files import CONFIG, GENERATION, TOKENIZER_CONFIG, find_model, read_whole_config
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.scorer import is_scorer
 from tonnage.model.stored import read_json_object
 from tonnage.model.towers import TOKENS
 
-CONFIG = "config.json"
-GENERATION = "generation_config.json"
 ANY_FAST = "PreTrainedTokenizerFast"
 """The class of transformers 4 that takes tokenizer.json as it is; 5 knows it by this name too."""
 OWN_TO_5 = ("backend", "is_local", "local_files_only")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Temperature, Template, TopP, TrustRemoteCode
 from tonnage.display.terminal import put, say, terminal
-from tonnage.errors import UserError
+from tonnage.errors import UserError, user_error
 from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
 
-HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+HELP = (
+    "/image FILE shows an image with the next line, /reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+)
 
 
 def chat(
@@ -57,7 +59,8 @@ def chat(
 def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
     """Read lines and answer them, until the end of the input."""
     opening = [] if system is None else [{"role": "system", "content": system}]
-    messages = list(opening)
+    messages: list[dict[str, Any]] = list(opening)
+    images: list[dict[str, Any]] = []
     prompt = "> " if sys.stdin.isatty() else ""
     while True:
         try:
@@ -74,12 +77,18 @@ def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
         if line == "/quit":
             return
         if line == "/reset":
-            messages = list(opening)
+            messages, images = list(opening), []
+            continue
+        if line.split(maxsplit=1)[0] == "/image":
+            if (image := shown_image(line.removeprefix("/image").strip(), loaded)) is not None:
+                images.append(image)
             continue
         if line.startswith("/"):
             print(HELP)
             continue
-        messages.append({"role": "user", "content": line})
+        content = [*images, {"type": "text", "text": line}] if images else line
+        messages.append({"role": "user", "content": content})
+        images = []
         answer = answer_aloud(loaded, decoding, messages)
         if answer is None:
             messages.pop()
@@ -87,7 +96,26 @@ def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
-def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, str]]) -> str | None:
+def shown_image(name: str, loaded: Loaded) -> dict[str, Any] | None:
+    """An image for the next message, as a part of it. None, with the reason printed, if it cannot be one."""
+    from tonnage.data.images.opening import decode, load_file
+    from tonnage.files.paths import path_word
+    from tonnage.forms.conversation import RowError
+
+    try:
+        if loaded.sight is None:
+            raise user_error("/image, and a model that takes none", "words")
+        path = path_word(name).absolute()
+        pixels = decode(load_file(path))
+    except (RowError, UserError) as error:
+        reason = error.reason if isinstance(error, RowError) else str(error)
+        print(f"error: {visible(reason)}", file=sys.stderr)
+        return None
+    print(f"{path.name}, {pixels.width} x {pixels.height}", file=sys.stderr)
+    return {"type": "image", "path": str(path)}
+
+
+def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, Any]]) -> str | None:
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
     from contextlib import closing
 

@@ -7,7 +7,7 @@ are green, context is dim, special tokens are reversed; where there is no colour
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.data.building.mates import LABEL
+from tonnage.data.images.shown import shown_images
 from tonnage.data.pictures import image_token_of, pieces
 from tonnage.data.telling import file_name, grouped, remarks, table_lines
 from tonnage.display.terminal import say
@@ -23,7 +24,8 @@ from tonnage.files.visible import visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tonnage.data import Account, PackedDataset, Prepared
+    from tonnage.data import Account, Prepared
+    from tonnage.data.images.shown import ShownImage
 
 BARS = "▏▎▍▌▋▊▉█"
 NAMES = {
@@ -74,9 +76,9 @@ def show_lengths(account: Account, console: Console) -> None:
         say(console, f"{low:>8,} – {high:<8,} ", (bar or BARS[0], style), f" {count:,}")
 
 
-def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The first documents that will be trained: where each is from, its tokens and their weights."""
-    shown = 0
+def first_documents(prepared: Prepared, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The first documents that will be trained: where each is from, its tokens and their weights, and its images."""
+    dataset, images, shown = prepared.train, prepared.recipe.images, 0
     for position in range(dataset.num_packs):
         index = dataset.pack_at(position, seed)
         pack = dataset.pack(index)
@@ -95,17 +97,12 @@ def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[d
                 "pack": index,
                 **({} if fork is None else {"prompt_tokens": fork[0], "rejected_from": fork[1]}),
                 **({} if label is None else {"desirable": bool(label)}),
-                **({"images": images_of(dataset, document)} if dataset.images else {}),
+                **({"images": shown_images(dataset, document, images)} if dataset.images else {}),
                 "ids": pack.input_ids[at : at + length].tolist(),
                 "weights": pack.weights[at : at + length].tolist(),
             }
             at += length
             shown += 1
-
-
-def images_of(dataset: PackedDataset, document: int) -> list[str]:
-    """The files of a document's images; empty texts for those that stand in its row."""
-    return [table.path_of(number) for table, number in dataset.source.images(document)]
 
 
 def show_documents(prepared: Prepared, count: int, seed: int, console: Console) -> None:
@@ -117,7 +114,7 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
     plain = console.no_color or not console.is_terminal
     legend = Text.assemble(("supervised", "green"), "  ", ("context", "dim"), "  ", ("special", "reverse"))
     console.print(legend if not plain else Text("⟦supervised⟧ context"))
-    for document in first_documents(prepared.train, count, seed):
+    for document in first_documents(prepared, count, seed):
         ids, weights, second = document["ids"], document["weights"], document.get("rejected_from")
         supervised = f"{sum(weight > 0 for weight in weights):,} supervised"
         names = NAMES[document.get("desirable")]
@@ -127,9 +124,11 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
             supervised += f"{len(ids) - second:,} {names[1]}"
         title = f"{_short(document['file'])}:{document['row']}  {len(ids):,} tokens, "
         images = document.get("images", [])
-        title += f"{supervised}, {f'{len(images):,} images, ' if images else ''}pack {document['pack']}"
+        counted_images = f"{len(images):,} image{'s' if len(images) != 1 else ''}, " if images else ""
+        title += f"{supervised}, {counted_images}pack {document['pack']}"
         console.print(Rule(Text(visible(title)), align="left", style="dim"))
-        of_text = _coloured(ids[:second], weights[:second], prepared.tokenizer, plain, image_token_of(prepared))
+        token = image_token_of(prepared)
+        of_text = _coloured(ids[:second], weights[:second], prepared.tokenizer, plain, token, images)
         console.print(of_text, soft_wrap=True)
         if second is not None:
             console.print(Text(f"{names[1]}:", style="" if plain else "red"))
@@ -138,12 +137,17 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
 
 
 def _coloured(
-    ids: list[int], weights: list[float], tokenizer: Any, plain: bool, image_token: int | None = None
+    ids: list[int],
+    weights: list[float],
+    tokenizer: Any,
+    plain: bool,
+    image_token: int | None = None,
+    images: Sequence[ShownImage] = (),
 ) -> Text:
     """The text of a document, decoded in runs of equal kind so that characters of several tokens stay whole."""
     text = Text()
     special = () if plain else frozenset(tokenizer.all_special_ids)
-    for piece in pieces(ids, weights, tokenizer, special, image_token):
+    for piece in pieces(ids, weights, tokenizer, special, image_token, images):
         words, counts = visible(piece.text), piece.weight > 0
         style = ("green" if piece.weight == 1 else "yellow" if counts else "dim") + (
             " reverse" if piece.special else ""
@@ -156,12 +160,18 @@ def documents_as_json(prepared: Prepared, count: int, seed: int) -> list[dict[st
     """The same documents as data: every token with its id, text, weight and whether it is special."""
     special = set(prepared.tokenizer.all_special_ids)
     plain = []
-    for document in first_documents(prepared.train, count, seed):
+    for document in first_documents(prepared, count, seed):
         ids, weights = document.pop("ids"), document.pop("weights")
         texts = prepared.tokenizer.convert_ids_to_tokens(ids)
         tokens = [
             {"id": token, "text": text, "weight": weight, "special": token in special}
             for token, text, weight in zip(ids, texts, weights, strict=True)
         ]
+        if "images" in document:
+            document["images"] = [_image_as_json(image) for image in document["images"]]
         plain.append({**document, "tokens": tokens})
     return plain
+
+
+def _image_as_json(image: ShownImage) -> dict[str, Any]:
+    return {"file": image.file, "width": image.width, "height": image.height, "tokens": image.tokens}

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
 from tonnage.display.terminal import say, terminal
-from tonnage.errors import user_error
+from tonnage.errors import UserError, user_error
+from tonnage.files.paths import path_word
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.inference.sight import Sight
 
 
 def serve(
@@ -25,16 +32,24 @@ def serve(
         ),
     ] = None,
     waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused.", min=1)] = 64,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Folder of images that requests may name; without it they hold theirs, as data URIs.",
+            parser=path_word,
+        ),
+    ] = None,
     template: Template = "auto",
     trust_remote_code: TrustRemoteCode = False,
     allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Serve a run or a model as OpenAI's API does, for trying it."""
     from importlib.util import find_spec
-    from pathlib import Path
 
     from tonnage.decide.models import use_model
     from tonnage.inference.generate import TALK, load
+    from tonnage.inference.sight import check_images
 
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise user_error(
@@ -45,8 +60,12 @@ def serve(
     from tonnage.serving.listen import listen, run
     from tonnage.targets.commands import Servable, commands
 
+    if images is not None and not images.is_dir():
+        raise user_error(f"no directory {images}", "the folder of images that requests may name", where="--images")
     console = terminal(stderr=True)
     in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
+    if images is not None:
+        check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with listen(host, port) as socket:
         with console.status("loading the model"):
             loaded = load(
@@ -58,8 +77,10 @@ def serve(
                 max_new_tokens=max_new_tokens,
                 tell=partial(say, console),
             )
+            if loaded.sight is not None:
+                _see(loaded.sight, console)
         name = Path(model).resolve().name if Path(model).is_dir() else model
-        engine = Engine(loaded, max_tokens=max_new_tokens or 512, most_waiting=waiting)
+        engine = Engine(loaded, max_tokens=max_new_tokens or 512, most_waiting=waiting, images=images)
         app = create_app(engine, name, only_local=host in LOCAL)
         address = f"http://{'localhost' if host in LOCAL else host}:{socket.getsockname()[1]}/v1"
         say(console, "Serving ", (name, "bold"), " at ", (address, "bold"), ", one answer at a time: for trying it.")
@@ -69,3 +90,11 @@ def serve(
             (line,) = commands("vllm", Servable(str(in_use.directory), ""))
             say(console, "For load: ", (line, "bold"))
         run(app, socket)
+
+
+def _see(sight: Sight, console: Console) -> None:
+    """Load what looks at images, so that nobody waits for that; where it cannot be, say why they will be refused."""
+    try:
+        _ = sight.tower
+    except UserError as error:
+        say(console, (f"Images will be refused: {error.problems[0].found}", "yellow"))

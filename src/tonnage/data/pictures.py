@@ -7,12 +7,14 @@ will be trained, of every source some, for a run to keep.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data.building.mates import LABEL
+from tonnage.data.images.shown import ShownImage, shown_images
 
 if TYPE_CHECKING:
     from tonnage.data.prepare import Prepared
@@ -23,6 +25,8 @@ MOST_ROWS = 120
 """Of all sources together."""
 MOST_TOKENS = 600
 """Of a row."""
+MOST_IMAGES = 60
+"""Of all rows together, of which there is a small picture."""
 MOST_PACKS = 2000
 """That are looked through for rows of every source."""
 
@@ -36,6 +40,8 @@ class TokenRun:
     """Of their loss: 0 is context."""
     special: bool
     """Whether they are special tokens."""
+    thumbnail: str = ""
+    """A data URI, where they are an image's."""
 
 
 @dataclass(frozen=True)
@@ -77,29 +83,43 @@ def pieces(
     tokenizer: Any,
     special: Collection[int] = (),
     image_token: int | None = None,
+    images: Sequence[ShownImage] = (),
 ) -> list[TokenRun]:
-    """A document in pieces of equal weight that are all special tokens, those of ``special``, or none. Of an image its
-    token is written once, with how often it is there."""
-    runs = _pieces(ids, weights, tokenizer, special)
-    if image_token is None:
-        return runs
+    """A document in pieces of equal weight that are all special tokens, those of ``special``, or none. In the place of
+    an image's tokens stands what it is; where ``images`` are not known, its token once, with how often it is there."""
+    owners = _owners(ids, image_token, images)
+    kinds = [(weight, token in special, own) for token, weight, own in zip(ids, weights, owners, strict=True)]
+    borders = [at for at in range(len(ids) + 1) if at in (0, len(ids)) or kinds[at] != kinds[at - 1]]
+    runs, shown = list[TokenRun](), set[int]()
+    for start, end in pairwise(borders):
+        weight, is_special, owner = kinds[start]
+        if owner in shown:
+            continue
+        if owner is not None:
+            shown.add(owner)
+            runs.append(TokenRun(images[owner].words, weight, is_special, images[owner].thumbnail))
+            continue
+        text = tokenizer.decode(list(ids[start:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = text if image_token is None else counted(text, tokenizer, image_token)
+        runs.append(TokenRun(text, weight, is_special))
+    return runs
+
+
+def _owners(ids: Sequence[int], image_token: int | None, images: Sequence[ShownImage]) -> list[int | None]:
+    """Of every token which of ``images`` it stands for."""
+    ends = list(accumulate(image.tokens for image in images))
+    before = accumulate((token == image_token for token in ids), initial=0)
+    return [
+        bisect_right(ends, number) if images and token == image_token and number < ends[-1] else None
+        for token, number in zip(ids, before, strict=False)
+    ]
+
+
+def counted(text: str, tokenizer: Any, image_token: int) -> str:
+    """A text in which the token of images stands once where it is several times, with how often that is."""
     token = str(tokenizer.convert_ids_to_tokens(image_token))
     several = re.compile(f"(?:{re.escape(token)}){{2,}}")
-    return [
-        replace(run, text=several.sub(lambda match: f"{token}×{len(match[0]) // len(token)}", run.text)) for run in runs
-    ]
-
-
-def _pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Any, special: Collection[int]) -> list[TokenRun]:
-    kinds = [(weight, token in special) for token, weight in zip(ids, weights, strict=True)]
-    borders = [at for at in range(len(ids) + 1) if at in (0, len(ids)) or kinds[at] != kinds[at - 1]]
-    return [
-        TokenRun(
-            tokenizer.decode(list(ids[start:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False),
-            *kinds[start],
-        )
-        for start, end in pairwise(borders)
-    ]
+    return several.sub(lambda match: f"{token}×{len(match[0]) // len(token)}", text)
 
 
 def image_token_of(prepared: Prepared) -> int | None:
@@ -115,7 +135,7 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
     most = max(1, min(ROWS, MOST_ROWS // max(1, len(sources))))
     rows: list[list[Picture]] = [[] for _ in sources]
     special = frozenset(prepared.tokenizer.all_special_ids)
-    image = image_token_of(prepared)
+    image, left = image_token_of(prepared), MOST_IMAGES
     for dataset, role in ((prepared.train, "train"), (prepared.validation, "validation")):
         if dataset is None:
             continue
@@ -133,12 +153,20 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
                 source = dataset.source.part_of(document).source
                 if source in role_sources and len(rows[source]) < most:
                     ids, weights = pack.input_ids[tokens].tolist(), pack.weights[tokens].tolist()
+                    images = shown_images(dataset, document, prepared.recipe.images, left) if left else []
+                    left -= len(images)
                     shown, rejected = (
-                        pieces(ids[part][:MOST_TOKENS], weights[part][:MOST_TOKENS], prepared.tokenizer, special, image)
-                        for part in (slice(second), slice(second, None))
+                        pieces(ids[part], weights[part], prepared.tokenizer, special, image, images)
+                        for part in (_shown(ids, 0, second, image), _shown(ids, second, len(ids), image))
                     )
                     rejected = [] if has_mates else rejected  # another row's, not this one's
                     supervised = sum(weight > 0 for weight in weights)
                     rows[source].append(Picture(*dataset.where(document), len(ids), supervised, shown, rejected))
     shown_sources = [SourcePictures(source.name, source.role, rows[at]) for at, source in enumerate(sources)]
     return asdict(Pictures(shown_sources))
+
+
+def _shown(ids: Sequence[int], start: int, stop: int, image_token: int | None) -> slice:
+    """As many tokens of a part of a document as are shown, those of images aside."""
+    places = [at for at in range(start, stop) if ids[at] != image_token]
+    return slice(start, stop if len(places) <= MOST_TOKENS else places[MOST_TOKENS])

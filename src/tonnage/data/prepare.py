@@ -101,7 +101,11 @@ def prepare(
     tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
-    recipe = _recipe(own, options, sources.formats, model.images)
+    images = model.images
+    if images is not None:
+        ends = () if options.eos_token is None else (options.eos_token,)
+        images = replace(images, added=tuple(dict.fromkeys((*options.added_tokens, *ends, *choice.added_tokens))))
+    recipe = _recipe(own, options, sources.formats, images)
     own.init_kwargs = _with_kept(own, recipe)
     cluster = processes if isinstance(processes, RayLaunch) else None
     if not isinstance(processes, int):

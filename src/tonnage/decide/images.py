@@ -114,13 +114,22 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
         return
     recipe = images_taken(config, model)
     assert recipe is not None, "no row has images otherwise"
-    asks = {"evaluate.prompts": config.evaluate.prompts, "evaluate.scorer": config.evaluate.scorer != "none"}
-    for key in (key for key, is_set in asks.items() if is_set):
-        if prepared.validation is not None and prepared.validation.images:
-            needed = "rows of text: answers to images are not written yet"
-            raise user_error(f"{key}, and validation rows with images", needed, f"leave {key} out", key)
-    whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
-    check_sight(whole, recipe, default_directory())
+    trial = check_sight(
+        read_whole_config(model.files, trust_remote_code=config.trust_remote_code), recipe, default_directory()
+    )
+    asks = {"evaluate.prompts": bool(config.evaluate.prompts), "evaluate.scorer": config.evaluate.scorer != "none"}
+    if not _asks_about_images(config, prepared) or not (trial.look_ahead or looks(config, model, prepared)):
+        return
+    key = next(key for key, is_set in asks.items() if is_set)
+    reason = "a family whose tokens of an image look ahead" if trial.look_ahead else "a tower that looks for itself"
+    needed = "answers without: those beside training take features that are computed before, and tokens one by one"
+    raise user_error(f"{key}, validation rows with images, and {reason}", needed, f"leave {key} out", key)
+
+
+def _asks_about_images(config: Config, prepared: Prepared) -> bool:
+    """Whether answers to validation rows with images are asked for."""
+    asks = config.evaluate.prompts or config.evaluate.scorer != "none"
+    return bool(asks) and prepared.validation is not None and prepared.validation.images
 
 
 def has_images(prepared: Prepared) -> bool:
@@ -216,7 +225,8 @@ def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: 
     no room for features, or to write and read them takes longer by ``WORTH_SECONDS``."""
     from tonnage.model.files import read_whole_config
 
-    if config.data.image_features != "auto" or not has_images(prepared):
+    is_open = config.data.image_features == "auto" and has_images(prepared)
+    if not is_open or _asks_about_images(config, prepared):
         return False
     tower = _frozen_cost(config, model, prepared)
     if tower is None:

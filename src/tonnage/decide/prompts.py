@@ -64,7 +64,7 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
     from tonnage.data import encode_prompt
     from tonnage.inference.questions import read_questions
 
-    questions = read_questions([Source(path=path)], MOST_PROMPTS + 1)
+    questions = read_questions([Source(path=path)], MOST_PROMPTS + 1, images=prepared.recipe.images is not None)
     if len(questions) > MOST_PROMPTS:
         raise user_error(
             f"more than {MOST_PROMPTS} rows",
@@ -73,6 +73,11 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
         )
     most, tokenizer, problems = config.data.max_length, prepared.tokenizer, []
     for number, question in enumerate(questions, start=1):
+        if question.conversation.images:
+            needed = "rows of text: the tower looks at the images of the data's rows alone"
+            change = "ask validation rows: evaluate.prompts=4"
+            problems.append(Problem(f"row {number} has images", needed, change, path))
+            continue
         ids = encode_prompt(question.conversation, tokenizer)
         if len(ids) >= most:
             problems.append(
@@ -94,15 +99,16 @@ def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt
     """The first validation rows: what stands before the last supervised part, and that part. An undesirable answer is
     nothing to expect, so its row is passed over."""
     from tonnage.data.building.mates import LABEL
+    from tonnage.data.pictures import counted, image_token_of
 
-    dataset, tokenizer = prepared.validation, prepared.tokenizer
+    dataset, tokenizer, image = prepared.validation, prepared.tokenizer, image_token_of(prepared)
     assert dataset is not None, "config.check sees to it"
     for index in range(dataset.num_packs):
         pack, at = dataset.pack(index), 0
         seconds = repeat(0) if pack.forks is None else pack.forks[:, 1].tolist()
         labels = pack.carried[LABEL].tolist() if LABEL in pack.carried else repeat(1.0)
-        pieces = zip(pack.starts.tolist(), pack.lengths.tolist(), seconds, labels, strict=False)
-        for start, whole, second, label in pieces:
+        rows = zip(pack.documents.tolist(), pack.starts.tolist(), pack.lengths.tolist(), seconds, labels, strict=False)
+        for document, start, whole, second, label in rows:
             length = second or whole  # of a pair the preferred answer
             ids, weights = pack.input_ids[at : at + length].tolist(), pack.weights[at : at + length].tolist()
             at += whole
@@ -110,11 +116,13 @@ def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt
             begin = next((place for place in range(end, 0, -1) if weights[place - 1] <= 0), 0)
             if not label or start or begin <= 1 or begin == end:  # the first token of a row never counts
                 continue
+            text = str(tokenizer.decode(ids[:begin], skip_special_tokens=False))
             yield Prompt(
-                text=str(tokenizer.decode(ids[:begin], skip_special_tokens=False)),
+                text=text if image is None else counted(text, tokenizer, image),
                 ids=ids[:begin],
                 room=min(config.evaluate.max_new_tokens, config.data.max_length - begin),
                 expected=str(tokenizer.decode(ids[begin:end], skip_special_tokens=True)),
+                document=document if image in ids[:begin] else None,
             )
             number -= 1
             if not number:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tonnage.forms.conversation import Conversation, RowError
 from tonnage.forms.formats import FORMATS, Form, fields_of, rename, turns_of
@@ -206,3 +207,14 @@ def _is_answer(message: object) -> bool:
     """Whether a message is the assistant's, by the usual names of roles."""
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
     return isinstance(role, str) and ROLE_NAMES.get(role.lower()) == "assistant"
+
+
+def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
+    """Messages that a program holds, in any of their forms, with the images among their parts. Raises ``RowError``."""
+    unread = Counter[str]()
+    turns = TurnReader({}, unread, Values(), images=True).read([dict(message) for message in messages], "messages")
+    if unread:
+        raise RowError("unknown_form", f"{', '.join(unread)}: fields that nothing reads")
+    conversation = Conversation(turns)
+    place_images(conversation, [])
+    return conversation

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from tonnage.data import encode_prompt, stop_tokens
 from tonnage.data.text.choice import choose
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.forms.conversation import Conversation
+from tonnage.forms.conversation import Conversation, Image
 from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
+from tonnage.inference.sight import Sight, sight_of, with_images
 from tonnage.model import adapter_files
 from tonnage.model.files import CONFIG, ModelFiles, find_model, positions_of, read_model_config, read_tokenizer
 from tonnage.rundir.directory import RunDirectory
@@ -59,11 +60,22 @@ class Loaded:
     """A causal LM of transformers, whose ``generate`` is untyped."""
     tokenizer: PreTrainedTokenizerBase
     stop_tokens: tuple[int, ...]
+    sight: Sight | None = None
+    """How it looks at images, if it takes any."""
 
     @property
     def positions(self) -> int | None:
         """Tokens that the model has positions for; None where it does not say."""
         return positions_of(self.model.config)
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A conversation as tokens, up to the opening of the assistant's turn."""
+
+    ids: list[int]
+    images: list[Image]
+    """Whose tokens are among them."""
 
 
 def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path:
@@ -157,7 +169,17 @@ def load(
         come_and_go(model, _blocks(model, device), device)
     else:
         model.to(device)
-    return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
+    sight = sight_of(files, model, tokenizer, device, trusts=trust_remote_code)
+    return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer), sight)
+
+
+def encode(loaded: Loaded, conversation: Conversation | Sequence[Mapping[str, Any]]) -> EncodedPrompt:
+    """The tokens and images of a conversation. Raises ``UserError`` where the template refuses it, or an image cannot
+    be used."""
+    conversation = with_images(conversation)
+    recipe = None if loaded.sight is None else loaded.sight.recipe
+    ids = encode_prompt(conversation, loaded.tokenizer, recipe)
+    return EncodedPrompt(ids, conversation.images if isinstance(conversation, Conversation) else [])
 
 
 def _check_longest(config: PreTrainedConfig, max_new_tokens: int) -> None:
@@ -213,6 +235,8 @@ def generate(
 ) -> list[str]:
     """The assistant's next turn in every conversation, in order.
 
+    Contents may be lists of parts, images among them, where the model takes these.
+
     Draws depend on ``seed`` and on all conversations, and the program's own random numbers are left as they are;
     without a seed these are drawn from. ``progress`` is told how many are answered and how many there are.
 
@@ -221,7 +245,7 @@ def generate(
     """
     import torch
 
-    prompts = [encode_prompt(conversation, loaded.tokenizer) for conversation in conversations]
+    prompts = [encode(loaded, conversation) for conversation in conversations]
     answers, num_answered = [""] * len(prompts), 0
     with drawn_from(seed, loaded), torch.inference_mode():
         for batch in _in_batches(loaded, prompts, decoding, batch_size):
@@ -233,17 +257,21 @@ def generate(
 
 
 def _in_batches(
-    loaded: Loaded, prompts: Sequence[Sequence[int]], decoding: Decoding, batch_size: int
+    loaded: Loaded, prompts: Sequence[EncodedPrompt], decoding: Decoding, batch_size: int
 ) -> Iterator[dict[int, list[int]]]:
     """Prompts of similar length, answered side by side: for each batch the written tokens, by the index of the prompt.
     Raises ``UserError`` where a prompt leaves no room for an answer."""
-    check_room(prompts, loaded.positions)
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        ids, mask = _pad_left(loaded, [prompts[index] for index in batch])
-        whole = call_generate(loaded, ids, mask, decoding)
-        yield dict(zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True))
+    check_room([prompt.ids for prompt in prompts], loaded.positions)
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
+    for looks in (False, True):
+        those = [index for index in order if bool(prompts[index].images) == looks]
+        size = 1 if looks and not (loaded.sight and loaded.sight.pads) else batch_size
+        for start in range(0, len(those), size):
+            batch = those[start : start + size]
+            ids, mask = _pad_left(loaded, [prompts[index].ids for index in batch])
+            images = [prompts[index].images for index in batch]
+            whole = call_generate(loaded, ids, mask, decoding, images=images)
+            yield dict(zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -294,10 +322,10 @@ def write(
 
     from tonnage.model.attention import as_in_transformers
 
-    places_of: dict[str, list[int]] = {}  # prompts are repeated, for several answers to each
+    places_of: dict[str, EncodedPrompt] = {}  # prompts are repeated, for several answers to each
     for conversation in conversations:
         if (key := repr(conversation)) not in places_of:
-            places_of[key] = encode_prompt(conversation, loaded.tokenizer)
+            places_of[key] = EncodedPrompt(encode_prompt(conversation, loaded.tokenizer), [])
     prompts = [places_of[repr(conversation)] for conversation in conversations]
     answers: dict[int, Written] = {}
     with (
@@ -311,7 +339,7 @@ def write(
                 end = next((at for at, token in enumerate(tokens) if token in loaded.stop_tokens), None)
                 answer_tokens = tokens if end is None else tokens[: end + 1]
                 text = _decode(loaded, tokens)
-                answers[index] = Written(tuple(prompts[index]), tuple(answer_tokens), text, end is not None)
+                answers[index] = Written(tuple(prompts[index].ids), tuple(answer_tokens), text, end is not None)
     return [answers[index] for index in range(len(prompts))]
 
 
@@ -335,9 +363,9 @@ def stream(
             if self.next_tokens_are_prompt or int(value.flatten()[-1]) not in loaded.stop_tokens:
                 super().put(value)  # type: ignore[no-untyped-call]
 
-    prompt = encode_prompt(conversation, loaded.tokenizer)
-    check_room([prompt], loaded.positions)
-    ids, mask = _pad_left(loaded, [prompt])
+    prompt = encode(loaded, conversation)
+    check_room([prompt.ids], loaded.positions)
+    ids, mask = _pad_left(loaded, [prompt.ids])
     streamer = AnswerStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
     enough = Event()
     errors: list[BaseException] = []
@@ -347,8 +375,8 @@ def stream(
 
         try:
             with torch.inference_mode():
-                criteria = stop_when(enough.is_set)
-                call_generate(loaded, ids, mask, decoding, streamer=streamer, stopping_criteria=criteria)
+                more = {"streamer": streamer, "stopping_criteria": stop_when(enough.is_set)}
+                call_generate(loaded, ids, mask, decoding, images=[prompt.images], **more)
         except BaseException as error:
             errors.append(error)
             streamer.end()  # type: ignore[no-untyped-call]
@@ -390,13 +418,27 @@ def form_of(questions: Sequence[Question]) -> dict[str, Any]:
     return {"formats": sorted({question.format for question in questions}), "single_turn": single}
 
 
-def call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding, **more: Any) -> Tensor:
-    """Transformers' ``generate``: (batch, prompt) token ids and mask in, (batch, prompt + answer) token ids out."""
+def call_generate(
+    loaded: Loaded,
+    ids: Tensor,
+    mask: Tensor,
+    decoding: Decoding,
+    *,
+    images: Sequence[Sequence[Image]] = (),
+    **more: Any,
+) -> Tensor:
+    """Transformers' ``generate``: (batch, prompt) token ids and mask in, (batch, prompt + answer) token ids out; with
+    ``images``, those of each prompt, the whole model's. Raises ``UserError``."""
+    model = loaded.model
+    if any(images):
+        assert loaded.sight is not None, "who takes no images has encoded none"
+        more |= loaded.sight.inputs(ids, images)
+        model = loaded.sight.tower.model
     device, positions = loaded.model.device, loaded.positions
     room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
     drawn = decoding.temperature > 0
     try:
-        written: Tensor = loaded.model.generate(
+        written: Tensor = model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
             max_new_tokens=room,

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tonnage.config import Source
+from tonnage.data.images.opening import located
 from tonnage.data.reading.rows import Part, lines_of, read_rows
 from tonnage.data.sources.files import resolve
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.forms.conversation import Conversation, RowError, as_row_error
+from tonnage.forms.conversation import Conversation, Image, RowError, as_row_error
 from tonnage.forms.formats import Form, candidates, form_of, known_forms, rename
+from tonnage.forms.images import MARK
 from tonnage.forms.reader import Reader
 
 MOST_TOLD = 5
@@ -37,8 +40,9 @@ class Question:
     """What the row says the answer is."""
 
 
-def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[Question]:
-    """Questions of the first ``limit`` rows (all of them by default).
+def read_questions(sources: Sequence[Source], limit: int | None = None, *, images: bool = False) -> list[Question]:
+    """Questions of the first ``limit`` rows (all of them by default); ``images``: whether they may hold some, of which
+    every path then leads to a file, within the folder that it may not leave.
 
     Raises:
         UserError: a file is missing or of no known kind, or rows cannot be understood; lists the first of them.
@@ -50,7 +54,7 @@ def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[
         try:
             if isinstance(row, RowError):
                 raise row
-            questions += _questions(row, source)
+            questions += _questions(row, source, Path(where.rpartition(":")[0]), images)
         except Exception as error:
             problems.append(Problem(as_row_error(error).reason, "a row that can be asked", where=where))
     if problems:
@@ -72,8 +76,8 @@ def _rows_of(parts: Sequence[Part]) -> Iterator[tuple[str, dict[str, Any] | RowE
         before += lines_of(part) if part.kind == "lines" else 0
 
 
-def _questions(row: Mapping[str, Any], source: Source) -> list[Question]:
-    """What a row asks: one question, or more of a tree. Raises ``RowError``."""
+def _questions(row: Mapping[str, Any], source: Source, file: Path, images: bool) -> list[Question]:
+    """What a row of a ``file`` asks: one question, or more of a tree. Raises ``RowError``."""
     form = form_of(source.format, source.columns, source.roles)
     filled, answered = _filled(rename(row, form.columns) if form.columns else row)
     fitting = candidates(filled) if source.format == "auto" else (form.format,)
@@ -83,8 +87,13 @@ def _questions(row: Mapping[str, Any], source: Source) -> list[Question]:
             f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {known_forms(only_chat=True)}"
         )
         raise RowError("unknown_form", f"a row with the fields {columns} {fits}")
-    conversations = Reader(Form(fitting[0], roles=form.roles)).read(filled)
-    return [_question(row, fitting[0], conversation, answered) for conversation in conversations]
+    conversations = Reader(Form(fitting[0], roles=form.roles), images=images).read(filled)
+    questions = [_question(row, fitting[0], conversation, answered) for conversation in conversations]
+    folder = file.absolute().parent if source.images is None else Path(source.images).absolute()
+    for question in questions:
+        own = question.conversation
+        own.images = [Image(str(located(image.path, folder))) if image.path else image for image in own.images]
+    return questions
 
 
 def _question(row: Mapping[str, Any], format: str, conversation: Conversation, answered: bool) -> Question:
@@ -94,7 +103,10 @@ def _question(row: Mapping[str, Any], format: str, conversation: Conversation, a
     if not last:
         raise RowError("no_question", "nothing stands before the assistant's answer")
     answer = conversation.turns[last].message["content"] if answered else None
-    return Question(row, format, Conversation(conversation.turns[:last], conversation.tools), answer)
+    before = conversation.turns[:last]
+    number = sum(turn.message["content"].count(MARK) for turn in before) if conversation.images else 0
+    question = Conversation(before, conversation.tools, images=conversation.images[:number])
+    return Question(row, format, question, answer)
 
 
 def _filled(row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tonnage.inference.generate import Decoding, Loaded, call_generate, drawn_from, stop_when
+from tonnage.inference.generate import Decoding, EncodedPrompt, Loaded, call_generate, drawn_from, stop_when
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ class Token:
 
 def write_tokens(
     loaded: Loaded,
-    prompt: Sequence[int],
+    prompt: EncodedPrompt,
     decoding: Decoding,
     on_token: Callable[[Token], bool],
     *,
@@ -68,9 +68,9 @@ def write_tokens(
     more: dict[str, Any] = {"streamer": Tell(), "stopping_criteria": stop_when(lambda: enough)}
     if num_likeliest is not None:
         more["logits_processor"] = LogitsProcessorList([Remember()])
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([prompt.ids])
     with drawn_from(seed, loaded), torch.inference_mode():
-        call_generate(loaded, ids, torch.ones_like(ids), decoding, **more)
+        call_generate(loaded, ids, torch.ones_like(ids), decoding, images=[prompt.images], **more)
 
 
 def _with_probability(token: int, latest: Sequence[Tensor], num_likeliest: int | None) -> Token:

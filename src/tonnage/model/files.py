@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -31,7 +32,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", TOKENIZER_
 PASSED_OVER = (
     *TOKENIZER_FILES,
     *("chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
-    *("vocab.txt", "generation_config.json"),
+    *("vocab.txt", GENERATION),
 )
 """Files that change what a tokenizer does. transformers ignores those that are directories."""
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.npz", "*.ckpt")

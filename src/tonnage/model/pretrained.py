@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from tonnage.errors import UserError, user_error
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
 from tonnage.model.dtypes import DTYPES
-from tonnage.model.files import ModelFiles, read_model_config, read_whole_config
+from tonnage.model.files import GENERATION, ModelFiles, read_model_config, read_whole_config
 from tonnage.model.matching import check_weights, find_places, matches, missing_from_files, unexpected
 from tonnage.model.quantised import QUANTISATION, method_of
 from tonnage.model.stored import FLOATS, read_headers
@@ -137,4 +137,14 @@ def _by_ourselves(files: ModelFiles, config: PreTrainedConfig, allow_unexpected:
     allocate(model, torch.device("cpu"))
     load_buffers(model, match)
     load_weights(model, match, seed=0)
+    if (files.directory / GENERATION).is_file():
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(files.directory)
+        except Exception as error:  # whatever a stranger wrote into it
+            raise user_error(
+                where=str(files.directory / GENERATION),
+                found=f"settings that transformers cannot read ({type(error).__name__}: {str(error).strip()[:300]})",
+                needed="those of a way to write answers",
+                change="mend that file, or remove it",
+            ) from error
     return model

@@ -150,7 +150,7 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
     try:
         with torch.device("meta"):
             whole = kind(config)
-        parts = list(_same(model, whole))
+        parts = list(same_modules(model, whole))
     except Exception as error:  # whatever the classes of the families stumble over
         raise user_error(
             where=f"model type {config.model_type}",
@@ -178,14 +178,14 @@ def without_text(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrained
     """The whole that ``config`` describes, on the meta device, without the text part of it that ``model`` is."""
     whole = find_whole(model, config)
     assert whole is not None, "decided before"
-    for outer, _ in list(_same(model, whole.model)):
+    for outer, _ in list(same_modules(model, whole.model)):
         path = _path(whole.model, outer).rstrip(".")
         parent, _, name = path.rpartition(".")
         setattr(whole.model.get_submodule(parent), name, nn.Module())
     return whole.model
 
 
-def _same(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
+def same_modules(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
     """Modules of the whole, with those of the text model that they are."""
     inside = next((one for one in whole.modules() if type(one) is type(model)), None)
     if inside is not None:

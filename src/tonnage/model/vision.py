@@ -29,7 +29,7 @@ from tonnage.model.files import ModelFiles, read_whole_config
 from tonnage.model.matching import missing_from_files, sort
 from tonnage.model.names import Names
 from tonnage.model.stored import read_headers
-from tonnage.model.towers import TOWER, find_whole, whole_class, without_text
+from tonnage.model.towers import TOWER, find_whole, same_modules, whole_class, without_text
 
 FEATURES, POSITIONS = "get_image_features", "get_rope_index"
 """Methods of models of images."""
@@ -81,7 +81,7 @@ class Tower:
         """Features of the images of a row, one after another: (tokens, hidden), and in each row of these after the
         first those that are added behind blocks. ``inputs`` are the processor's."""
         compute = getattr(self.model.base_model, FEATURES, None) or getattr(self.model, FEATURES)
-        on_device = {name: self._on_device(value) for name, value in inputs.items()}
+        on_device = self.sent(inputs)
         output = compute(**accepted(compute, on_device), return_dict=True)
         added = getattr(output, "deepstack_features", None) or ()
         return torch.cat([_in_rows(features) for features in (output.pooler_output, *added)], dim=1)
@@ -90,10 +90,24 @@ class Tower:
         """Positions of a document's tokens, int64 (3, tokens); None of a family whose tokens have one each."""
         return positions_of(self.model, ids, self.token_id, inputs)
 
-    def _on_device(self, value: Any) -> Any:
+    def sent(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs where the tower is, in its type."""
+        return {name: self._sent(value) for name, value in inputs.items()}
+
+    def _sent(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
+
+    def around(self, text: PreTrainedModel) -> PreTrainedModel:
+        """The whole model with ``text`` as its model of text, whose modules both then have: what was done to these, and
+        will be, holds for the whole."""
+        whole: Any = self.model
+        for outer, inner in list(same_modules(text, whole)):
+            path, _, leaf = next(name for name, module in whole.named_modules() if module is outer).rpartition(".")
+            setattr(whole.get_submodule(path), leaf, inner)
+        whole.generation_config = text.generation_config
+        return self.model
 
 
 def positions_of(whole: PreTrainedModel, ids: Tensor, token_id: int, inputs: Mapping[str, Any]) -> Tensor | None:

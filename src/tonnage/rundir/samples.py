@@ -22,6 +22,8 @@ class Prompt:
     """For the answer, in tokens."""
     expected: str | None = None
     """The answer that its row has."""
+    document: int | None = None
+    """Of validation rows, where images are among its tokens: those of this document."""
 
 
 @dataclass(frozen=True)

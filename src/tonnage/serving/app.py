@@ -18,7 +18,14 @@ from starlette.routing import Route
 
 from tonnage.inference.tokens import Token
 from tonnage.serving.engine import AnswerPart, Begun, Ended, Engine
-from tonnage.serving.requests import MOST_BYTES, ChatRequest, CompletionRequest, Refused, read_request
+from tonnage.serving.requests import (
+    MOST_BYTES,
+    MOST_BYTES_WITH_IMAGES,
+    ChatRequest,
+    CompletionRequest,
+    Refused,
+    read_request,
+)
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of this machine. Where nobody else may ask, a request for another name comes from a page in a browser."""
@@ -27,6 +34,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
     """The endpoint for a model that is called ``name``; ``only_local``: whether it is for this machine alone."""
     began = int(time.time())
+    most_bytes = MOST_BYTES if engine.loaded.sight is None else MOST_BYTES_WITH_IMAGES
 
     async def complete(request: Request) -> Response:
         return await _answered(request, engine, await read(request, CompletionRequest), _Texts(engine, name))
@@ -36,7 +44,7 @@ def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
 
     async def read(request: Request, form: Any) -> Any:
         check_host(request)
-        wish = read_request(form, await _body(request))
+        wish = read_request(form, await _body(request, most_bytes))
         if wish.model != name:
             raise Refused(f"no model {wish.model[:200]!r}: this is {name!r}", status=404, param="model", code=MISSING)
         return wish
@@ -76,29 +84,30 @@ def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
 
 
 MISSING = "model_not_found"
-MOST_READ = 4 * MOST_BYTES
-"""Of a request that is too large: who sends no more hears why, and the connection is closed to the others."""
+MOST_READ = 4
+"""How many times as much is read of a request that is too large: who sends no more hears why, and the connection is
+closed to the others."""
 CLOSING = {"Connection": "close"}
 """What is left of a refused request is not read: the server would read it to its end."""
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, most_bytes: int) -> bytes:
     """What was sent, within bounds. A page in a browser cannot send JSON to another site unasked."""
     length = request.headers.get("content-length", "0")
     num_bytes, body = 0, bytearray()
-    if not (length.isdecimal() and int(length[:19]) > MOST_READ):
+    if not (length.isdecimal() and int(length[:19]) > MOST_READ * most_bytes):
         async for part in request.stream():
             num_bytes += len(part)
-            if num_bytes > MOST_READ:
+            if num_bytes > MOST_READ * most_bytes:
                 break
-            body += part if num_bytes <= MOST_BYTES else b""
+            body += part if num_bytes <= most_bytes else b""
         else:
-            if num_bytes <= MOST_BYTES:
+            if num_bytes <= most_bytes:
                 kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
                 if kind != "application/json":
                     raise Refused(f"content of type {kind[:80] or 'none'}: application/json is taken", status=415)
                 return bytes(body)
-    raise Refused(f"a request of more than {MOST_BYTES:,} bytes", status=413)
+    raise Refused(f"a request of more than {most_bytes:,} bytes", status=413)
 
 
 async def _answered(

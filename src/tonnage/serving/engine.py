@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
-from tonnage.data import encode_prompt
+from tonnage.data.images.opening import located
 from tonnage.errors import UserError
-from tonnage.inference.generate import Decoding, Loaded
+from tonnage.forms.conversation import Conversation, Image, RowError
+from tonnage.forms.reader import conversation_of
+from tonnage.inference.generate import Decoding, EncodedPrompt, Loaded, encode
 from tonnage.inference.tokens import Token, write_tokens
 from tonnage.serving.pieces import Pieces
 from tonnage.serving.requests import ChatRequest, CompletionRequest, Refused
 
+IN_ITSELF = "send it as data:image/png;base64,..."
 LOOK_SECONDS = 0.2
 """Between two looks whether somebody still waits for an answer."""
 
@@ -53,12 +57,13 @@ class Ended:
 class Engine:
     """A model, and a line of those who wait for it."""
 
-    def __init__(self, loaded: Loaded, *, max_tokens: int, most_waiting: int) -> None:
+    def __init__(self, loaded: Loaded, *, max_tokens: int, most_waiting: int, images: Path | None = None) -> None:
         """``max_tokens``: longest answer where nobody says; ``most_waiting``: how many may wait, the one that is
-        answered among them."""
+        answered among them; ``images``: the folder of those that requests may name, besides those they hold."""
         self.loaded = loaded
         self._max_tokens = max_tokens
         self._most_waiting = most_waiting
+        self._images = images
         self._waiting = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._closing = Event()
@@ -116,8 +121,8 @@ class Engine:
             return
         try:
             prompt = self._prompt(request)
-            decoding = self._decoding(request, len(prompt))
-            tell(Begun(len(prompt)))
+            decoding = self._decoding(request, len(prompt.ids))
+            tell(Begun(len(prompt.ids)))
             self._write(request, prompt, decoding, tell, enough)
         except BaseException as error:
             tell(error)
@@ -125,7 +130,7 @@ class Engine:
     def _write(
         self,
         request: ChatRequest | CompletionRequest,
-        prompt: Sequence[int],
+        prompt: EncodedPrompt,
         decoding: Decoding,
         tell: Callable[[AnswerPart | Ended], None],
         enough: Event,
@@ -151,22 +156,43 @@ class Engine:
             tell(AnswerPart(text, tuple(sent)))
         tell(Ended("stop" if reached_end or pieces.stopped else "length", len(pieces.tokens)))
 
-    def _prompt(self, request: ChatRequest | CompletionRequest) -> list[int]:
-        tokenizer = self.loaded.tokenizer
+    def _prompt(self, request: ChatRequest | CompletionRequest) -> EncodedPrompt:
         if isinstance(request, ChatRequest):
             try:
-                return encode_prompt([message.as_ours() for message in request.messages], tokenizer)
+                return encode(self.loaded, self._conversation(request))
             except UserError as error:
                 raise Refused(error.problems[0].found, param="messages") from error
         if isinstance(request.prompt, str):
-            ids: list[int] = tokenizer(request.prompt)["input_ids"]
+            ids: list[int] = self.loaded.tokenizer(request.prompt)["input_ids"]
             if not ids:
                 raise Refused("prompt is empty", param="prompt")
-            return ids
+            return EncodedPrompt(ids, [])
         num_tokens = int(self.loaded.model.get_input_embeddings().weight.shape[0])
         if unknown := [token for token in request.prompt if token >= num_tokens]:
             raise Refused(f"the model has no token {unknown[0]}: it knows {num_tokens:,}", param="prompt")
-        return request.prompt
+        return EncodedPrompt(request.prompt, [])
+
+    def _conversation(self, request: ChatRequest) -> Conversation | list[dict[str, Any]]:
+        """What is to be answered. Its images are in the request, or in the folder that is for that: whoever asks reads
+        no other file of this machine, and makes it fetch none. Raises ``Refused``."""
+        messages = [message.as_ours() for message in request.messages]
+        if not any(message.images for message in request.messages):
+            return messages
+        if self.loaded.sight is None:
+            raise Refused("an image, and a model that takes none", param="messages")
+        try:
+            conversation = conversation_of(messages)
+            conversation.images = [self._located(image) for image in conversation.images]
+        except RowError as error:
+            raise Refused(error.reason, param="messages") from error
+        return conversation
+
+    def _located(self, image: Image) -> Image:
+        if not image.path:
+            return image
+        if self._images is None:
+            raise RowError("image", f"{image.path[:100]!r} is no image in the request itself; {IN_ITSELF}")
+        return Image(str(located(image.path, self._images)))
 
     def _decoding(self, request: ChatRequest | CompletionRequest, prompt_tokens: int) -> Decoding:
         longest = request.max_tokens

@@ -13,6 +13,10 @@ from pydantic_core import from_json
 
 MOST_BYTES = 2 << 20
 """Of a request."""
+MOST_BYTES_WITH_IMAGES = 20 << 20
+"""Of a request to a model that takes images, which come inside of it."""
+MOST_IMAGES = 50
+"""Of a request."""
 MOST_MESSAGES = 2000
 MOST_STOPS = 4
 MOST_LIKELIEST = 20
@@ -42,11 +46,28 @@ class TextPart(_Section):
     text: str
 
 
+class ImageAddress(_Section):
+    """Where an image is."""
+
+    url: Annotated[str, Field(min_length=1)]
+    detail: Literal["auto"] | None = None
+
+
+class ImagePart(_Section):
+    """An image in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageAddress
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(_Section):
     """What somebody said."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1000)]
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=1000)]
     name: None = None
     refusal: None = None
     annotations: None = None
@@ -56,8 +77,16 @@ class Message(_Section):
 
     def as_ours(self) -> dict[str, Any]:
         """The same as templates know it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+        if self.images:
+            return self.model_dump(include={"role", "content"})
+        parts = [] if isinstance(self.content, str) else self.content
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        return {"role": self.role, "content": self.content if isinstance(self.content, str) else text}
+
+    @property
+    def images(self) -> int:
+        """How many it has."""
+        return sum(isinstance(part, ImagePart) for part in self.content)
 
 
 class StreamOptions(_Section):
@@ -157,6 +186,8 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
     if isinstance(wish, ChatRequest):
         if wish.messages[-1].role != "user":
             raise Refused("the last message is not the user's", param="messages")
+        if (number := sum(message.images for message in wish.messages)) > MOST_IMAGES:
+            raise Refused(f"{number:,} images; at most {MOST_IMAGES} are taken", param="messages")
         if wish.top_logprobs is not None and not wish.logprobs:
             raise Refused("top_logprobs without logprobs: true", param="top_logprobs")
         if wish.max_tokens is not None and wish.max_completion_tokens is not None:
@@ -167,16 +198,18 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
 
 
 def _place(value: Any, steps: tuple[int | str, ...]) -> str:
-    """Where a value stands in a request: pydantic names the types that it tried as well."""
-    kept = []
-    for step in steps:
+    """Where a value stands in a request: pydantic names the types that it tried as well, and those of parts."""
+    names: list[str] = []
+    for before, step in zip((None, *steps), steps, strict=False):
         if isinstance(value, dict):
-            kept.append(str(step))
+            if isinstance(before, int) and step == value.get("type"):
+                continue
+            names.append(str(step))
             value = value.get(step)
         elif isinstance(value, list) and isinstance(step, int):
-            kept.append(str(step))
+            names.append(str(step))
             value = value[step] if step < len(value) else None
-    return ".".join(kept)
+    return ".".join(names)
 
 
 def _refused(form: type[BaseModel], value: Any, error: ValidationError | RecursionError) -> Refused:

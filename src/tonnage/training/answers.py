@@ -14,13 +14,14 @@ that all know when all are done, and the first stage of a pipeline what the last
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 import numpy as np
 import torch
 
+from tonnage.data.packs.features import ImageFeatures, StoredRows
 from tonnage.model.cached import Cached, Store
 from tonnage.parallel.world import World
 from tonnage.rundir.samples import Prompt
@@ -44,6 +45,8 @@ class Asking:
     """Prompts of a rank that are answered at the same time."""
     ends: Callable[[Sequence[int]], bool] | None = None
     """Whether the tokens of an answer so far are all of it, where a stop token is not all that ends one."""
+    images: Mapping[int, ImageFeatures] = field(default_factory=dict)
+    """By the number of a prompt, of those that have any."""
 
 
 @torch.no_grad()
@@ -173,7 +176,7 @@ def asking_batch(share: Share, deal: Deal, store: Store | None) -> tuple[MicroBa
     if store is None:
         rows = [np.array([*prompts[number].ids, *answers[number]], np.int32) for number in share.places]
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
-        documents = [PackedDocument(rows[place], np.zeros(len(rows[place]), np.float32), -1, -1) for place in order]
+        documents = [_document(share, share.places[place], rows[place]) for place in order]
         batch = MicroBatch.padded(documents, deal.round_to)
         ends = np.arange(len(rows)) * batch.input_ids.shape[1] + np.array(batch.lengths) - 1
         return replace(batch, positions=torch.from_numpy(ends), asks=True), order
@@ -185,4 +188,40 @@ def asking_batch(share: Share, deal: Deal, store: Store | None) -> tuple[MicroBa
     last, none = torch.tensor(lengths).cumsum(0) - 1, torch.zeros(len(lengths))
     cached = Cached(store, before, len(beginning))
     batch = MicroBatch(ids, lengths, last, torch.zeros_like(last), none, asks=True, cached=cached)
+    if not share.asking.images.keys().isdisjoint(share.places):
+        batch = _with_images(batch, share)
     return batch.rounded(deal.round_to), list(range(len(lengths)))
+
+
+def _document(share: Share, number: int, tokens: np.ndarray) -> PackedDocument:
+    """A prompt with its answer so far, in a row of its own."""
+    images = share.asking.images.get(number)
+    features = None if images is None else images.of_tokens(len(tokens))
+    return PackedDocument(tokens, np.zeros(len(tokens), np.float32), -1, -1, features=features)
+
+
+def _with_images(batch: MicroBatch, share: Share) -> MicroBatch:
+    """A row of documents that go on or begin, with the features of those that begin, and the positions of all tokens
+    where any document has some of three dimensions."""
+    images, prompts, at = share.asking.images, share.asking.prompts, share.begun
+    looked, positions = list[tuple[ImageFeatures, int]](), list[np.ndarray]()
+    for place, number in enumerate(share.places):
+        own, length = images.get(number), len(prompts[number].ids)
+        of_prompt = np.arange(length)[:, None].repeat(3, 1)
+        if own is not None and own.positions is not None:
+            of_prompt = own.positions
+        if place < share.begun:  # here is the last token of its answer
+            positions.append(of_prompt.max(keepdims=True).repeat(3, 1) + len(share.answers[number]))
+            continue
+        positions.append(of_prompt)
+        if own is not None:
+            looked.append((own, at))
+        at += length
+    if looked:
+        places = np.concatenate([own.places + first for own, first in looked])
+        rows = tuple(own.rows for own, _ in looked if isinstance(own.rows, StoredRows))
+        batch = replace(batch, features=rows, feature_places=torch.from_numpy(places))
+    if all(own.positions is None for own in images.values()):
+        return batch
+    in_space = torch.from_numpy(np.concatenate(positions).astype(np.int64))
+    return replace(batch, token_positions=in_space.T.unsqueeze(1))

@@ -31,7 +31,7 @@ from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import Stages, stages_of, trains_of_run
 from tonnage.training.distillation import Distillation
-from tonnage.training.features import look_at_images, with_features, with_pictures
+from tonnage.training.features import features_of, look_at_images, with_features, with_pictures
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
@@ -261,6 +261,7 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
         frozenset(recorded.stop_tokens),
         layout.row_tokens,
         lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+        images=features_of(recorded.prompts, run, plan),
     )
 
 

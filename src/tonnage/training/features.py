@@ -21,7 +21,7 @@ from torch import Tensor
 from tonnage.data import PackedDataset
 from tonnage.data import cache as store
 from tonnage.data.images.processing import ImageRecipe, inputs_of
-from tonnage.data.packs.features import INDEX, TOKEN, Features, chunk_name, positions_name
+from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, chunk_name, positions_name
 from tonnage.data.packs.pictures import Pictures
 from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
@@ -29,7 +29,9 @@ from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import room_for
 from tonnage.model.files import ModelFiles, read_model, read_model_config, read_whole_config
 from tonnage.model.vision import Tower, added_features, load_tower
+from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Prompt
 from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
 from tonnage.training.guest import free_memory
 from tonnage.training.job import Job
@@ -104,12 +106,7 @@ def look_at_images(setting: WorkerSetting, train: PackedDataset, validation: Pac
 
 def with_features(job: Job, setting: WorkerSetting) -> Job:
     """The job with the features of images beside its rows. Raises ``UserError`` where the files are damaged."""
-    own = own_directory(setting)
-    try:
-        features = replace(Features.open(own), look_ahead=setting.plan.data.look_ahead)
-    except (OSError, ValueError, IndexError) as error:
-        change = "remove that directory: the features are computed again, or the cache has them"
-        raise user_error(f"a damaged file ({error})", WHAT, change, str(own)) from error
+    features = replace(_opened(own_directory(setting)), look_ahead=setting.plan.data.look_ahead)
     validation = job.validation_data
     return replace(
         job,
@@ -131,6 +128,32 @@ def with_pictures(job: Job, setting: WorkerSetting) -> Job:
     return replace(
         job, train_data=seen(job.train_data), validation_data=None if validation is None else seen(validation)
     )
+
+
+def features_of(prompts: Sequence[Prompt], run: RunDirectory, plan: Plan) -> dict[int, ImageFeatures]:
+    """Features of the images of prompts, by their numbers. Raises ``UserError`` where the files are damaged."""
+    looked = {number: prompt for number, prompt in enumerate(prompts) if prompt.document is not None}
+    if not looked:
+        return {}
+    assert plan.data.validation_path is not None
+    assert plan.data.features_path is not None
+    features = _opened(run.features / Path(plan.data.features_path).name)
+    source = PackedDataset.open(Path(plan.data.validation_path)).source
+    documents = [prompt.document for prompt in looked.values() if prompt.document is not None]
+    of_documents = features.of_pack(documents, [source.tokens(document) for document in documents])
+    return {
+        number: own.of_tokens(len(prompt.ids))
+        for (number, prompt), own in zip(looked.items(), of_documents, strict=True)
+        if own is not None
+    }
+
+
+def _opened(directory: Path) -> Features:
+    try:
+        return Features.open(directory)
+    except (OSError, ValueError, IndexError) as error:
+        change = "remove that directory: the features are computed again, or the cache has them"
+        raise user_error(f"a damaged file ({error})", WHAT, change, str(directory)) from error
 
 
 def own_directory(setting: WorkerSetting) -> Path:

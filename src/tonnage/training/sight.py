@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.data.images.processing import FILES, ImageRecipe, tower_inputs
+from tonnage.data.images.processing import ImageRecipe, has_processor, tower_inputs
 from tonnage.errors import user_error
 from tonnage.model.files import ModelFiles, read_whole_config
 from tonnage.model.vision import AttachedTower, image_token
@@ -34,7 +34,7 @@ def image_recipe(
 
     ``pixels``: the fewest and the most of an image.
     """
-    if not files.weights or not any((files.directory / name).is_file() for name in FILES):
+    if not files.weights or not has_processor(files.directory):
         return None
     token = image_token(read_whole_config(files, trust_remote_code=trusts))
     if token is None:

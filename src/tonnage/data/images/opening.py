@@ -47,13 +47,14 @@ class EncodedImage:
     """Nanoseconds, of a file."""
 
 
-def load_image(image: Image, folder: Path) -> EncodedImage:
-    """The bytes of an image whose path, if it has one, starts from ``folder``. Raises ``RowError``."""
+def load_image(image: Image, folder: Path | None) -> EncodedImage:
+    """The bytes of an image whose path, if it has one, starts from ``folder``; None of a path that was located.
+    Raises ``RowError``."""
     if image.content:
         if len(image.content) > MOST_BYTES:
             raise _bad(f"an image of {len(image.content):,} bytes; at most {MOST_BYTES:,} are read")
         return EncodedImage(image.content, digest_of(image.content))
-    return load_file(located(image.path, folder))
+    return load_file(Path(image.path) if folder is None else located(image.path, folder))
 
 
 def located(path: str, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tonnage.data.images.opening import INSTALL, EncodedImage, decode
+from tonnage.data.text.choice import extended
 from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError, first_line
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Either of them a processor of images has."""
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets")
+KINDS = ("token_type_ids", "mm_token_type_ids")
+"""Of these, what tells which tokens are images'."""
 LEAST_TRANSFORMERS = "a transformers whose processors say where they put the tokens of an image (5.23's do)"
 
 
@@ -45,6 +48,8 @@ class ImageRecipe:
     min_pixels: int | None = None
     max_pixels: int | None = None
     """Of an image as the processor sees it; None is as many as it has."""
+    added: tuple[str, ...] = ()
+    """Special tokens that its tokenizer gets where it lacks them, in the order of their ids."""
 
     def key(self) -> dict[str, Any]:
         """Plain values that differ where tokens may."""
@@ -53,7 +58,8 @@ class ImageRecipe:
             with suppress(OSError):
                 digests[name] = hashlib.blake2b(Path(self.directory, name).read_bytes(), digest_size=16).hexdigest()
         limits = {name: getattr(self, name) for name in ("min_pixels", "max_pixels") if getattr(self, name) is not None}
-        return {"files": digests, "token": self.token_id, "versions": versions(), **limits}
+        added = {"added": self.added} if self.added else {}
+        return {"files": digests, "token": self.token_id, "versions": versions(), **limits, **added}
 
     def resized(self, pixels: Pixels) -> Pixels:
         """An image with no more and no fewer pixels than there may be, its sides in about the same proportion."""
@@ -75,6 +81,11 @@ def versions() -> dict[str, str]:
     return known
 
 
+def has_processor(directory: Path) -> bool:
+    """Whether a model comes with a processor of images."""
+    return any((directory / name).is_file() for name in FILES)
+
+
 @lru_cache(maxsize=2)
 def processor_of(recipe: ImageRecipe) -> Any:
     """The processor. Raises ``UserError`` where it cannot be loaded, or takes no images."""
@@ -89,6 +100,7 @@ def processor_of(recipe: ImageRecipe) -> Any:
     if getattr(processor, "image_processor", None) is None or getattr(processor, "image_token", None) is None:
         observed = f"rows with images, and a {type(processor).__name__}, which puts no token in their place"
         raise user_error(observed, "a model whose processor takes images", "choose another model", where)
+    processor.tokenizer, _ = extended(processor.tokenizer, None, recipe.added)
     return processor
 
 
@@ -132,6 +144,23 @@ def tower_inputs(recipe: ImageRecipe, pixels: Sequence[Pixels]) -> tuple[dict[st
     text, sized = processor.image_token * len(pixels), [recipe.resized(image) for image in pixels]
     output = processor(text=[text], images=[sized], add_special_tokens=False, return_tensors="pt")
     return {name: value for name, value in output.items() if name not in OF_TEXT}, output["input_ids"][0].tolist()
+
+
+def model_inputs(recipe: ImageRecipe, rows: Sequence[Sequence[Pixels]]) -> tuple[dict[str, Any], list[int]]:
+    """What the whole model is given beside the tokens of rows with images, and how many tokens those of each row have.
+    ``KINDS`` are among it where the model wants to know which tokens are images', with values that are of no row.
+    """
+    processor = processor_of(recipe)
+    output = processor(
+        text=[processor.image_token * len(pixels) for pixels in rows],
+        images=[list(pixels) for pixels in rows],
+        add_special_tokens=False,
+        return_tensors="pt",
+        **({"padding": True} if len(rows) > 1 else {}),
+    )
+    counts = (output["input_ids"] == recipe.token_id).sum(1).tolist()
+    others = set(OF_TEXT) - set(KINDS)
+    return {name: value for name, value in output.items() if name not in others}, counts
 
 
 def inputs_of(recipe: ImageRecipe, images: Sequence[EncodedImage], where: str) -> dict[str, Any]:

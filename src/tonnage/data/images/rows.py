@@ -30,7 +30,7 @@ class ImagesOfPart:
     def of_row(self, text: str, images: Sequence[Image]) -> ImagesOfDocument:
         """The images of a row, which stand in its ``text``. Raises ``RowError``."""
         encoded = [self._load(image) for image in images]
-        row = process_row(self._recipe, text, list(_decoded(encoded)))
+        row = process_row(self._recipe, text, list(decoded(encoded)))
         numbers = tuple(map(self._table.add, encoded))
         return ImagesOfDocument(row, numbers, tuple(one.digest for one in encoded), self._recipe.token_id)
 
@@ -48,7 +48,7 @@ class ImagesOfPart:
             raise
 
 
-def _decoded(images: Iterable[EncodedImage]) -> Iterator[Pixels]:
+def decoded(images: Iterable[EncodedImage]) -> Iterator[Pixels]:
     """The pixels of the images of a row. Raises ``RowError``, also where they are too many together."""
     number = 0
     for image in images:

@@ -15,7 +15,7 @@ Documents that have the same images have the same rows. Nothing is read that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,18 @@ class ImageFeatures:
     """int32 (tokens, 3), where tokens have three each."""
     look_ahead: str = ""
     """In which layers tokens of an image see those after them (``planning.plan.DataPlan``)."""
+
+    def of_tokens(self, number: int) -> ImageFeatures:
+        """What the first ``number`` tokens of the document have, or so many tokens that begin with it and go on with
+        words, of features that are stored."""
+        assert isinstance(self.rows, StoredRows)
+        places = self.places[self.places < number]
+        own = replace(self, rows=replace(self.rows, shape=(len(places), self.rows.shape[1])), places=places)
+        if self.positions is None:
+            return own
+        positions = self.positions[:number]
+        behind = np.arange(1, number - len(positions) + 1, dtype=np.int32)[:, None]
+        return replace(own, positions=np.concatenate([positions, positions.max() + behind.repeat(3, 1)]))
 
 
 def images_of(places: np.ndarray) -> np.ndarray:
