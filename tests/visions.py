@@ -127,7 +127,11 @@ def internvl() -> tuple[PreTrainedConfig, Any]:
     config = _config("InternVL", {"model_type": "qwen2"}, vision, image_seq_length=1)
     if not HAS_TORCHVISION:
         return config, transformers.LlavaProcessor(_clip(), _with_image_token(), patch_size=28)
-    ends = {"start_image_token": "<global-img>", "end_image_token": "<end_of_utterance>", "video_token": "<|user|>"}
+    ends = {
+        "start_image_token": "<global-img>",
+        "end_image_token": "<end_of_utterance>",
+        "video_token": "<row_6_col_6>",
+    }
     images = transformers.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
     made = _with_image_token(context_image_token="<image>", **ends)
     return config, transformers.InternVLProcessor(images, made, transformers.InternVLVideoProcessor(), 1)
@@ -212,7 +216,11 @@ def _qwen(kind: str, of_videos: str) -> Any:
     images = transformers.Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 9)
     if not HAS_TORCHVISION:
         return transformers.PaddleOCRVLProcessor(images, _with_image_token())
-    more = {"video_token": "<|user|>", "vision_start_token": "<global-img>", "vision_end_token": "<end_of_utterance>"}
+    more = {
+        "video_token": "<row_6_col_6>",
+        "vision_start_token": "<global-img>",
+        "vision_end_token": "<end_of_utterance>",
+    }
     videos = getattr(transformers, f"{of_videos}VideoProcessor")()
     return getattr(transformers, f"{kind}Processor")(images, _with_image_token(**more), videos)
 
@@ -324,7 +332,7 @@ def gemma4(**more: Any) -> tuple[PreTrainedConfig, Any]:
     if not HAS_TORCHVISION:
         return config, transformers.DeepseekVLProcessor(images, _with_image_token(), num_image_tokens=63)
     ends = {"boi_token": "<global-img>", "eoi_token": "<end_of_utterance>"}
-    sounds = {"audio_token": "<|user|>", "boa_token": "<|user|>", "eoa_token": "<|user|>"}
+    sounds = {"audio_token": "<row_6_col_6>", "boa_token": "<row_6_col_5>", "eoa_token": "<row_6_col_4>"}
     videos, hears = transformers.Gemma4VideoProcessor(), transformers.Gemma4AudioFeatureExtractor()
     return config, transformers.Gemma4Processor(hears, images, _with_image_token(**ends, **sounds), videos)
 

@@ -354,8 +354,9 @@ def test_tokens_of_an_image_see_those_after_them(
     else:
         of_row = on_a_gpu(*lengths) if row == "one row on a GPU" else PackedRow(lengths)
         arguments, given = attention.looking_ahead({"row": of_row}, images[None], layers, torch.device("cpu")), inputs
-    more = {"sliding_window": window, "softcap": cap or None}
-    output = attention.packed_attention(nn.Module(), *given, None, **more, **arguments)[0].view_as(expected)
+    more: dict[str, Any] = {"sliding_window": window, "softcap": cap or None, **arguments}
+    query, key, value = given
+    output = attention.packed_attention(nn.Module(), query, key, value, None, **more)[0].view_as(expected)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
     gradient = torch.randn_like(expected)
     of_expected = torch.autograd.grad(expected, inputs, gradient)
