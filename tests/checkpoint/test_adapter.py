@@ -294,6 +294,52 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, famil
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
+RANKED = [{"match": "layers.1.*.q_proj", "rank": 8, "alpha": 5}, {"match": "q_proj", "alpha": 3}]
+
+
+@pytest.mark.slow
+def test_ranks_by_pattern_go_to_peft_and_come_back(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "patterns": RANKED}
+    run = trained(decided(str(folder / "llama"), adapter=adapter))
+    export_run(run)
+    adapted: Any = PeftModel.from_pretrained(base_of(run), run.export)
+    layers = adapted.base_model.model.model.layers
+    assert [layer.self_attn.q_proj.r["default"] for layer in layers] == [4, 8]
+    assert [layer.self_attn.q_proj.scaling["default"] for layer in layers] == [0.75, 0.625]
+    with_peft = logits(adapted)
+    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    further = decided(str(run.export), adapter="none").config.adapter
+    assert not isinstance(further, str)
+    assert {(one.match.rpartition("layers")[2], one.rank, one.alpha) for one in further.patterns} == {
+        (".0.self_attn.q_proj", 4, 3),
+        (".1.self_attn.q_proj", 8, 5),
+    }
+    decided(str(run.export), adapter=adapter)
+    with pytest.raises(UserError, match="another adapter"):
+        decided(str(run.export), adapter={"rank": 4, "alpha": 12})
+
+
+def test_an_adapter_of_peft_with_patterns_is_the_same_here(folder: Path, tmp_path: Path) -> None:
+    """Expressions that peft reads in its own way: of ends of names, the first that matches."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    named: dict[str, Any] = {
+        "rank_pattern": {r"layers\.0\..*": 2, "q_proj": 8, "rest": 1},
+        "alpha_pattern": {"[qv]_proj": 3},
+    }
+    adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=9, target_modules="all-linear", **named))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    wanted = logits(adapted)
+    adapted.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load(tmp_path).model.float()), wanted, rtol=1e-2, atol=0.3)
+
+
 def test_an_adapter_that_keeps_another_embedding_is_refused(folder: Path, tmp_path: Path) -> None:
     """As peft's of a model whose embedding was changed before."""
     model = AutoModelForCausalLM.from_pretrained(folder / "untied", dtype=torch.float32)
@@ -305,7 +351,7 @@ def test_an_adapter_that_keeps_another_embedding_is_refused(folder: Path, tmp_pa
         load(tmp_path)
 
 
-@pytest.mark.parametrize("said", [{"init_lora_weights": "pissa"}, {"rank_pattern": {"q_proj": 8}}, {"new_field": 1}])
+@pytest.mark.parametrize("said", [{"init_lora_weights": "pissa"}, {"rank_pattern": {"q_(": 8}}, {"alpha_pattern": {"q": -1}}, {"new_field": 1}])
 def test_an_adapter_that_computes_otherwise_is_refused(folder: Path, tmp_path: Path, said: dict[str, Any]) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
     get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(str(tmp_path))
@@ -351,6 +397,8 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
         ({"dropout": 0.1}, "gate_up_proj, down_proj are stacks of experts"),
         ({"targets": ["q_prj"]}, "q_prj: no layers of the model"),
         ({"targets": ["lm_head"]}, "cannot be adapted"),
+        ({"patterns": [{"match": "q_prj", "rank": 2}]}, "q_prj: no targets of the model"),
+        ({"patterns": [{"match": "q_proj", "rank": 2}, {"match": "layers.*.q_proj", "rank": 3}]}, "matched by a patt"),
         ({"targets": ["embed_tokens"]}, "the model's head is the same matrix"),
         ({"targets": ["embed_tokens"], "also": ["embeddings"]}, "embeddings trained whole"),
     ],

@@ -77,8 +77,9 @@ def write_family(family: str, directory: Path) -> None:
     byte_tokenizer().save_pretrained(directory)
 
 
-def with_peft(decision: Decision) -> Callable[[Any], Any]:
-    """A model with peft's additions, as a run's config has them, that begin as the run's do."""
+def with_peft(decision: Decision, **more: Any) -> Callable[[Any], Any]:
+    """A model with peft's additions, as a run's config has them and with ``more`` that peft is told, that begin as the
+    run's do."""
     said = decision.config.adapter
     assert not isinstance(said, str)
 
@@ -102,6 +103,7 @@ def with_peft(decision: Decision) -> Callable[[Any], Any]:
             use_rslora=said.scaling == "rank_stabilised",
             modules_to_save=[named[one] for one in said.also] or None,
             ensure_weight_tying=bool(said.also),
+            **more,
         )
         adapted = get_peft_model(model, config)
         with torch.no_grad():
@@ -219,6 +221,23 @@ def test_every_combination_equals_peft_for_many_steps(write: Callable[..., Decis
     together = [write(family, 2, recompute=recompute, **one, **keys) for one in axes for recompute in RECOMPUTES]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     assert_as_peft([*alone, *together])
+
+
+PATTERNS = [{"match": "layers.0.*.q_proj", "rank": 8, "alpha": 5}, {"match": "down_proj", "rank": 2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.matrix)])
+def test_ranks_by_pattern_are_those_of_peft(write: Callable[..., Decision], family: str) -> None:
+    adapter = {"rank": 4, "alpha": 12, "scaling": "rank_stabilised", "patterns": PATTERNS}
+    alone = [write(family, adapter=adapter, recompute="full", micro_batch=1)]
+    together = [write(family, 2, adapter=adapter, **memory) for memory in (TWO[0], TWO[2])]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    named: dict[str, Any] = {
+        "rank_pattern": {r"layers\.0\..*q_proj": 8, "down_proj": 2},
+        "alpha_pattern": {r"layers\.0\..*q_proj": 5},
+    }
+    assert_as_peft([*alone, *together], with_peft(alone[0], **named))
 
 
 LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]

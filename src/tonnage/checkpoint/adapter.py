@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,6 @@ def adapter_config(
     linear = [target for target in plain if not target.embeds]
     experts = [".".join(target.path.rsplit(".", 3)[-3:]) for target in targets if target.experts]
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
-    alpha = described.alpha
     return {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if anatomy.scores else "CAUSAL_LM",
@@ -127,8 +127,9 @@ def adapter_config(
         "revision": described.revision,
         "inference_mode": True,
         "r": described.adapter.rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": _whole(described.alpha),
         "use_rslora": described.rank_stabilised,
+        **_patterns(targets, described.adapter),
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": any(target.lies_turned for target in linear),
@@ -137,6 +138,22 @@ def adapter_config(
         "modules_to_save": list(dict.fromkeys(modules)) or None,
         **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
     }
+
+
+def _patterns(targets: Sequence[Target], adapter: AdapterSpec) -> dict[str, dict[str, float]]:
+    """Ranks and alphas of layers that have their own, as peft is told of them: by expressions for whole names."""
+    ranked = {target.path: pattern for target in targets if (pattern := adapter.pattern_of(target.path)) is not None}
+    if not ranked:
+        return {}
+    return {
+        "rank_pattern": {re.escape(path): pattern.rank for path, pattern in ranked.items()},
+        "alpha_pattern": {re.escape(path): _whole(pattern.alpha) for path, pattern in ranked.items()},
+    }
+
+
+def _whole(number: float) -> float:
+    """A number as it is usually written: without a fraction where it has none."""
+    return int(number) if number == int(number) else number
 
 
 def _module_names(model: PreTrainedModel, paths: Sequence[str]) -> list[str]:
@@ -154,6 +171,9 @@ def _check(directory: Path, digests: Mapping[str, str], model: PreTrainedModel, 
     adapter = peft.adapter_in(written, model, dissect(model))
     assert adapter.factor == described.adapter.factor
     assert adapter.rank == described.adapter.rank
+    for target in find_targets(model, dissect(model), adapter.targets, strict=False):
+        assert adapter.rank_of(target.path) == described.adapter.rank_of(target.path)
+        assert adapter.factor_of(target.path) == described.adapter.factor_of(target.path)
     assert written.dropout == described.adapter.dropout
 
 
@@ -164,7 +184,7 @@ class Additions:
     def __init__(self, shards: Shards, model: PreTrainedModel, adapter: AdapterSpec, form: Format | None) -> None:
         anatomy = dissect(model)
         targets = find_targets(model, anatomy, adapter.targets, strict=False)
-        self._shards, self._factor, self._form = shards, adapter.factor, form
+        self._shards, self._adapter, self._form = shards, adapter, form
         self._targets = {target.weight: target for target in targets}
         """By the names of the matrices."""
         self._packed = packable_names(model, anatomy.blocks) if form is not None else frozenset[str]()
@@ -177,9 +197,10 @@ class Additions:
         if (target := self._targets.get(name)) is None:
             return value
         down, up = (read_master(self._shards, matrix) for matrix in target.names())
+        factor = self._adapter.factor_of(target.path)
         if self._form is not None and name in self._packed:
-            self._squares[name] = Squares(*squares_and_lost(value, self._form), added(down, up, self._factor))
-        return target.merged(value, down, up, self._factor)
+            self._squares[name] = Squares(*squares_and_lost(value, self._form), added(down, up, factor))
+        return target.merged(value, down, up, factor)
 
     def said(self) -> list[str]:
         """A sentence on how far packing moved the matrices, beside how far their additions did; none if none was."""

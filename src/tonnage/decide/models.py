@@ -148,6 +148,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     if files is None:
         return config
     from tonnage.config import Adapter
+    from tonnage.config.schema import RankPattern
     from tonnage.training.building import trains_of, trains_of_files
 
     own = trains_of_files(model.files, model.config).adapter
@@ -156,6 +157,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         rank=files.rank,
         alpha=files.alpha,
         targets=own.targets if not isinstance(own.targets, str) else "all-linear",
+        patterns=tuple(RankPattern(match=one.match, rank=one.rank, alpha=one.alpha) for one in own.patterns),
         scaling="rank_stabilised" if files.rank_stabilised else "plain",
         also=own.also,
         dropout=files.dropout,
@@ -182,14 +184,21 @@ def _is_same(described: AdapterAdded, own: AdapterAdded, model_config: PreTraine
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import on_meta
 
-    if replace(described, dropout=0.0, targets=own.targets, also=own.also) != replace(own, dropout=0.0):
+    alike = replace(described, dropout=0.0, targets=own.targets, also=own.also, patterns=own.patterns)
+    if alike != replace(own, dropout=0.0):
         return False
     if set(described.also) != set(own.also):
         return False
     model = on_meta(copy.deepcopy(model_config), torch.float32)
     anatomy = dissect(model)
-    paths = [{one.path for one in find_targets(model, anatomy, adapter.targets)} for adapter in (described, own)]
-    return paths[0] == paths[1]
+    sizes = [
+        {
+            target.path: (adapter.rank_of(target.path), adapter.factor_of(target.path))
+            for target in find_targets(model, anatomy, adapter.targets)
+        }
+        for adapter in (described, own)
+    ]
+    return sizes[0] == sizes[1]
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,18 @@ mixture, peft takes them for the experts, and has no addition to a layer of that
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """The additions of some layers."""
+
+    match: str
+    """Name or pattern of the layers."""
+    rank: int
+    alpha: float
+    factor: float
+    """By which the product of the two matrices is multiplied: it follows from the two."""
+
+
+@dataclass(frozen=True)
 class AdapterSpec:
     """Low-rank additions, and what is trained beside them."""
 
@@ -69,6 +81,20 @@ class AdapterSpec:
     """What is trained whole."""
     dropout: float = 0.0
     """The probability that a number of an addition's inputs is zero in training."""
+    patterns: tuple[Ranked, ...] = ()
+    """Layers whose additions differ in rank or factor; the first that matches counts."""
+
+    def pattern_of(self, path: str) -> Ranked | None:
+        """The pattern that decides for the layer at a path; None where it is like the rest."""
+        return next((ranked for ranked in self.patterns if _matches(path, ranked.match)), None)
+
+    def rank_of(self, path: str) -> int:
+        """Rank of the addition to the layer at a path."""
+        return self.rank if (ranked := self.pattern_of(path)) is None else ranked.rank
+
+    def factor_of(self, path: str) -> float:
+        """By which the product of its two matrices is multiplied."""
+        return self.factor if (ranked := self.pattern_of(path)) is None else ranked.factor
 
 
 @dataclass(frozen=True)
@@ -114,9 +140,9 @@ class Target:
         """Whether it is an embedding, whose inputs are the vocabulary."""
         return isinstance(self.owner, nn.Embedding)
 
-    def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in ``owner``."""
-        outputs, inputs = self.shape
+        (outputs, inputs), rank = self.shape, adapter.rank_of(self.path)
         if self.embeds:
             return {EMBEDDING_DOWN: (inputs, rank), EMBEDDING_UP: (outputs, rank)}
         stack = (self.experts,) if self.experts else ()
@@ -145,9 +171,9 @@ class Target:
         added = torch.matmul(up.float(), down.float()).mul_(factor)
         return weight.float() + (added.transpose(-1, -2) if self.lies_turned else added).to(weight.device)
 
-    def named_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+    def named_shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in the model."""
-        return dict(zip(self.names(), self.shapes(rank).values(), strict=True))
+        return dict(zip(self.names(), self.shapes(adapter).values(), strict=True))
 
 
 def prepare(
@@ -182,6 +208,7 @@ def prepare(
     if trains.adapter is not None:
         _check_dropout(trains.adapter, targets)
         _check_whole(trains.adapter, targets, anatomy)
+        _check_patterns(trains.adapter, targets)
         for target in targets:
             attach(target, trains.adapter, storage, drawn)
     return targets
@@ -355,6 +382,23 @@ def _check_whole(adapter: AdapterSpec, targets: Sequence[Target], anatomy: Anato
         )
 
 
+def _check_patterns(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
+    """Refuse a pattern of ranks that decides for no target."""
+    key = "adapter.patterns"
+    deciding = {target.path: adapter.pattern_of(target.path) for target in targets}
+    for ranked in adapter.patterns:
+        matched = [path for path in deciding if _matches(path, ranked.match)]
+        if not matched:
+            raise matches_nothing(key, [ranked.match], deciding, "targets")
+        if all(deciding[path] is not ranked for path in matched):
+            raise user_error(
+                where=key,
+                found=f"{ranked.match}: all that matches is matched by a pattern before",
+                needed="layers for each pattern: of several that match, the first counts",
+                change=f"put {ranked.match} before the others, or leave it out",
+            )
+
+
 def _is_the_head(path: str) -> UserError:
     """The problem with an addition to an embedding that is the head as well: peft computes with it where tokens are
     looked up and without it in the head, but its merged model has it in both, or has another head than was trained."""
@@ -368,10 +412,10 @@ def _is_the_head(path: str) -> UserError:
 
 def attach(target: Target, adapter: AdapterSpec, storage: torch.dtype, drawn: Drawn | None = None) -> None:
     """Let a matrix, on the meta device, have an addition. As in peft, that of an embedding has no dropout."""
-    for name, shape in target.shapes(adapter.rank).items():
+    for name, shape in target.shapes(adapter).items():
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
     owner: Any = target.owner
-    owner.lora_factor = adapter.factor
+    setattr(owner, f"{target.prefix}lora_factor", adapter.factor_of(target.path))
     if target.embeds:
         owner.forward = MethodType(_forward_embedding, owner)
         return

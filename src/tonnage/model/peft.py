@@ -15,14 +15,15 @@ must be the model's; none is written here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.errors import UserError, user_error
 from tonnage.kernels.regions import region_of
-from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles
-from tonnage.model.adapters import AdapterSpec, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
+from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles, factor_of
+from tonnage.model.adapters import AdapterSpec, Ranked, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.stored import read
 
@@ -89,7 +90,8 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     own = {ours[key] for key in keys}
     targets = [target for target in adapted if own.issuperset(target.names())]
     half = own - {name for target in targets for name in target.names()}
-    shapes = {name: shape for target in targets for name, shape in target.named_shapes(files.rank).items()}
+    spec = AdapterSpec(files.rank, files.factor, patterns=_patterns(files, targets))
+    shapes = {name: shape for target in targets for name, shape in target.named_shapes(spec).items()}
     for name, shape in shapes.items():
         stored = keys[names[name]]
         expected = tuple(to_peft(name, torch.empty(shape, device="meta")).shape)
@@ -101,7 +103,24 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     excluded = not_adapted(model)
     chosen = short_names(targets, [target for target in eligible if target.experts or target.name not in excluded])
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
-    return AdapterSpec(files.rank, files.factor, chosen, tuple(also))
+    return replace(spec, targets=chosen, also=tuple(also))
+
+
+def _patterns(files: AdapterFiles, targets: Sequence[Target]) -> tuple[Ranked, ...]:
+    """The layers among ``targets`` whose rank or alpha is another than the adapter's: by the last parts of their names
+    where all of that name are alike, else each by itself."""
+    sizes = {target.path: (files.rank_of(target.path), files.alpha_of(target.path)) for target in targets}
+    by_end: dict[str, set[tuple[int, float]]] = {}
+    for target in targets:
+        by_end.setdefault(target.name, set()).add(sizes[target.path])
+    found = dict[str, Ranked]()
+    for target in targets:
+        rank, alpha = sizes[target.path]
+        if (rank, alpha) != (files.rank, files.alpha):
+            match = target.name if len(by_end[target.name]) == 1 else target.path
+            factor = factor_of(rank, alpha, rank_stabilised=files.rank_stabilised)
+            found[match] = Ranked(match, rank, alpha, factor)
+    return tuple(found.values())
 
 
 def _kept_beside(target: Target) -> str:
@@ -178,12 +197,12 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
     names = peft_names(targets, parameters)
     with torch.no_grad():
         for target in targets:
-            shapes = target.named_shapes(files.rank)
+            shapes = target.named_shapes(adapter)
             down, up = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
             weight = parameters[target.weight]
             if target.embeds and (beside := views.get(_kept_beside(target))) is not None:
                 _check_same(files, _kept_beside(target), beside[...], weight)
-            weight.copy_(target.merged(weight, down, up, files.factor))
+            weight.copy_(target.merged(weight, down, up, adapter.factor_of(target.path)))
         for name, parameter in parameters.items():
             if (view := views.get(f"{PREFIX}{name}")) is not None:
                 parameter.copy_(view[...])

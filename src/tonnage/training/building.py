@@ -20,7 +20,7 @@ from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
 from tonnage.model.adapter_files import factor_of
-from tonnage.model.adapters import EVERYTHING, AdapterSpec, Target, Trains
+from tonnage.model.adapters import EVERYTHING, AdapterSpec, Ranked, Target, Trains
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
@@ -507,10 +507,13 @@ def trains_of(config: Config) -> Trains:
     if isinstance(config.adapter, str):
         return Trains(patterns=config.train)
     own = config.adapter
-    factor = factor_of(own.rank, own.alpha, rank_stabilised=own.scaling == "rank_stabilised")
+    factor = partial(factor_of, rank_stabilised=own.scaling == "rank_stabilised")
+    sizes = [(named.match, named.rank or own.rank, named.alpha or own.alpha) for named in own.patterns]
+    patterns = tuple(Ranked(match, rank, alpha, factor(rank, alpha)) for match, rank, alpha in sizes)
     quantize = None if own.quantize == "none" else own.quantize
     also = (*own.also, "head") if config.objective.scores and "head" not in own.also else own.also
-    return Trains(AdapterSpec(own.rank, factor, own.targets, also, own.dropout), quantize=quantize)
+    spec = AdapterSpec(own.rank, factor(own.rank, own.alpha), own.targets, also, own.dropout, patterns)
+    return Trains(spec, quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

@@ -133,7 +133,8 @@ def weigh_once(
     """
     trains = conditions.trains
     if trains.adapter is not None:  # the factor of additions changes nothing here
-        trains = replace(trains, adapter=replace(trains.adapter, factor=1.0))
+        patterns = tuple(replace(ranked, alpha=1.0, factor=1.0) for ranked in trains.adapter.patterns)
+        trains = replace(trains, adapter=replace(trains.adapter, factor=1.0, patterns=patterns))
         conditions = replace(conditions, trains=trains)
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     described, fields_by_name = config.to_dict(), sorted(vars(conditions).items())
