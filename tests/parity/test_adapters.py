@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.utils.loftq_utils import _low_rank_decomposition
 from plain import metrics, plain_loop
 from ready import of_families, run_of
 from torch import Tensor, nn
@@ -103,12 +105,13 @@ def with_peft(decision: Decision, **more: Any) -> Callable[[Any], Any]:
             use_rslora=said.scaling == "rank_stabilised",
             modules_to_save=[named[one] for one in said.also] or None,
             ensure_weight_tying=bool(said.also),
+            use_dora=said.kind == "dora",
             **more,
         )
         adapted = get_peft_model(model, config)
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
-                if parameter.requires_grad and "lora_" in name:
+                if parameter.requires_grad and ("lora_A" in name or "lora_B" in name or "embedding" in name):
                     start = {ours(name): torch.empty(stacked(name, parameter.shape, model))}
                     initialise(start, decision.config.seed)
                     parameter.copy_(as_peft(name, start[ours(name)]))
@@ -123,6 +126,7 @@ def ours(name: str) -> str:
     if ".experts." in name:
         stacked = "gate_up_proj" if ".base_layer." in name else "down_proj"
         name = name.replace(".base_layer", "").replace(".experts.lora", f".experts.{stacked}_lora")
+    name = name.replace("lora_magnitude_vector", "lora_magnitude")
     return name.removesuffix(".default.weight").removesuffix(".default")
 
 
@@ -238,6 +242,110 @@ def test_ranks_by_pattern_are_those_of_peft(write: Callable[..., Decision], fami
         "alpha_pattern": {r"layers\.0\..*q_proj": 5},
     }
     assert_as_peft([*alone, *together], with_peft(alone[0], **named))
+
+
+DORA: dict[str, Any] = {"steps": 10, "adapter": {"kind": "dora", "rank": 4, "alpha": 12}}
+
+
+@pytest.mark.slow
+def test_magnitudes_are_those_of_peft(write: Callable[..., Decision]) -> None:
+    """With tied embeddings, wherever states rest, and when a run goes on."""
+    tied = [write("tied", **DORA, **memory) for memory in (ONE[2], ONE[1], ELSEWHERE[0])]
+    tied_on_two = [write("tied", 2, **DORA, **memory) for memory in (TWO[0], TWO[2])]
+    tied_on_two.append(write("tied", 2, **DORA, parallel={"pipeline": 2}, recompute="full"))
+    train((1, map(run_of, tied)), (2, map(run_of, tied_on_two)))
+    assert_as_peft([*tied, *tied_on_two])
+    again = write("tied", 1, (run_of(tied[0]), 4), **DORA, recompute="selective")
+    train((1, [run_of(again)]))
+    wanted = trained(run_of(tied[0]), 10)
+    assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
+
+
+@pytest.mark.slow
+def test_magnitudes_over_packed_weights_are_those_over_widened_ones(write: Callable[..., Decision]) -> None:
+    over = DORA | {"adapter": DORA["adapter"] | {"quantize": "nf4"}}
+    packed = [write("tied", **over, recompute="selective"), write("tied", **over, parameter_tier="disk")]
+    packed_on_two = [write("tied", 2, **over, **memory) for memory in (TWO[0], TWO[2]) if may_share(memory)]
+    train((1, map(run_of, packed)), (2, map(run_of, packed_on_two)))
+    assert_as_peft([*packed, *packed_on_two])
+
+
+def with_pissa(decision: Decision) -> Callable[[Any], Any]:
+    """A model whose additions begin as peft lets them, and whose base, less these, is packed as the run's is."""
+    said = decision.config.adapter
+    assert not isinstance(said, str)
+
+    def change(model: Any) -> Any:
+        config = LoraConfig(r=4, lora_alpha=12, target_modules="all-linear", init_lora_weights="pissa")
+        adapted = get_peft_model(model, config)
+        for name, weight in adapted.named_parameters():
+            if name.endswith("base_layer.weight") and said.quantize != "none":
+                weight.data = unpack(pack(weight.data, said.quantize), torch.float32)
+        return adapted
+
+    return change
+
+
+def goes_on_with_the_same_bits(write: Callable[..., Decision], first: Decision, family: str, **keys: Any) -> None:
+    again = write(family, 1, (run_of(first), 4), **keys)
+    shutil.copytree(run_of(first).start, run_of(again).start)  # as it is there where the same run goes on
+    train((1, [run_of(again)]))
+    wanted = trained(run_of(first), 10)
+    assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
+
+
+@pytest.mark.slow
+def test_pissa_is_that_of_peft(write: Callable[..., Decision]) -> None:
+    keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12}}
+    alone = [write("tied", **keys, **memory) for memory in (ONE[0], ELSEWHERE[0])]
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO[0], TWO[2])]
+    together += [write("tied", 2, **keys, parallel=axis) for axis in ({"tensor": 2}, {"pipeline": 2})]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    assert_as_peft([*alone, *together], with_pissa(alone[0]))
+    goes_on_with_the_same_bits(write, alone[0], "tied", recompute="none", **keys)
+
+
+@pytest.mark.slow
+def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[..., Decision]) -> None:
+    keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12, "quantize": "nf4"}}
+    alone = write("tied", **keys, recompute="full", micro_batch=1)
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO[0], TWO[2]) if may_share(memory)]
+    train((1, [run_of(alone)]), (2, map(run_of, together)))
+    assert_as_peft([alone, *together], with_pissa(alone))
+    with pytest.raises(UserError, match="where quantised weights are those of every run"):
+        write("tied", **keys, parameter_tier="disk")
+
+
+def with_loftq(decision: Decision, rounds: int) -> Callable[[Any], Any]:
+    """As peft begins them, over our quantiser: theirs is on a GPU alone."""
+
+    def change(model: Any) -> Any:
+        adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules="all-linear"))
+        for module in adapted.modules():
+            if not hasattr(module, "lora_A"):
+                continue
+            weight = rest = module.base_layer.weight.data
+            for _ in range(rounds):
+                kept = unpack(pack(rest, "nf4"), torch.float32)
+                parts = _low_rank_decomposition(weight - kept, reduced_rank=4)  # type: ignore[no-untyped-call]
+                rest = weight - parts["L"] @ parts["R"]
+            module.base_layer.weight.data = kept
+            module.lora_A["default"].weight.data = parts["R"].contiguous()
+            module.lora_B["default"].weight.data = parts["L"].contiguous()
+        return adapted
+
+    return change
+
+
+@pytest.mark.slow
+def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., Decision]) -> None:
+    adapter = {"init": "loftq", "rounds": 2, "rank": 4, "alpha": 4, "quantize": "nf4"}
+    keys: dict[str, Any] = {"steps": 10, "adapter": adapter}
+    alone = write("tied", **keys, recompute="selective")
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO[0], TWO[2]) if may_share(memory)]
+    train((1, [run_of(alone)]), (2, map(run_of, together)))
+    assert_as_peft([alone, *together], with_loftq(alone, 2))
+    goes_on_with_the_same_bits(write, alone, "tied", recompute="selective", **keys)
 
 
 LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]

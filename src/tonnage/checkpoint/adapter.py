@@ -14,7 +14,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
 from tonnage.model.names import tied_names
 from tonnage.model.packed_layers import packable_names
+from tonnage.model.starts import Low, Origins, doubled
 
 CARD = "README.md"
 
@@ -57,6 +58,8 @@ class Described:
     rank_stabilised: bool
     base: str
     revision: str | None
+    origins: Origins | None = None
+    """Where its additions began, if that was a part of the model's weights."""
 
 
 def export_adapter(
@@ -80,10 +83,10 @@ def export_adapter(
     check_empty(directory)
     model = on_meta(config, torch.float32)
     targets = find_targets(model, dissect(model), described.adapter.targets, strict=False)
-    shards = Shards(checkpoint)
+    shards, origins = Shards(checkpoint), described.origins
     names = [name.removeprefix("model.") for name in shards.names("model.")]
     whole = [name for name in names if not is_addition(name)]
-    theirs = peft.peft_names(targets, whole)
+    theirs = peft.peft_names(targets, whole, magnitudes=described.adapter.magnitudes)
     if lost := sorted(set(theirs) ^ set(names)):
         raise user_error(
             where=str(checkpoint),
@@ -92,8 +95,17 @@ def export_adapter(
             change="restore config.yaml of the run",
         )
     total = 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names)
+    if origins is not None:
+        wide, alpha = doubled(described.adapter, described.alpha, rank_stabilised=described.rank_stabilised)
+        described = replace(described, adapter=wide, alpha=alpha)
+        total += 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names if is_addition(name))
     with published(directory, f"{total:,} bytes for the adapter") as temporary:
-        tensors = {theirs[name]: peft.to_peft(name, read_master(shards, name)) for name in names}
+        values = {name: read_master(shards, name) for name in names}
+        for target in targets if origins is not None else ():
+            assert origins is not None
+            down, up = target.names()
+            values |= zip((down, up), origins.since(target.path, Low(values[down], values[up])), strict=True)
+        tensors = {theirs[name]: peft.to_peft(name, value) for name, value in values.items()}
         others = {first: other for other, first in tied_names(model).items()}
         for first, other in others.items():  # peft has both
             if first in theirs:
@@ -129,6 +141,7 @@ def adapter_config(
         "r": described.adapter.rank,
         "lora_alpha": _whole(described.alpha),
         "use_rslora": described.rank_stabilised,
+        **({"use_dora": True} if described.adapter.magnitudes else {}),
         **_patterns(targets, described.adapter),
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
@@ -181,10 +194,17 @@ class Additions:
     """Low-rank additions of a checkpoint of ``model``, by the parameters that they are added to. ``form`` is that in
     which matrices were packed while the additions were trained."""
 
-    def __init__(self, shards: Shards, model: PreTrainedModel, adapter: AdapterSpec, form: Format | None) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        model: PreTrainedModel,
+        adapter: AdapterSpec,
+        form: Format | None,
+        origins: Origins | None = None,
+    ) -> None:
         anatomy = dissect(model)
         targets = find_targets(model, anatomy, adapter.targets, strict=False)
-        self._shards, self._adapter, self._form = shards, adapter, form
+        self._shards, self._adapter, self._form, self._origins = shards, adapter, form, origins
         self._targets = {target.weight: target for target in targets}
         """By the names of the matrices."""
         self._packed = packable_names(model, anatomy.blocks) if form is not None else frozenset[str]()
@@ -197,10 +217,17 @@ class Additions:
         if (target := self._targets.get(name)) is None:
             return value
         down, up = (read_master(self._shards, matrix) for matrix in target.names())
+        if self._origins is not None:
+            down, up = self._origins.since(target.path, Low(down, up))
         factor = self._adapter.factor_of(target.path)
+        lengths = read_master(self._shards, target.magnitude) if self._adapter.magnitudes else None
+        merged = target.merged(value, down, up, factor, lengths)
         if self._form is not None and name in self._packed:
-            self._squares[name] = Squares(*squares_and_lost(value, self._form), added(down, up, factor))
-        return target.merged(value, down, up, factor)
+            taken = self._origins.taken(target) if self._origins is not None else None
+            packed = value if taken is None else value.float() - taken
+            moved = added(down, up, factor) if lengths is None else float((merged - value).double().square().sum())
+            self._squares[name] = Squares(*squares_and_lost(packed, self._form), moved)
+        return merged
 
     def said(self) -> list[str]:
         """A sentence on how far packing moved the matrices, beside how far their additions did; none if none was."""

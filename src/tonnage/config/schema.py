@@ -509,6 +509,8 @@ class RankPattern(Section):
 class Adapter(Section):
     """Low-rank additions to layers (LoRA), which are trained in place of the model's own weights."""
 
+    kind: Literal["lora", "dora"] = "lora"
+    """`dora` trains a length for each row of the adapted weights besides (DoRA), which takes memory and time."""
     rank: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rank of the additions: a layer's is the product of two matrices of so many rows and columns."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 64.0
@@ -523,15 +525,20 @@ class Adapter(Section):
     """Whether the factor falls with the rank, or with its root."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that an input of an addition is dropped in a step; layout and resume do not change which are."""
+    init: Literal["zero", "pissa", "loftq"] = "zero"
+    """Where additions begin: at zero, as part of the weights (PiSSA), or as what quantising takes from them (LoftQ)."""
+    rounds: Annotated[int, Field(ge=0, le=64)] = 0
+    """Of `pissa`: rounds of a fast decomposition, 0: an exact one; of `loftq`: how often it quantises, 0 is once."""
     quantize: Quantize = "none"
     """How frozen weights of linear layers and experts of the blocks rest: as they are, in 4 bits (NF4), or in 8."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
     """What is trained whole beside the additions; an embedding and a head that are one stay one."""
 
     @property
-    def largest_rank(self) -> int:
-        """Of all additions."""
-        return max((self.rank, *(pattern.rank or 0 for pattern in self.patterns)))
+    def exported_rank(self) -> int:
+        """The largest of all additions in the export, where those that began as a part of the weights have twice."""
+        largest = max((self.rank, *(pattern.rank or 0 for pattern in self.patterns)))
+        return largest if self.init == "zero" else 2 * largest
 
 
 class MemoryBudget(Section):

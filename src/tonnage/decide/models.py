@@ -154,6 +154,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     own = trains_of_files(model.files, model.config).adapter
     assert own is not None
     adapter = Adapter(
+        kind="dora" if files.magnitudes else "lora",
         rank=files.rank,
         alpha=files.alpha,
         targets=own.targets if not isinstance(own.targets, str) else "all-linear",
@@ -169,7 +170,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         raise user_error(
             where="adapter",
             found=f"another adapter than the one in {files.directory}",
-            needed=f"rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
+            needed=f"kind {adapter.kind}, rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
             f"scaling {adapter.scaling}, also {list(adapter.also)}, as it has them",
             change="leave adapter out of the config: the directory says it",
         )
@@ -228,7 +229,8 @@ def use_model(model: str, *, trust_remote_code: bool = False, allow_unexpected: 
     directory = resolve_model(model, trust_remote_code=trusted)
     switch_off(config.kernels_off)
     adapter = config.adapter
-    quantize = None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
+    plain = not isinstance(adapter, str) and adapter.init == "zero"  # else the export is of the weights as they were
+    quantize = adapter.quantize if not isinstance(adapter, str) and plain and adapter.quantize != "none" else None
     return ModelInUse(directory, trusted, (*patterns, *config.allow_unexpected), quantize)
 
 

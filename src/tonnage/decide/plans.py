@@ -518,12 +518,21 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
         return f"{counted}: {', '.join(config.train)}"
     adapter = config.adapter
     also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
-    additions = f"additions of rank {adapter.rank} to {', '.join(model.adapted)}{also}: {counted}"
-    megabytes = 4 * number / 1e6
+    ranks = "".join(f", {own.match} {own.rank or adapter.rank}" for own in adapter.patterns)
+    lengths = " with lengths of rows (DoRA)" if adapter.kind == "dora" else ""
+    number_of = sum(number for _, number, _ in model.adapted_matrices)
+    kinds = ", ".join(f"{number:,} of {whole:,} in {kind}" for kind, number, whole in model.adapted_matrices)
+    additions = (
+        f"additions{lengths} of rank {adapter.rank}{ranks} to {', '.join(model.adapted)} ({number_of:,} matrices: "
+        f"{kinds}){also}: {counted}"
+    )
+    megabytes = 4 * number / 1e6 * (1 if adapter.init == "zero" else 2)
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
         *(["weights trained whole"] if adapter.also else []),
+        *(["lengths of rows"] if adapter.kind == "dora" else []),
+        *(["ranks by pattern"] if adapter.patterns else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"
     if why_not:

@@ -19,7 +19,7 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "task_type": ("CAUSAL_LM", "SEQ_CLS", None),
     "bias": ("none",),
     "lora_bias": (False,),
-    "use_dora": (False,),
+    "use_dora": (True, False, None),
     "use_qalora": (False,),
     "fan_in_fan_out": (True, False),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
@@ -85,6 +85,8 @@ class AdapterFiles:
     """Expressions for the ends of names of layers that have another rank; the first that matches counts."""
     alphas: tuple[tuple[str, float], ...] = ()
     """The same of those that have another alpha."""
+    magnitudes: bool = False
+    """Whether it has lengths of rows (DoRA)."""
 
     @property
     def factor(self) -> float:
@@ -190,4 +192,5 @@ def read_adapter(directory: Path) -> AdapterFiles:
         fields.get("task_type") == "SEQ_CLS",
         ranks or (),
         tuple((named, float(alpha)) for named, alpha in alphas or ()),
+        bool(fields.get("use_dora")),
     )
