@@ -488,3 +488,8 @@ def test_what_cannot_be_adapted_is_refused(
     family = "qwen3_moe" if "dropout" in adapter else "untied" if {"also", "kind"} & {*adapter} else "llama"
     with pytest.raises(UserError, match=told):
         decided(str(folder / family), adapter=adapter)
+
+
+def test_lengths_of_rows_have_no_tensor_axis(folder: Path, decided: Callable[..., Decision]) -> None:
+    with pytest.raises(UserError, match="needs the lengths of whole rows"):
+        decided(str(folder / "llama"), 2, adapter={"kind": "dora"}, parallel={"tensor": 2})

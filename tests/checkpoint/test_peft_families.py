@@ -93,7 +93,7 @@ def test_an_account_knows_state_spaces() -> None:
         model = families.built(name)
         anatomy = dissect(model)
         counted = adapters.count_adapted(model, anatomy, find_targets(model, anatomy, "all-linear"))
-        numbers = dict((kind, (adapted, whole)) for kind, adapted, whole in counted)
+        numbers = {kind: (adapted, whole) for kind, adapted, whole in counted}
         adapted, whole = numbers["state-space layers and convolutions"]
         assert 0 < adapted < whole, (name, counted)  # peft could not load an addition to some
         assert "other layers" not in numbers, (name, counted)

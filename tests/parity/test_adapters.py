@@ -235,7 +235,7 @@ PATTERNS = [{"match": "layers.0.*.q_proj", "rank": 8, "alpha": 5}, {"match": "do
 def test_ranks_by_pattern_are_those_of_peft(write: Callable[..., Decision], family: str) -> None:
     adapter = {"rank": 4, "alpha": 12, "scaling": "rank_stabilised", "patterns": PATTERNS}
     alone = [write(family, adapter=adapter, recompute="full", micro_batch=1)]
-    together = [write(family, 2, adapter=adapter, **memory) for memory in (TWO[0], TWO[2])]
+    together = [write(family, 2, adapter=adapter, **TWO[2])]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     named: dict[str, Any] = {
         "rank_pattern": {r"layers\.0\..*q_proj": 8, "down_proj": 2},
@@ -244,15 +244,21 @@ def test_ranks_by_pattern_are_those_of_peft(write: Callable[..., Decision], fami
     assert_as_peft([*alone, *together], with_peft(alone[0], **named))
 
 
+EVERY = pytest.mark.parametrize(
+    "every", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.matrix)]
+)
+"""A slice of the layouts, or all of them."""
 DORA: dict[str, Any] = {"steps": 10, "adapter": {"kind": "dora", "rank": 4, "alpha": 12}}
 
 
-@pytest.mark.slow
-def test_magnitudes_are_those_of_peft(write: Callable[..., Decision]) -> None:
+@EVERY
+def test_magnitudes_are_those_of_peft(write: Callable[..., Decision], every: bool) -> None:
     """With tied embeddings, wherever states rest, and when a run goes on."""
-    tied = [write("tied", **DORA, **memory) for memory in (ONE[2], ONE[1], ELSEWHERE[0])]
-    tied_on_two = [write("tied", 2, **DORA, **memory) for memory in (TWO[0], TWO[2])]
-    tied_on_two.append(write("tied", 2, **DORA, parallel={"pipeline": 2}, recompute="full"))
+    tied = [write("tied", **DORA, **memory) for memory in (ONE[2], *([ONE[1], *ELSEWHERE] if every else []))]
+    tied_on_two = [write("tied", 2, **DORA, **memory) for memory in (TWO if every else TWO[2:])]
+    if every:
+        axes: list[dict[str, Any]] = [{"pipeline": 2}, {"pipeline": 2, "schedule": "zero_bubble"}]
+        tied_on_two += [write("tied", 2, **DORA, parallel=axis, recompute="full") for axis in axes]
     train((1, map(run_of, tied)), (2, map(run_of, tied_on_two)))
     assert_as_peft([*tied, *tied_on_two])
     again = write("tied", 1, (run_of(tied[0]), 4), **DORA, recompute="selective")
@@ -261,11 +267,16 @@ def test_magnitudes_are_those_of_peft(write: Callable[..., Decision]) -> None:
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
 
 
-@pytest.mark.slow
-def test_magnitudes_over_packed_weights_are_those_over_widened_ones(write: Callable[..., Decision]) -> None:
+@EVERY
+def test_magnitudes_over_packed_weights_are_those_over_widened_ones(
+    write: Callable[..., Decision], every: bool
+) -> None:
     over = DORA | {"adapter": DORA["adapter"] | {"quantize": "nf4"}}
-    packed = [write("tied", **over, recompute="selective"), write("tied", **over, parameter_tier="disk")]
-    packed_on_two = [write("tied", 2, **over, **memory) for memory in (TWO[0], TWO[2]) if may_share(memory)]
+    packed = [write("tied", **over, recompute="selective")]
+    if every:
+        packed.append(write("tied", **over, parameter_tier="disk"))
+    layouts = [memory for memory in (TWO if every else TWO[2:]) if may_share(memory)]
+    packed_on_two = [write("tied", 2, **over, **memory) for memory in layouts]
     train((1, map(run_of, packed)), (2, map(run_of, packed_on_two)))
     assert_as_peft([*packed, *packed_on_two])
 
@@ -294,22 +305,23 @@ def goes_on_with_the_same_bits(write: Callable[..., Decision], first: Decision, 
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
 
 
-@pytest.mark.slow
-def test_pissa_is_that_of_peft(write: Callable[..., Decision]) -> None:
+@EVERY
+def test_pissa_is_that_of_peft(write: Callable[..., Decision], every: bool) -> None:
     keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12}}
-    alone = [write("tied", **keys, **memory) for memory in (ONE[0], ELSEWHERE[0])]
-    together = [write("tied", 2, **keys, **memory) for memory in (TWO[0], TWO[2])]
-    together += [write("tied", 2, **keys, parallel=axis) for axis in ({"tensor": 2}, {"pipeline": 2})]
+    alone = [write("tied", **keys, **memory) for memory in (ONE[0], *(ELSEWHERE if every else []))]
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:])]
+    if every:
+        together += [write("tied", 2, **keys, parallel=axis) for axis in ({"tensor": 2}, {"pipeline": 2})]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     assert_as_peft([*alone, *together], with_pissa(alone[0]))
     goes_on_with_the_same_bits(write, alone[0], "tied", recompute="none", **keys)
 
 
-@pytest.mark.slow
-def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[..., Decision]) -> None:
+@EVERY
+def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[..., Decision], every: bool) -> None:
     keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12, "quantize": "nf4"}}
     alone = write("tied", **keys, recompute="full", micro_batch=1)
-    together = [write("tied", 2, **keys, **memory) for memory in (TWO[0], TWO[2]) if may_share(memory)]
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
     train((1, [run_of(alone)]), (2, map(run_of, together)))
     assert_as_peft([alone, *together], with_pissa(alone))
     with pytest.raises(UserError, match="where quantised weights are those of every run"):
@@ -337,12 +349,12 @@ def with_loftq(decision: Decision, rounds: int) -> Callable[[Any], Any]:
     return change
 
 
-@pytest.mark.slow
-def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., Decision]) -> None:
+@EVERY
+def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., Decision], every: bool) -> None:
     adapter = {"init": "loftq", "rounds": 2, "rank": 4, "alpha": 4, "quantize": "nf4"}
     keys: dict[str, Any] = {"steps": 10, "adapter": adapter}
     alone = write("tied", **keys, recompute="selective")
-    together = [write("tied", 2, **keys, **memory) for memory in (TWO[0], TWO[2]) if may_share(memory)]
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
     train((1, [run_of(alone)]), (2, map(run_of, together)))
     assert_as_peft([alone, *together], with_loftq(alone, 2))
     goes_on_with_the_same_bits(write, alone, "tied", recompute="selective", **keys)
