@@ -73,10 +73,10 @@ def test_layers_that_take_no_addition_are_refused_by_name(name: str, layer: str,
 @pytest.mark.parametrize(
     ("name", "targets", "counts"),
     [
-        ("llama", "all-linear", {"attention": (8, 8), "MLPs": (6, 6)}),
-        ("llama", ["q_proj"], {"attention": (2, 8), "MLPs": (0, 6)}),
-        ("qwen3_moe", ["q_proj"], {"attention": (2, 8), "experts": (0, 40)}),
-        ("gpt2", "all-linear", {"attention": (4, 4), "MLPs": (4, 4)}),
+        ("llama", "all-linear", {"attention": (16, 16), "MLPs": (12, 12)}),
+        ("llama", ["q_proj"], {"attention": (4, 16), "MLPs": (0, 12)}),
+        ("qwen3_moe", ["q_proj"], {"attention": (4, 16), "experts": (0, 32)}),
+        ("gpt2", "all-linear", {"attention": (8, 8), "MLPs": (8, 8)}),
     ],
 )
 def test_an_account_says_how_many_matrices_of_which_kind_are_adapted(

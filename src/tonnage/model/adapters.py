@@ -392,7 +392,8 @@ def count_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Target])
         count = counts.setdefault(_kind_of(target, type(parent).__name__), [0, 0])
         count[0] += number if target.path in chosen else 0
         count[1] += number
-    return tuple((kind, *count) for kind, count in counts.items() if count[0] or kind != "embeddings")
+    shown = {kind: count for kind, count in counts.items() if count[0] or kind != "embeddings"}
+    return tuple((kind, adapted, whole) for kind, (adapted, whole) in shown.items())
 
 
 def _kind_of(target: Target, parent: str) -> str:
