@@ -320,7 +320,9 @@ def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[...
     further = decided(str(run.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
     assert not isinstance(further.config.adapter, str)
     assert further.config.adapter.kind == "dora"
-    assert "additions of rank 4" in further.plan.reasons["trains"]
+    account = "additions with lengths of rows (DoRA) of rank 4 to q_proj"
+    assert account in further.plan.reasons["trains"]
+    assert "(14 matrices: 8 of 8 in attention, 6 of 6 in MLPs)" in further.plan.reasons["trains"]
     before, after = (Shards(checkpoint_path(one.checkpoints, 3)) for one in (run, trained(further)))
     for name in before.names("model."):
         torch.testing.assert_close(before.read(name), after.read(name), rtol=1e-5, atol=1e-6)

@@ -357,7 +357,8 @@ def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., De
     together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
     train((1, [run_of(alone)]), (2, map(run_of, together)))
     assert_as_peft([alone, *together], with_loftq(alone, 2))
-    goes_on_with_the_same_bits(write, alone, "tied", recompute="selective", **keys)
+    if every:
+        goes_on_with_the_same_bits(write, alone, "tied", recompute="selective", **keys)
 
 
 LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]

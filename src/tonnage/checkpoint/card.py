@@ -241,7 +241,7 @@ def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:
     base = "" if adapter["quantize"] == "none" else f" over weights in {adapter['quantize']}"
     merged = "" if is_adapter else ", and merged in fp32 into the model's own weights"
     lengths = " with lengths of rows (DoRA)" if adapter.get("kind") == "dora" else ""
-    ranks = "".join(f", {own['match']} {own['rank'] or adapter['rank']}" for own in adapter.get("patterns", ()))
+    ranks = "".join(f", {own['match']} {own['rank']}" for own in adapter.get("patterns", ()) if own.get("rank"))
     began = BEGAN.get(adapter.get("init", "zero"), "")
     twice = " (they are written as additions of twice the rank, to the weights as they were)" if began else ""
     additions = f"low-rank additions{lengths} of rank {adapter['rank']}{ranks} to {targets}{also}"

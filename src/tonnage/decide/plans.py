@@ -518,7 +518,7 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
         return f"{counted}: {', '.join(config.train)}"
     adapter = config.adapter
     also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
-    ranks = "".join(f", {own.match} {own.rank or adapter.rank}" for own in adapter.patterns)
+    ranks = "".join(f", {own.match} {own.rank}" for own in adapter.patterns if own.rank is not None)
     lengths = " with lengths of rows (DoRA)" if adapter.kind == "dora" else ""
     number_of = sum(number for _, number, _ in model.adapted_matrices)
     kinds = ", ".join(f"{number:,} of {whole:,} in {kind}" for kind, number, whole in model.adapted_matrices)
