@@ -324,6 +324,10 @@ def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[
     together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
     train((1, [run_of(alone)]), (2, map(run_of, together)))
     assert_as_peft([alone, *together], with_pissa(alone))
+    if every:
+        divided = write("wide", 2, **keys, parallel={"tensor": 2})
+        train((2, [run_of(divided)]))
+        assert_as_peft([divided], with_pissa(divided))
     with pytest.raises(UserError, match="where quantised weights are those of every run"):
         write("tied", **keys, parameter_tier="disk")
 
