@@ -304,6 +304,8 @@ def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[...
     first = Shards(checkpoint_path(run.checkpoints, 3)).names("model.model.layers.0.self_attn.q_proj")
     assert any(name.endswith("lora_magnitude") for name in first)
     assert len(vectors) == 14
+    with pytest.raises(UserError, match="which vLLM does not compute"):
+        export_checkpoint(run, tmp_path / "vllm", wishes=Wishes(target="vllm"))
     export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)

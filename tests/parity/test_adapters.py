@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from peft.utils.loftq_utils import _low_rank_decomposition
 from plain import metrics, plain_loop
 from ready import of_families, run_of
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Lfm2Config, PreTrainedConfig, Qwen3Config
 
@@ -281,17 +282,43 @@ def test_magnitudes_over_packed_weights_are_those_over_widened_ones(
     assert_as_peft([*packed, *packed_on_two])
 
 
+def began(decision: Decision) -> dict[str, Tensor]:
+    """Where the additions of a run began. A decomposition that rounds otherwise may move a number of 4 bits to the
+    next, so what is held against the run begins at the very same numbers, once these are known to be right."""
+    return {name: value for file in run_of(decision).start.iterdir() for name, value in read_start(file).items()}
+
+
+def read_start(file: Path) -> dict[str, Tensor]:
+    return load_file(file) if file.suffix == ".safetensors" else {}
+
+
+def layers_with(adapted: Any) -> dict[str, Any]:
+    """The layers of peft's model that have additions, by our names."""
+    return {
+        name.removeprefix("base_model.model."): layer
+        for name, layer in adapted.named_modules()
+        if hasattr(layer, "lora_A")
+    }
+
+
 def with_pissa(decision: Decision) -> Callable[[Any], Any]:
     """A model whose additions begin as peft lets them, and whose base, less these, is packed as the run's is."""
     said = decision.config.adapter
     assert not isinstance(said, str)
 
     def change(model: Any) -> Any:
+        whole = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         config = LoraConfig(r=4, lora_alpha=12, target_modules="all-linear", init_lora_weights="pissa")
         adapted = get_peft_model(model, config)
-        for name, weight in adapted.named_parameters():
-            if name.endswith("base_layer.weight") and said.quantize != "none":
-                weight.data = unpack(pack(weight.data, said.quantize), torch.float32)
+        start = began(decision)
+        for name, layer in layers_with(adapted).items():
+            down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            torch.testing.assert_close(start[f"{name}.lora_A"], down.data, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(start[f"{name}.lora_B"], up.data, rtol=1e-3, atol=1e-4)
+            if said.quantize != "none":
+                down.data, up.data = start[f"{name}.lora_A"].clone(), start[f"{name}.lora_B"].clone()
+                rest = whole[f"{name}.weight"] - (up.data @ down.data).mul_(3.0)
+                layer.base_layer.weight.data = unpack(pack(rest, said.quantize), torch.float32)
         return adapted
 
     return change
@@ -323,31 +350,35 @@ def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[
     alone = write("tied", **keys, recompute="full", micro_batch=1)
     together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
     train((1, [run_of(alone)]), (2, map(run_of, together)))
-    assert_as_peft([alone, *together], with_pissa(alone))
     if every:
-        divided = write("wide", 2, **keys, parallel={"tensor": 2})
-        train((2, [run_of(divided)]))
-        assert_as_peft([divided], with_pissa(divided))
+        together.append(write("wide", 2, **keys, parallel={"tensor": 2}))
+        train((2, [run_of(together[-1])]))
+    for decision in (alone, *together):
+        assert_as_peft([decision], with_pissa(decision))
     with pytest.raises(UserError, match="where quantised weights are those of every run"):
         write("tied", **keys, parameter_tier="disk")
 
 
-def with_loftq(decision: Decision, rounds: int) -> Callable[[Any], Any]:
-    """As peft begins them, over our quantiser: theirs is on a GPU alone."""
+def with_loftq(decision: Decision) -> Callable[[Any], Any]:
+    """As peft begins them, in two rounds, over our quantiser: theirs is on a GPU alone."""
+
+    def decomposed(weight: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kept = unpack(pack(rest, "nf4"), torch.float32)
+        parts = _low_rank_decomposition(weight - kept, reduced_rank=4)  # type: ignore[no-untyped-call]
+        return kept, parts["R"].contiguous(), parts["L"].contiguous()
 
     def change(model: Any) -> Any:
         adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules="all-linear"))
-        for module in adapted.modules():
-            if not hasattr(module, "lora_A"):
-                continue
-            weight = rest = module.base_layer.weight.data
-            for _ in range(rounds):
-                kept = unpack(pack(rest, "nf4"), torch.float32)
-                parts = _low_rank_decomposition(weight - kept, reduced_rank=4)  # type: ignore[no-untyped-call]
-                rest = weight - parts["L"] @ parts["R"]
-            module.base_layer.weight.data = kept
-            module.lora_A["default"].weight.data = parts["R"].contiguous()
-            module.lora_B["default"].weight.data = parts["L"].contiguous()
+        start = began(decision)
+        for name, layer in layers_with(adapted).items():
+            weight = layer.base_layer.weight.data
+            taken = start[f"{name}.taken_B"] @ start[f"{name}.taken_A"]
+            _, down, up = decomposed(weight, weight)
+            torch.testing.assert_close(taken, up @ down, rtol=1e-3, atol=1e-4)
+            layer.base_layer.weight.data, down, up = decomposed(weight, weight - taken)
+            ours = start[f"{name}.lora_A"], start[f"{name}.lora_B"]
+            torch.testing.assert_close(ours[1] @ ours[0], up @ down, rtol=1e-3, atol=1e-4)
+            layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = map(torch.clone, ours)
         return adapted
 
     return change
@@ -360,7 +391,8 @@ def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., De
     alone = write("tied", **keys, recompute="selective")
     together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
     train((1, [run_of(alone)]), (2, map(run_of, together)))
-    assert_as_peft([alone, *together], with_loftq(alone, 2))
+    for decision in (alone, *together):
+        assert_as_peft([decision], with_loftq(decision))
     if every:
         goes_on_with_the_same_bits(write, alone, "tied", recompute="selective", **keys)
 
