@@ -494,6 +494,21 @@ def test_what_cannot_be_adapted_is_refused(
         decided(str(folder / family), adapter=adapter)
 
 
+def test_an_adapter_of_peft_with_magnitudes_goes_on_without_dropout(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    told = LoraConfig(r=4, lora_alpha=9, target_modules=["q_proj"], use_dora=True, lora_dropout=0.1)
+    get_peft_model(model, told).save_pretrained(str(tmp_path))
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="trained with dropout of") as refused:
+        decided(str(tmp_path), adapter="none")
+    (problem,) = refused.value.problems
+    adapter = decided(str(tmp_path), adapter=json.loads(re.findall(r"{.*}", problem.change)[0])).config.adapter
+    assert not isinstance(adapter, str)
+    assert (adapter.kind, adapter.rank, adapter.targets, adapter.dropout) == ("dora", 4, ("q_proj",), 0)
+
+
 def test_lengths_of_rows_have_no_tensor_axis(folder: Path, decided: Callable[..., Decision]) -> None:
     with pytest.raises(UserError, match="needs the lengths of whole rows"):
         decided(str(folder / "llama"), 2, adapter={"kind": "dora"}, parallel={"tensor": 2})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -163,6 +164,14 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         also=own.also,
         dropout=files.dropout,
     )
+    if isinstance(config.adapter, str) and files.magnitudes and files.dropout:
+        without = adapter.model_copy(update={"dropout": 0.0}).model_dump(mode="json", exclude_defaults=True)
+        raise user_error(
+            where=str(files.directory),
+            found=f"an adapter with lengths of rows (DoRA) that was trained with dropout of {files.dropout:g}",
+            needed="dropout of 0 with DoRA so far",
+            change=f"adapter={json.dumps(without)} goes on without it",
+        )
     if isinstance(config.adapter, str) and not config.train:  # ``auto`` is what the directory has, too
         return config.model_copy(update={"adapter": adapter, "optimizer": config.for_adapter()})
     described = trains_of(config).adapter
