@@ -294,6 +294,125 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, famil
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
+@pytest.mark.slow
+def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[..., Decision], tmp_path: Path) -> None:
+    run = trained(decided(str(folder / "untied"), adapter={"kind": "dora", "rank": 4, "alpha": 12}))
+    export_run(run)
+    adapted: Any = PeftModel.from_pretrained(base_of(run), run.export)
+    with_peft = logits(adapted)
+    vectors = [one for name, one in adapted.named_parameters() if "magnitude" in name]
+    first = Shards(checkpoint_path(run.checkpoints, 3)).names("model.model.layers.0.self_attn.q_proj")
+    assert any(name.endswith("lora_magnitude") for name in first)
+    assert len(vectors) == 14
+    with pytest.raises(UserError, match="which vLLM does not compute"):
+        export_checkpoint(run, tmp_path / "vllm", wishes=Wishes(target="vllm"))
+    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    by_peft = adapted.merge_and_unload().state_dict()
+    for name, value in merged.state_dict().items():
+        torch.testing.assert_close(value, by_peft[name], rtol=1e-5, atol=1e-6, msg=name)
+    rows, loading = [{"path": str(folder / "rows.jsonl")}], Loading("fp32")
+    losses = [
+        evaluate_model(str(path), rows, template="plain", loading=loading).loss
+        for path in (run.export, tmp_path / "merged")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    torch.testing.assert_close(logits(load(resolve_model(run.path)).model.float()), with_peft, rtol=1e-2, atol=0.3)
+    further = decided(str(run.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
+    assert not isinstance(further.config.adapter, str)
+    assert further.config.adapter.kind == "dora"
+    account = "additions with lengths of rows (DoRA) of rank 4 to q_proj"
+    assert account in further.plan.reasons["trains"]
+    assert "(14 matrices: 8 of 8 in attention, 6 of 6 in MLPs)" in further.plan.reasons["trains"]
+    before, after = (Shards(checkpoint_path(one.checkpoints, 3)) for one in (run, trained(further)))
+    for name in before.names("model."):
+        torch.testing.assert_close(before.read(name), after.read(name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "begins",
+    [
+        {"init": "pissa", "scaling": "rank_stabilised", "patterns": [{"match": "q_proj", "rank": 6, "alpha": 9}]},
+        pytest.param({"init": "loftq", "quantize": "nf4", "rounds": 2}, marks=pytest.mark.matrix),
+    ],
+)
+def test_additions_that_began_as_a_part_of_weights_are_exported_for_these_weights(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path, begins: dict[str, Any]
+) -> None:
+    run = trained(decided(str(folder / "untied"), adapter={"rank": 4, "alpha": 12, **begins}))
+    export_run(run)
+    with_peft = logits(PeftModel.from_pretrained(base_of(run), run.export))
+    expected, shards = base_of(run), Shards(checkpoint_path(run.checkpoints, 3))
+    began = {name: value for file in run.start.glob("*.safetensors") for name, value in load_file(file).items()}
+    moved = 0.0
+    for name in (one.removesuffix(".lora_A") for one in began if one.endswith(".lora_A")):
+        down, up = (shards.read(f"model.{name}.lora_{letter}") for letter in "AB")
+        rank, alpha = (6, 9) if "patterns" in begins and name.endswith("q_proj") else (4, 12)
+        factor = alpha / (rank**0.5 if "scaling" in begins else rank)
+        with torch.no_grad():
+            change = factor * (up @ down - began[f"{name}.lora_B"] @ began[f"{name}.lora_A"])
+            expected.get_parameter(f"{name}.weight").add_(change)
+        moved += float(change.norm())
+    assert moved > 0.1
+    torch.testing.assert_close(logits(expected), with_peft, rtol=1e-5, atol=1e-4)
+    assert not torch.allclose(with_peft, logits(base_of(run)), atol=1e-2)
+    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(logits(load(resolve_model(run.path)).model.float()), with_peft, rtol=1e-2, atol=0.3)
+    shutil.rmtree(run.start)
+    with pytest.raises(UserError, match="where the additions of the run began"):
+        export_checkpoint(run, tmp_path / "lost")
+
+
+RANKED = [{"match": "layers.1.*.q_proj", "rank": 8, "alpha": 5}, {"match": "q_proj", "alpha": 3}]
+
+
+@pytest.mark.slow
+def test_ranks_by_pattern_go_to_peft_and_come_back(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "patterns": RANKED}
+    run = trained(decided(str(folder / "llama"), adapter=adapter))
+    export_run(run)
+    adapted: Any = PeftModel.from_pretrained(base_of(run), run.export)
+    layers = adapted.base_model.model.model.layers
+    assert [layer.self_attn.q_proj.r["default"] for layer in layers] == [4, 8]
+    assert [layer.self_attn.q_proj.scaling["default"] for layer in layers] == [0.75, 0.625]
+    with_peft = logits(adapted)
+    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    further = decided(str(run.export), adapter="none").config.adapter
+    assert not isinstance(further, str)
+    assert {(one.match.rpartition("layers")[2], one.rank, one.alpha) for one in further.patterns} == {
+        (".0.self_attn.q_proj", 4, 3),
+        (".1.self_attn.q_proj", 8, 5),
+    }
+    decided(str(run.export), adapter=adapter)
+    with pytest.raises(UserError, match="another adapter"):
+        decided(str(run.export), adapter={"rank": 4, "alpha": 12})
+
+
+def test_an_adapter_of_peft_with_patterns_is_the_same_here(folder: Path, tmp_path: Path) -> None:
+    """Expressions that peft reads in its own way: of ends of names, the first that matches."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    named: dict[str, Any] = {
+        "rank_pattern": {r"layers\.0\..*": 2, "q_proj": 8, "rest": 1},
+        "alpha_pattern": {"[qv]_proj": 3},
+    }
+    adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=9, target_modules="all-linear", **named))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    wanted = logits(adapted)
+    adapted.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load(tmp_path).model.float()), wanted, rtol=1e-2, atol=0.3)
+
+
 def test_an_adapter_that_keeps_another_embedding_is_refused(folder: Path, tmp_path: Path) -> None:
     """As peft's of a model whose embedding was changed before."""
     model = AutoModelForCausalLM.from_pretrained(folder / "untied", dtype=torch.float32)
@@ -305,7 +424,10 @@ def test_an_adapter_that_keeps_another_embedding_is_refused(folder: Path, tmp_pa
         load(tmp_path)
 
 
-@pytest.mark.parametrize("said", [{"init_lora_weights": "pissa"}, {"rank_pattern": {"q_proj": 8}}, {"new_field": 1}])
+@pytest.mark.parametrize(
+    "said",
+    [{"init_lora_weights": "pissa"}, {"rank_pattern": {"q_(": 8}}, {"alpha_pattern": {"q": -1}}, {"new_field": 1}],
+)
 def test_an_adapter_that_computes_otherwise_is_refused(folder: Path, tmp_path: Path, said: dict[str, Any]) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
     get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(str(tmp_path))
@@ -351,6 +473,15 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
         ({"dropout": 0.1}, "gate_up_proj, down_proj are stacks of experts"),
         ({"targets": ["q_prj"]}, "q_prj: no layers of the model"),
         ({"targets": ["lm_head"]}, "cannot be adapted"),
+        ({"kind": "dora", "targets": ["embed_tokens", "q_proj"]}, "embeddings have no magnitudes here"),
+        ({"kind": "dora", "dropout": 0.1}, "adapter.kind is dora, and adapter.dropout is 0.1"),
+        ({"patterns": [{"match": "q_proj"}]}, "has neither rank nor alpha"),
+        ({"init": "pissa", "rank": 97, "alpha": 9}, "k_proj is a matrix of 32 x 96"),
+        ({"init": "pissa", "kind": "dora"}, "no addition to the model's own weights"),
+        ({"init": "loftq"}, "adapter.quantize is none"),
+        ({"rounds": 3}, "adapter.rounds is 3, and adapter.init is zero"),
+        ({"patterns": [{"match": "q_prj", "rank": 2}]}, "q_prj: no targets of the model"),
+        ({"patterns": [{"match": "q_proj", "rank": 2}, {"match": "layers.*.q_proj", "rank": 3}]}, "matched by a patt"),
         ({"targets": ["embed_tokens"]}, "the model's head is the same matrix"),
         ({"targets": ["embed_tokens"], "also": ["embeddings"]}, "embeddings trained whole"),
     ],
@@ -358,6 +489,26 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
 def test_what_cannot_be_adapted_is_refused(
     folder: Path, decided: Callable[..., Decision], adapter: dict[str, Any], told: str
 ) -> None:
-    family = "qwen3_moe" if "dropout" in adapter else "untied" if "also" in adapter else "llama"
+    family = "qwen3_moe" if "dropout" in adapter else "untied" if {"also", "kind"} & {*adapter} else "llama"
     with pytest.raises(UserError, match=told):
         decided(str(folder / family), adapter=adapter)
+
+
+def test_an_adapter_of_peft_with_magnitudes_goes_on_without_dropout(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    told = LoraConfig(r=4, lora_alpha=9, target_modules=["q_proj"], use_dora=True, lora_dropout=0.1)
+    get_peft_model(model, told).save_pretrained(str(tmp_path))
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="trained with dropout of") as refused:
+        decided(str(tmp_path), adapter="none")
+    (problem,) = refused.value.problems
+    adapter = decided(str(tmp_path), adapter=json.loads(re.findall(r"{.*}", problem.change)[0])).config.adapter
+    assert not isinstance(adapter, str)
+    assert (adapter.kind, adapter.rank, adapter.targets, adapter.dropout) == ("dora", 4, ("q_proj",), 0)
+
+
+def test_lengths_of_rows_have_no_tensor_axis(folder: Path, decided: Callable[..., Decision]) -> None:
+    with pytest.raises(UserError, match="needs the lengths of whole rows"):
+        decided(str(folder / "llama"), 2, adapter={"kind": "dora"}, parallel={"tensor": 2})

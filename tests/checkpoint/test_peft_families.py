@@ -70,6 +70,35 @@ def test_layers_that_take_no_addition_are_refused_by_name(name: str, layer: str,
         find_targets(model, dissect(model), [layer])
 
 
+@pytest.mark.parametrize(
+    ("name", "targets", "counts"),
+    [
+        ("llama", "all-linear", {"attention": (16, 16), "MLPs": (12, 12)}),
+        ("llama", ["q_proj"], {"attention": (4, 16), "MLPs": (0, 12)}),
+        ("qwen3_moe", ["q_proj"], {"attention": (4, 16), "experts": (0, 32)}),
+        ("gpt2", "all-linear", {"attention": (8, 8), "MLPs": (8, 8)}),
+    ],
+)
+def test_an_account_says_how_many_matrices_of_which_kind_are_adapted(
+    name: str, targets: Any, counts: dict[str, tuple[int, int]]
+) -> None:
+    model = families.built(name)
+    anatomy = dissect(model)
+    counted = adapters.count_adapted(model, anatomy, find_targets(model, anatomy, targets))
+    assert {kind: tuple(numbers) for kind, *numbers in counted} == counts
+
+
+def test_an_account_knows_state_spaces() -> None:
+    for name in ("mamba", "nemotron_h", "jamba", "falcon_h1"):
+        model = families.built(name)
+        anatomy = dissect(model)
+        counted = adapters.count_adapted(model, anatomy, find_targets(model, anatomy, "all-linear"))
+        numbers = {kind: (adapted, whole) for kind, adapted, whole in counted}
+        adapted, whole = numbers["state-space layers and convolutions"]
+        assert 0 < adapted < whole, (name, counted)  # peft could not load an addition to some
+        assert "other layers" not in numbers, (name, counted)
+
+
 @pytest.mark.parametrize("name", [*FEW, "jamba", "mamba"])
 def test_every_layer_with_an_addition_is_called(name: str) -> None:
     model = families.built(name).eval()

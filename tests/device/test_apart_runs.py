@@ -49,6 +49,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "LoRA": {"precision": "bf16", **LORA},
     "LoRA, fp32": {"precision": "fp32", **LORA},
     "LoRA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "quantize": "nf4"}},
+    "DoRA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "kind": "dora", "quantize": "nf4"}},
+    "PiSSA": {"precision": "bf16", "adapter": {"rank": 4, "init": "pissa"}},
+    "PiSSA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "init": "pissa", "quantize": "nf4"}},
 }
 TIERS: dict[str, list[dict[str, Any]]] = {
     "bf16": [*MASTERS, {"recompute": "selective", "optimizer_tier": "host"}, ALL_HOST],
@@ -174,6 +177,13 @@ def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_p
     assert "frozen parameters of the blocks in host memory" in host
     assert "come from disk" in disk
     assert "/packed/" in disk, "read from the cache"
+
+
+@pytest.mark.matrix
+def test_lengths_of_rows_and_parts_of_weights_have_the_same_bits_wherever_they_rest(tmp_path: Path) -> None:
+    ways: list[dict[str, Any]] = [{**ALL_HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "disk"}]
+    kinds = {"DoRA over 4 bits": ways, "PiSSA": ways, "PiSSA over 4 bits": ways[:1]}
+    runs(tmp_path, kinds, workers=2, zero=3)
 
 
 @pytest.mark.matrix

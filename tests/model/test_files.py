@@ -247,8 +247,8 @@ def test_weights_in_other_forms_and_adapters_are_called_by_name(model: Path) -> 
         find_model(str(model))
     (model / "config.json").unlink()
     said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": str(model / "base")}
-    (model / "adapter_config.json").write_text(json.dumps(said | {"use_dora": True}))
-    with pytest.raises(UserError, match=r"use_dora is True\s*needed: False") as refused:
+    (model / "adapter_config.json").write_text(json.dumps(said | {"use_qalora": True}))
+    with pytest.raises(UserError, match=r"use_qalora is True\s*needed: False") as refused:
         find_model(str(model))
     assert "an adapter without weights" in str(refused.value)
 

@@ -29,6 +29,7 @@ BLOCKS = 10
         pytest.param("llama", EVERYTHING, 4, BLOCKS // 2, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS, marks=pytest.mark.slow),
         pytest.param("llama", Trains(AdapterSpec(4, 2.0)), 8, 0, marks=pytest.mark.slow),
+        pytest.param("llama", Trains(AdapterSpec(4, 2.0, magnitudes=True)), 8, 0, marks=pytest.mark.matrix),
     ],
 )
 def test_blocks_share_their_code(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.utils.loftq_utils import _low_rank_decomposition
 from plain import metrics, plain_loop
 from ready import of_families, run_of
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Lfm2Config, PreTrainedConfig, Qwen3Config
 
@@ -77,8 +80,9 @@ def write_family(family: str, directory: Path) -> None:
     byte_tokenizer().save_pretrained(directory)
 
 
-def with_peft(decision: Decision) -> Callable[[Any], Any]:
-    """A model with peft's additions, as a run's config has them, that begin as the run's do."""
+def with_peft(decision: Decision, **more: Any) -> Callable[[Any], Any]:
+    """A model with peft's additions, as a run's config has them and with ``more`` that peft is told, that begin as the
+    run's do."""
     said = decision.config.adapter
     assert not isinstance(said, str)
 
@@ -102,11 +106,13 @@ def with_peft(decision: Decision) -> Callable[[Any], Any]:
             use_rslora=said.scaling == "rank_stabilised",
             modules_to_save=[named[one] for one in said.also] or None,
             ensure_weight_tying=bool(said.also),
+            use_dora=said.kind == "dora",
+            **more,
         )
         adapted = get_peft_model(model, config)
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
-                if parameter.requires_grad and "lora_" in name:
+                if parameter.requires_grad and ("lora_A" in name or "lora_B" in name or "embedding" in name):
                     start = {ours(name): torch.empty(stacked(name, parameter.shape, model))}
                     initialise(start, decision.config.seed)
                     parameter.copy_(as_peft(name, start[ours(name)]))
@@ -121,6 +127,7 @@ def ours(name: str) -> str:
     if ".experts." in name:
         stacked = "gate_up_proj" if ".base_layer." in name else "down_proj"
         name = name.replace(".base_layer", "").replace(".experts.lora", f".experts.{stacked}_lora")
+    name = name.replace("lora_magnitude_vector", "lora_magnitude")
     return name.removesuffix(".default.weight").removesuffix(".default")
 
 
@@ -219,6 +226,175 @@ def test_every_combination_equals_peft_for_many_steps(write: Callable[..., Decis
     together = [write(family, 2, recompute=recompute, **one, **keys) for one in axes for recompute in RECOMPUTES]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     assert_as_peft([*alone, *together])
+
+
+PATTERNS = [{"match": "layers.0.*.q_proj", "rank": 8, "alpha": 5}, {"match": "down_proj", "rank": 2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.matrix)])
+def test_ranks_by_pattern_are_those_of_peft(write: Callable[..., Decision], family: str) -> None:
+    adapter = {"rank": 4, "alpha": 12, "scaling": "rank_stabilised", "patterns": PATTERNS}
+    alone = [write(family, adapter=adapter, recompute="full", micro_batch=1)]
+    together = [write(family, 2, adapter=adapter, **TWO[2])]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    named: dict[str, Any] = {
+        "rank_pattern": {r"layers\.0\..*q_proj": 8, "down_proj": 2},
+        "alpha_pattern": {r"layers\.0\..*q_proj": 5},
+    }
+    assert_as_peft([*alone, *together], with_peft(alone[0], **named))
+
+
+EVERY = pytest.mark.parametrize(
+    "every", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.matrix)]
+)
+"""A slice of the layouts, or all of them."""
+DORA: dict[str, Any] = {"steps": 10, "adapter": {"kind": "dora", "rank": 4, "alpha": 12}}
+
+
+@EVERY
+def test_magnitudes_are_those_of_peft(write: Callable[..., Decision], every: bool) -> None:
+    """With tied embeddings, wherever states rest, and when a run goes on."""
+    tied = [write("tied", **DORA, **memory) for memory in (ONE[2], *([ONE[1], *ELSEWHERE] if every else []))]
+    tied_on_two = [write("tied", 2, **DORA, **memory) for memory in (TWO if every else TWO[2:])]
+    if every:
+        axes: list[dict[str, Any]] = [{"pipeline": 2}, {"pipeline": 2, "schedule": "zero_bubble"}]
+        tied_on_two += [write("tied", 2, **DORA, parallel=axis, recompute="full") for axis in axes]
+    train((1, map(run_of, tied)), (2, map(run_of, tied_on_two)))
+    assert_as_peft([*tied, *tied_on_two])
+    again = write("tied", 1, (run_of(tied[0]), 4), **DORA, recompute="selective")
+    train((1, [run_of(again)]))
+    wanted = trained(run_of(tied[0]), 10)
+    assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
+
+
+@EVERY
+def test_magnitudes_over_packed_weights_are_those_over_widened_ones(
+    write: Callable[..., Decision], every: bool
+) -> None:
+    over = DORA | {"adapter": DORA["adapter"] | {"quantize": "nf4"}}
+    packed = [write("tied", **over, recompute="selective")]
+    if every:
+        packed.append(write("tied", **over, parameter_tier="disk"))
+    layouts = [memory for memory in (TWO if every else TWO[2:]) if may_share(memory)]
+    packed_on_two = [write("tied", 2, **over, **memory) for memory in layouts]
+    train((1, map(run_of, packed)), (2, map(run_of, packed_on_two)))
+    assert_as_peft([*packed, *packed_on_two])
+
+
+def began(decision: Decision) -> dict[str, Tensor]:
+    """Where the additions of a run began. A decomposition that rounds otherwise may move a number of 4 bits to the
+    next, so what is held against the run begins at the very same numbers, once these are known to be right."""
+    return {name: value for file in run_of(decision).start.iterdir() for name, value in read_start(file).items()}
+
+
+def read_start(file: Path) -> dict[str, Tensor]:
+    return load_file(file) if file.suffix == ".safetensors" else {}
+
+
+def layers_with(adapted: Any) -> dict[str, Any]:
+    """The layers of peft's model that have additions, by our names."""
+    return {
+        name.removeprefix("base_model.model."): layer
+        for name, layer in adapted.named_modules()
+        if hasattr(layer, "lora_A")
+    }
+
+
+def with_pissa(decision: Decision) -> Callable[[Any], Any]:
+    """A model whose additions begin as peft lets them, and whose base, less these, is packed as the run's is."""
+    said = decision.config.adapter
+    assert not isinstance(said, str)
+
+    def change(model: Any) -> Any:
+        whole = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        config = LoraConfig(r=4, lora_alpha=12, target_modules="all-linear", init_lora_weights="pissa")
+        adapted = get_peft_model(model, config)
+        start = began(decision)
+        for name, layer in layers_with(adapted).items():
+            down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            torch.testing.assert_close(start[f"{name}.lora_A"], down.data, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(start[f"{name}.lora_B"], up.data, rtol=1e-3, atol=1e-4)
+            if said.quantize != "none":
+                down.data, up.data = start[f"{name}.lora_A"].clone(), start[f"{name}.lora_B"].clone()
+                rest = whole[f"{name}.weight"] - (up.data @ down.data).mul_(3.0)
+                layer.base_layer.weight.data = unpack(pack(rest, said.quantize), torch.float32)
+        return adapted
+
+    return change
+
+
+def goes_on_with_the_same_bits(write: Callable[..., Decision], first: Decision, family: str, **keys: Any) -> None:
+    again = write(family, 1, (run_of(first), 4), **keys)
+    shutil.copytree(run_of(first).start, run_of(again).start)  # as it is there where the same run goes on
+    train((1, [run_of(again)]))
+    wanted = trained(run_of(first), 10)
+    assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
+
+
+@EVERY
+def test_pissa_is_that_of_peft(write: Callable[..., Decision], every: bool) -> None:
+    keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12}}
+    alone = [write("tied", **keys, **memory) for memory in (ONE[0], *(ELSEWHERE if every else []))]
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:])]
+    if every:
+        together += [write("tied", 2, **keys, parallel=axis) for axis in ({"tensor": 2}, {"pipeline": 2})]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    assert_as_peft([*alone, *together], with_pissa(alone[0]))
+    goes_on_with_the_same_bits(write, alone[0], "tied", recompute="none", **keys)
+
+
+@EVERY
+def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[..., Decision], every: bool) -> None:
+    keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12, "quantize": "nf4"}}
+    alone = write("tied", **keys, recompute="full", micro_batch=1)
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
+    train((1, [run_of(alone)]), (2, map(run_of, together)))
+    if every:
+        together.append(write("wide", 2, **keys, parallel={"tensor": 2}))
+        train((2, [run_of(together[-1])]))
+    for decision in (alone, *together):
+        assert_as_peft([decision], with_pissa(decision))
+    with pytest.raises(UserError, match="where quantised weights are those of every run"):
+        write("tied", **keys, parameter_tier="disk")
+
+
+def with_loftq(decision: Decision) -> Callable[[Any], Any]:
+    """As peft begins them, in two rounds, over our quantiser: theirs is on a GPU alone."""
+
+    def decomposed(weight: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kept = unpack(pack(rest, "nf4"), torch.float32)
+        parts = _low_rank_decomposition(weight - kept, reduced_rank=4)  # type: ignore[no-untyped-call]
+        return kept, parts["R"].contiguous(), parts["L"].contiguous()
+
+    def change(model: Any) -> Any:
+        adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules="all-linear"))
+        start = began(decision)
+        for name, layer in layers_with(adapted).items():
+            weight = layer.base_layer.weight.data
+            taken = start[f"{name}.taken_B"] @ start[f"{name}.taken_A"]
+            _, down, up = decomposed(weight, weight)
+            torch.testing.assert_close(taken, up @ down, rtol=1e-3, atol=1e-4)
+            layer.base_layer.weight.data, down, up = decomposed(weight, weight - taken)
+            ours = start[f"{name}.lora_A"], start[f"{name}.lora_B"]
+            torch.testing.assert_close(ours[1] @ ours[0], up @ down, rtol=1e-3, atol=1e-4)
+            layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = map(torch.clone, ours)
+        return adapted
+
+    return change
+
+
+@EVERY
+def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., Decision], every: bool) -> None:
+    adapter = {"init": "loftq", "rounds": 2, "rank": 4, "alpha": 4, "quantize": "nf4"}
+    keys: dict[str, Any] = {"steps": 10, "adapter": adapter}
+    alone = write("tied", **keys, recompute="selective")
+    together = [write("tied", 2, **keys, **memory) for memory in (TWO if every else TWO[2:]) if may_share(memory)]
+    train((1, [run_of(alone)]), (2, map(run_of, together)))
+    for decision in (alone, *together):
+        assert_as_peft([decision], with_loftq(decision))
+    if every:
+        goes_on_with_the_same_bits(write, alone, "tied", recompute="selective", **keys)
 
 
 LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]

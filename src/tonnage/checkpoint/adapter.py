@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from tonnage.model.build import on_meta
 from tonnage.model.files import ModelFiles, read_whole_config
 from tonnage.model.names import Whole, tied_names
 from tonnage.model.packed_layers import packable_names
+from tonnage.model.starts import Low, Origins, doubled
 from tonnage.model.towers import find_whole
 from tonnage.model.vision import attach_tower
 
@@ -60,6 +62,8 @@ class Described:
     rank_stabilised: bool
     base: str
     revision: str | None
+    origins: Origins | None = None
+    """Where its additions began, if that was a part of the model's weights."""
 
 
 def export_adapter(
@@ -86,9 +90,14 @@ def export_adapter(
     model, shards = on_meta(config, torch.float32), Shards(checkpoint)
     outer = _with_tower(model, files) if files is not None and trains_tower(shards) else None
     targets = find_targets(model, dissect(model), described.adapter.targets, strict=False)
+    origins = described.origins
     names = [name.removeprefix("model.") for name in shards.names("model.")]
     whole = [name for name in names if not is_addition(name)]
-    theirs = peft.peft_names(targets, whole) if outer is None else _names_in_whole(targets, whole, outer)
+    theirs = (
+        peft.peft_names(targets, whole, magnitudes=described.adapter.magnitudes)
+        if outer is None
+        else _names_in_whole(targets, whole, outer)
+    )
     if lost := sorted(set(theirs) ^ set(names)):
         raise user_error(
             where=str(checkpoint),
@@ -97,8 +106,17 @@ def export_adapter(
             change="restore config.yaml of the run",
         )
     total = 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names)
+    if origins is not None:
+        wide, alpha = doubled(described.adapter, described.alpha, rank_stabilised=described.rank_stabilised)
+        described = replace(described, adapter=wide, alpha=alpha)
+        total += 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names if is_addition(name))
     with published(directory, f"{total:,} bytes for the adapter") as temporary:
-        tensors = {theirs[name]: peft.to_peft(name, read_master(shards, name)) for name in names}
+        values = {name: read_master(shards, name) for name in names}
+        for target in targets if origins is not None else ():
+            assert origins is not None
+            down, up = target.names()
+            values |= zip((down, up), origins.since(target.path, Low(values[down], values[up])), strict=True)
+        tensors = {theirs[name]: peft.to_peft(name, value) for name, value in values.items()}
         others = {first: other for other, first in tied_names(model).items()}
         for first, other in others.items():  # peft has both
             if first in theirs:
@@ -163,7 +181,6 @@ def adapter_config(
     experts = [".".join(target.path.rsplit(".", 3)[-3:]) for target in targets if target.experts]
     named = plain if outer is None else _in_whole(plain, outer)
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
-    alpha = described.alpha
     return {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if anatomy.scores else "CAUSAL_LM",
@@ -171,8 +188,10 @@ def adapter_config(
         "revision": described.revision,
         "inference_mode": True,
         "r": described.adapter.rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": _whole(described.alpha),
         "use_rslora": described.rank_stabilised,
+        **({"use_dora": True} if described.adapter.magnitudes else {}),
+        **_patterns(targets, described.adapter),
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": any(target.lies_turned for target in linear),
@@ -181,6 +200,22 @@ def adapter_config(
         "modules_to_save": list(dict.fromkeys(modules)) or None,
         **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
     }
+
+
+def _patterns(targets: Sequence[Target], adapter: AdapterSpec) -> dict[str, dict[str, float]]:
+    """Ranks and alphas of layers that have their own, as peft is told of them: by expressions for whole names."""
+    ranked = {target.path: pattern for target in targets if (pattern := adapter.pattern_of(target.path)) is not None}
+    if not ranked:
+        return {}
+    return {
+        "rank_pattern": {re.escape(path): pattern.rank for path, pattern in ranked.items()},
+        "alpha_pattern": {re.escape(path): _whole(pattern.alpha) for path, pattern in ranked.items()},
+    }
+
+
+def _whole(number: float) -> float:
+    """A number as it is usually written: without a fraction where it has none."""
+    return int(number) if number == int(number) else number
 
 
 def _module_names(model: PreTrainedModel, paths: Sequence[str]) -> list[str]:
@@ -198,6 +233,9 @@ def _check(directory: Path, digests: Mapping[str, str], model: PreTrainedModel, 
     adapter = peft.adapter_in(written, model, dissect(model))
     assert adapter.factor == described.adapter.factor
     assert adapter.rank == described.adapter.rank
+    for target in find_targets(model, dissect(model), adapter.targets, strict=False):
+        assert adapter.rank_of(target.path) == described.adapter.rank_of(target.path)
+        assert adapter.factor_of(target.path) == described.adapter.factor_of(target.path)
     assert written.dropout == described.adapter.dropout
 
 
@@ -205,10 +243,17 @@ class Additions:
     """Low-rank additions of a checkpoint of ``model``, by the parameters that they are added to. ``form`` is that in
     which matrices were packed while the additions were trained."""
 
-    def __init__(self, shards: Shards, model: PreTrainedModel, adapter: AdapterSpec, form: Format | None) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        model: PreTrainedModel,
+        adapter: AdapterSpec,
+        form: Format | None,
+        origins: Origins | None = None,
+    ) -> None:
         anatomy = dissect(model)
         targets = find_targets(model, anatomy, adapter.targets, strict=False)
-        self._shards, self._factor, self._form = shards, adapter.factor, form
+        self._shards, self._adapter, self._form, self._origins = shards, adapter, form, origins
         self._targets = {target.weight: target for target in targets}
         """By the names of the matrices."""
         self._packed = packable_names(model, anatomy.blocks) if form is not None else frozenset[str]()
@@ -221,9 +266,17 @@ class Additions:
         if (target := self._targets.get(name)) is None:
             return value
         down, up = (read_master(self._shards, matrix) for matrix in target.names())
+        if self._origins is not None:
+            down, up = self._origins.since(target.path, Low(down, up))
+        factor = self._adapter.factor_of(target.path)
+        lengths = read_master(self._shards, target.magnitude) if self._adapter.magnitudes else None
+        merged = target.merged(value, down, up, factor, lengths)
         if self._form is not None and name in self._packed:
-            self._squares[name] = Squares(*squares_and_lost(value, self._form), added(down, up, self._factor))
-        return target.merged(value, down, up, self._factor)
+            taken = self._origins.taken(target) if self._origins is not None else None
+            packed = value if taken is None else value.float() - taken
+            moved = added(down, up, factor) if lengths is None else float((merged - value).double().square().sum())
+            self._squares[name] = Squares(*squares_and_lost(packed, self._form), moved)
+        return merged
 
     def said(self) -> list[str]:
         """A sentence on how far packing moved the matrices, beside how far their additions did; none if none was."""

@@ -17,6 +17,7 @@ from tonnage.files.reading import read_object
 from tonnage.files.visible import visible
 from tonnage.rundir.directory import RunDirectory
 
+BEGAN = {"pissa": ", which began as a part of the weights (PiSSA),", "loftq": ", which began as LoftQ's,"}
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(\.[\w-]*\d[\w-]*)*")
 """``owner/name``; a name that ends like a file's (``rows.jsonl``) is none, one with a version in it may be."""
 
@@ -239,7 +240,12 @@ def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:
     also = f", and {', '.join(adapter['also'])} whole" if adapter["also"] else ""
     base = "" if adapter["quantize"] == "none" else f" over weights in {adapter['quantize']}"
     merged = "" if is_adapter else ", and merged in fp32 into the model's own weights"
-    return f"low-rank additions of rank {adapter['rank']} to {targets}{also} were trained{base}{merged}"
+    lengths = " with lengths of rows (DoRA)" if adapter.get("kind") == "dora" else ""
+    ranks = "".join(f", {own['match']} {own['rank']}" for own in adapter.get("patterns", ()) if own.get("rank"))
+    began = BEGAN.get(adapter.get("init", "zero"), "")
+    twice = " (they are written as additions of twice the rank, to the weights as they were)" if began else ""
+    additions = f"low-rank additions{lengths} of rank {adapter['rank']}{ranks} to {targets}{also}"
+    return f"{additions}{began} were trained{base}{merged}{twice if is_adapter else ''}"
 
 
 def _named(path: str) -> tuple[str, bool]:

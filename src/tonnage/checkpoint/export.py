@@ -37,6 +37,7 @@ from tonnage.model.build import on_meta
 from tonnage.model.matching import sort
 from tonnage.model.merging import Match, faults
 from tonnage.model.names import Names
+from tonnage.model.starts import Origins
 from tonnage.model.stored import StoredTensor, read, read_headers
 from tonnage.model.towers import in_tower
 
@@ -58,6 +59,8 @@ class Start:
     """Whose additions were trained."""
     quantize: Format | None = None
     """How weights under it were packed."""
+    origins: Origins | None = None
+    """Where its additions began, if that was a part of the weights."""
 
 
 def export(
@@ -139,7 +142,7 @@ class _Weights:
                 )
             self.names, self._found = list(self._dtypes), origin.found
             if start.adapter is not None:
-                self._additions = Additions(self._shards, model, start.adapter, start.quantize)
+                self._additions = Additions(self._shards, model, start.adapter, start.quantize, start.origins)
         self._places = {name: stored for stored, name in self._found.places}
         self._groups = {name: group for group in self._found.groups for name in group.parameters.values()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tonnage.config.check_adapter import check_adapter
 from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
@@ -26,7 +27,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _length(config)
     yield from _batch(config)
     yield from broken(RULES, Setting.of(config))
-    yield from _adapter(config)
+    yield from check_adapter(config)
     yield from check_objective(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from check_slurm(config.launch)
@@ -121,23 +122,3 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             "at least one pack for every worker" if together == 1 else "at least one pack for every group",
             f"set launch.workers={packs * together}, or enlarge the batch",
         )
-
-
-def _adapter(config: Config) -> Iterator[Contradiction]:
-    """Two answers to what is trained, or a part of what nobody has."""
-    if config.train and config.init == "random":
-        yield Contradiction(
-            ("train", "init"),
-            "init is random, and train names a part of the parameters: the others would stay random",
-            "a model's own weights, for what is not trained",
-            "leave train out, or write init: pretrained",
-        )
-    if config.adapter == "none" or not config.train:
-        return
-    contents = "auto" if config.adapter == "auto" else "additions to the model's layers"
-    yield Contradiction(
-        ("train", "adapter"),
-        f"train names parameters ({', '.join(config.train)}), and adapter is {contents}",
-        "one of them: adapter trains additions, and leaves the model's own weights as they are",
-        "leave train out, and name what is trained whole beside the additions in adapter.also; or set adapter to none",
-    )

@@ -54,6 +54,10 @@ class Setting(NamedTuple):
     """Name of the machine's devices."""
     optimizer: str = "adamw"
     """Its kind."""
+    magnitudes: bool = False
+    """Whether an adapter has lengths of rows (``adapter.kind`` dora)."""
+    begins: str = "zero"
+    """Where its additions begin (``adapter.init``)."""
 
     @property
     def trains_all(self) -> bool:
@@ -105,6 +109,8 @@ class Setting(NamedTuple):
             device=device,
             machine=machine,
             optimizer=config.optimizer.kind,
+            magnitudes=not isinstance(adapter, str) and adapter.kind == "dora",
+            begins="zero" if isinstance(adapter, str) else adapter.init,
         )
 
 
@@ -225,6 +231,13 @@ IN_FRONT: tuple[Rule, ...] = (
         _equal,
         "set parallel.replicate to one of them",
     ),
+    Rule(
+        ("parallel.tensor", "adapter.kind"),
+        lambda at: at.magnitudes and at.tensor not in ("auto", 1),
+        "parallel.tensor is {at.tensor}, and adapter.kind is dora, which needs the lengths of whole rows",
+        "parallel.tensor of 1, with DoRA so far",
+        "set parallel.tensor to 1, or adapter.kind to lora",
+    ),
     _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
     _not_of_scores("parallel.pipeline", lambda at: at.staged, "is in no stage of its own"),
 )
@@ -250,6 +263,14 @@ WITHIN: tuple[Rule, ...] = (
         "all parameters in memory",
         "memory.zero of 3",
         "set memory.zero to 3",
+    ),
+    Rule(
+        ("memory.parameter_tier", "adapter.init", "adapter.quantize"),
+        lambda at: at.begins != "zero" and at.adapter != "unpacked" and at.parameter_tier == "disk",
+        "memory.parameter_tier is disk, where quantised weights are those of every run, and adapter.init is "
+        "{at.begins}, which quantises others",
+        "quantised weights in memory, of a device or the host, where additions begin so",
+        "memory.parameter_tier=device, or adapter.init=zero",
     ),
     Rule(
         ("memory.optimizer_resident", "memory.optimizer_tier"),

@@ -509,9 +509,22 @@ Quantize = Literal["none", "nf4", "nf4-double", "int8"]
 """How frozen weights rest: as they are, in blocks of 4-bit numbers, with their scales in 8 bits too, or in 8 bits."""
 
 
+class RankPattern(Section):
+    """Layers whose additions have another rank or alpha than the rest."""
+
+    match: Text
+    """Which of the targets, as a name or pattern of the kind that `targets` takes: `q_proj`, `layers.3?.mlp.*`."""
+    rank: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Their rank; none: `adapter.rank`."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Their alpha; none: `adapter.alpha`."""
+
+
 class Adapter(Section):
     """Low-rank additions to layers (LoRA), which are trained in place of the model's own weights."""
 
+    kind: Literal["lora", "dora"] = "lora"
+    """`dora` trains a length for each row of the adapted weights besides (DoRA), which takes memory and time."""
     rank: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rank of the additions: a layer's is the product of two matrices of so many rows and columns."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 64.0
@@ -520,14 +533,26 @@ class Adapter(Section):
         Literal["all-linear"] | Annotated[tuple[Text, ...], Field(min_length=1)], BeforeValidator(_targets)
     ] = "all-linear"
     """What is adapted: linear layers of the blocks and experts, or names and patterns (`q_proj`, `embed_tokens`)."""
+    patterns: Annotated[tuple[RankPattern, ...], BeforeValidator(_as_tuple)] = ()
+    """Layers with a rank or alpha of their own, as `{match: q_proj, rank: 64}`; the first match counts."""
     scaling: Literal["plain", "rank_stabilised"] = "plain"
     """Whether the factor falls with the rank, or with its root."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that an input of an addition is dropped in a step; layout and resume do not change which are."""
+    init: Literal["zero", "pissa", "loftq"] = "zero"
+    """Where additions begin: at zero, as part of the weights (PiSSA), or as what quantising takes from them (LoftQ)."""
+    rounds: Annotated[int, Field(ge=0, le=64)] = 0
+    """Of `pissa`: rounds of a fast decomposition, 0: an exact one; of `loftq`: how often it quantises, 0 is once."""
     quantize: Quantize = "none"
     """How frozen weights of linear layers and experts of the blocks rest: as they are, in 4 bits (NF4), or in 8."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
     """What is trained whole beside the additions; an embedding and a head that are one stay one."""
+
+    @property
+    def exported_rank(self) -> int:
+        """The largest of all additions in the export, where those that began as a part of the weights have twice."""
+        largest = max((self.rank, *(pattern.rank or 0 for pattern in self.patterns)))
+        return largest if self.init == "zero" else 2 * largest
 
 
 class MemoryBudget(Section):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
+    from tonnage.model.starts import Origins
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -37,6 +38,14 @@ class _Trained:
     """Whether only the text model of the files was trained."""
     architecture: str
     """Of the files."""
+
+    @property
+    def origins(self) -> Origins | None:
+        """Where additions began, if that was a part of the weights. Raises ``UserError`` where that is lost."""
+        from tonnage.model.starts import Origins
+
+        adapter = self.trains.adapter
+        return None if adapter is None or adapter.init == "zero" else Origins(self.run.start, adapter)
 
     @staticmethod
     def of(run: RunDirectory) -> _Trained:
@@ -101,6 +110,8 @@ def export_checkpoint(
             needed="transformers, whose AutoModelForSequenceClassification reads it",
             change=f"tonnage export {run.path} {directory}",
         )
+    if is_adapter and wishes.target == "vllm":
+        _check_plain(trained, directory)
     handing = prepared(
         wishes,
         run.path,
@@ -113,6 +124,20 @@ def export_checkpoint(
     if is_adapter:
         return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
     return _export_model(trained, checkpoint, directory, handing, progress)
+
+
+def _check_plain(trained: _Trained, directory: Path) -> None:
+    """Refuse to hand vLLM an adapter of which it knows no more than one rank and one alpha."""
+    adapter = trained.config.adapter
+    assert not isinstance(adapter, str)
+    unlike = "lengths of rows (DoRA)" if adapter.kind == "dora" else "ranks by pattern" if adapter.patterns else ""
+    if unlike:
+        raise user_error(
+            where="--for vllm",
+            found=f"an adapter with {unlike}, which vLLM does not compute",
+            needed="--merge, which adds the adapter to its model",
+            change=f"tonnage export {trained.run.path} {directory} --merge --for vllm",
+        )
 
 
 def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> list[str]:
@@ -139,6 +164,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             config.adapter.scaling == "rank_stabilised",
             files.adapter.base if files.adapter is not None else config.model,
             files.commit or config.revision,
+            trained.origins,
         ),
         files=files,
         tokenizer=run.tokenizer,
@@ -179,6 +205,7 @@ def _export_model(
             weights.base_digest,
             trains.adapter,
             trains.quantize,
+            trained.origins,
         ),
         shard_bytes=wishes.shard_bytes,
         card=lambda merged: model_card(run, checkpoint, dtype=dtype, is_part=trained.is_part, notes=merged),

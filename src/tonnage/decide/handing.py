@@ -129,7 +129,7 @@ def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge
     gguf = next((path.name for path in sorted(Path(directory).glob("*.gguf"))), "")
     if isinstance(config.adapter, str) or merge:
         return commands(target, Servable(directory, chosen, gguf=gguf))
-    return commands(target, Servable(directory, chosen, config.model, config.adapter.rank, gguf))
+    return commands(target, Servable(directory, chosen, config.model, config.adapter.exported_rank, gguf))
 
 
 def _complete_card(card: Path, target: str, exported: Servable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -152,18 +153,29 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     if files is None:
         return config
     from tonnage.config import Adapter
+    from tonnage.config.schema import RankPattern
     from tonnage.training.building import trains_of, trains_of_files
 
     own = trains_of_files(model.files, model.config).adapter
     assert own is not None
     adapter = Adapter(
+        kind="dora" if files.magnitudes else "lora",
         rank=files.rank,
         alpha=files.alpha,
         targets=own.targets if not isinstance(own.targets, str) else "all-linear",
+        patterns=tuple(RankPattern(match=one.match, rank=one.rank, alpha=one.alpha) for one in own.patterns),
         scaling="rank_stabilised" if files.rank_stabilised else "plain",
         also=own.also,
         dropout=files.dropout,
     )
+    if isinstance(config.adapter, str) and files.magnitudes and files.dropout:
+        without = adapter.model_copy(update={"dropout": 0.0}).model_dump(mode="json", exclude_defaults=True)
+        raise user_error(
+            where=str(files.directory),
+            found=f"an adapter with lengths of rows (DoRA) that was trained with dropout of {files.dropout:g}",
+            needed="dropout of 0 with DoRA so far",
+            change=f"adapter={json.dumps(without)} goes on without it",
+        )
     if isinstance(config.adapter, str) and not config.train:  # ``auto`` is what the directory has, too
         return config.model_copy(update={"adapter": adapter, "optimizer": config.for_adapter()})
     described = trains_of(config).adapter
@@ -171,7 +183,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         raise user_error(
             where="adapter",
             found=f"another adapter than the one in {files.directory}",
-            needed=f"rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
+            needed=f"kind {adapter.kind}, rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
             f"scaling {adapter.scaling}, also {list(adapter.also)}, as it has them",
             change="leave adapter out of the config: the directory says it",
         )
@@ -186,14 +198,21 @@ def _is_same(described: AdapterAdded, own: AdapterAdded, model_config: PreTraine
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import on_meta
 
-    if replace(described, dropout=0.0, targets=own.targets, also=own.also) != replace(own, dropout=0.0):
+    alike = replace(described, dropout=0.0, targets=own.targets, also=own.also, patterns=own.patterns)
+    if alike != replace(own, dropout=0.0):
         return False
     if set(described.also) != set(own.also):
         return False
     model = on_meta(copy.deepcopy(model_config), torch.float32)
     anatomy = dissect(model)
-    paths = [{one.path for one in find_targets(model, anatomy, adapter.targets)} for adapter in (described, own)]
-    return paths[0] == paths[1]
+    sizes = [
+        {
+            target.path: (adapter.rank_of(target.path), adapter.factor_of(target.path))
+            for target in find_targets(model, anatomy, adapter.targets)
+        }
+        for adapter in (described, own)
+    ]
+    return sizes[0] == sizes[1]
 
 
 @dataclass(frozen=True)
@@ -223,7 +242,8 @@ def use_model(model: str, *, trust_remote_code: bool = False, allow_unexpected: 
     directory = resolve_model(model, trust_remote_code=trusted)
     switch_off(config.kernels_off)
     adapter = config.adapter
-    quantize = None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
+    plain = not isinstance(adapter, str) and adapter.init == "zero"  # else the export is of the weights as they were
+    quantize = adapter.quantize if not isinstance(adapter, str) and plain and adapter.quantize != "none" else None
     return ModelInUse(directory, trusted, (*patterns, *config.allow_unexpected), quantize)
 
 

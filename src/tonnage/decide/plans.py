@@ -544,13 +544,22 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
     sees = model.tower is not None and model.tower.trained > 0
     where = [*model.adapted, *(["layers of the vision tower"] if sees else [])]
-    additions = f"additions of rank {adapter.rank} to {', '.join(where)}{also}: {counted}"
-    megabytes = 4 * number / 1e6
+    ranks = "".join(f", {own.match} {own.rank}" for own in adapter.patterns if own.rank is not None)
+    lengths = " with lengths of rows (DoRA)" if adapter.kind == "dora" else ""
+    number_of = sum(number for _, number, _ in model.adapted_matrices)
+    kinds = ", ".join(f"{number:,} of {whole:,} in {kind}" for kind, number, whole in model.adapted_matrices)
+    additions = (
+        f"additions{lengths} of rank {adapter.rank}{ranks} to {', '.join(where)} ({number_of:,} matrices: "
+        f"{kinds}){also}: {counted}"
+    )
+    megabytes = 4 * number / 1e6 * (1 if adapter.init == "zero" else 2)
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
         *(["additions to a vision tower"] if sees else []),
         *(["weights trained whole"] if adapter.also else []),
+        *(["lengths of rows"] if adapter.kind == "dora" else []),
+        *(["ranks by pattern"] if adapter.patterns else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"
     if why_not:

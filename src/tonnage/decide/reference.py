@@ -29,6 +29,7 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
     weights = [*sorted(files.weights), *adapter] if not is_random else []
     weights.append(files.directory / CONFIG)  # what is made of it in memory changes as it is weighed
     adapted = other is None and not isinstance(config.adapter, str)
+    begins = config.adapter.model_dump() if adapted and not isinstance(config.adapter, str) else {}
     parts: dict[str, Any] = {
         "weights": digests_of(cache, weights, "the reference's", progress),
         "seed": config.seed if is_random else None,
@@ -38,7 +39,7 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
         "precision": config.precision,
         "quantize": config.adapter.quantize if adapted and not isinstance(config.adapter, str) else None,
         "versions": [version(name) for name in ("torch", "transformers")],
-    }
+    } | ({"begins": begins} if begins.get("init", "zero") != "zero" else {})
     return cache / "references" / store.key(parts)
 
 

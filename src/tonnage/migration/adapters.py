@@ -21,7 +21,15 @@ TRAINED_BLOCKS = 2
 EVERYTHING = ("all", "all-linear", "all_linear")
 PARTS = (
     *("adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets", "all_linear", "stacked", "adapter.also"),
-    *("adapter.scaling", "task_type"),
+    *("adapter.scaling", "task_type", "dora", "start", "pissa", "pissa_rounds", "loftq_bits"),
+    *("rank_pattern", "alpha_pattern"),
+)
+PISSA_ROUNDS = 16
+"""``pissa_iter`` where it is not given."""
+QUANTISED_IN = {4: "nf4", 8: "int8"}
+"""Bits of LoftQ -> how weights are quantised."""
+LOFTQ_FACTOR = (
+    "What quantising takes is divided by what additions are multiplied by; PEFT's is not, unless alpha is rank."
 )
 HEADS = ("score", "v_head", *(name for name, part in BESIDE.items() if part == "head"))
 """Names of what a model ends in."""
@@ -45,6 +53,7 @@ def trained(draft: Draft) -> None:
     else:
         _parts(draft, kind)
         _quantise(draft, kind)
+        _begin(draft)
     _patterns(draft)
 
 
@@ -115,6 +124,73 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
     draft.drop(task if task is not None and task.value == "CAUSAL_LM" else None, "The default.")
     draft.refuse(task, "Next tokens are predicted, or scores (objective.kind reward).")
     draft.copy("adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
+    _ranks(draft)
+    dora = draft.first("dora", flag)
+    if dora is not None and dora.value and draft.tree.get("adapter.dropout"):
+        draft.refuse(dora, "DoRA has no dropout here: set that of the adapter to 0.")
+    elif dora is not None and dora.value:
+        draft.put("adapter.kind", "dora", dora)
+    draft.drop(dora, "The default.")
+
+
+def _ranks(draft: Draft) -> None:
+    """Ranks and alphas of layers of their own: of both, peft takes the first expression that matches a layer."""
+    picks = draft.every("rank_pattern", whole), draft.every("alpha_pattern", number)
+    ranks, alphas = ({pick.settings[0].name.partition(".")[2]: pick for pick in those} for those in picks)
+    both = [pick for those in picks for pick in those]
+    if ranks and alphas and list(ranks) != list(alphas):
+        for pick in both:
+            draft.refuse(pick, "Ranks and alphas of layers have the same expressions here, in one order.")
+        return
+    patterns = []
+    for expression in ranks or alphas:
+        try:
+            names = _names(expression)
+        except ValueError as error:
+            for pick in both:
+                draft.refuse(pick, f"{expression} {error}.")
+            return
+        sizes = {
+            name: those[expression].value for name, those in (("rank", ranks), ("alpha", alphas)) if expression in those
+        }
+        patterns += [{"match": name, **sizes} for name in names]
+    if patterns:
+        draft.put("adapter.patterns", patterns, *both)
+
+
+def _begin(draft: Draft) -> None:
+    """Where additions begin, if not at zero."""
+    start, pissa = draft.first("start", _start), draft.first("pissa", flag)
+    rounds, bits = draft.first("pissa_rounds", whole), draft.first("loftq_bits", whole)
+    init, number_of = start.value if start is not None else ("zero", 0)
+    if pissa is not None and pissa.value:
+        init, number_of = "pissa", max(0, rounds.value) if rounds is not None else PISSA_ROUNDS
+        draft.put("adapter.init", init, pissa)
+    elif bits is not None and bits.value in QUANTISED_IN and (start is None or init == "loftq"):
+        init, number_of = "loftq", 0
+        draft.put("adapter.init", init, bits, start, note=LOFTQ_FACTOR)
+        if "adapter.quantize" not in draft.tree:
+            draft.put("adapter.quantize", QUANTISED_IN[bits.value], bits)
+    elif init != "zero":
+        draft.put("adapter.init", init, start, note=LOFTQ_FACTOR if init == "loftq" else "")
+        if init == "loftq" and "adapter.quantize" not in draft.tree:
+            draft.put("adapter.quantize", "nf4", start)
+    if init != "zero" and number_of:
+        draft.put("adapter.rounds", number_of, rounds, pissa if start is None else start)
+    draft.drop((start, pissa), "The default: zero.")
+    draft.drop((rounds, bits), "Belongs to another way to begin.")
+
+
+def _start(value: Any) -> tuple[str, int]:
+    """``init_lora_weights`` of peft as ``adapter.init`` and ``adapter.rounds``."""
+    word = "true" if value is True else text(value).lower()
+    if word == "true":
+        return "zero", 0
+    if fast := re.fullmatch(r"pissa_niter_(\d+)", word):
+        return "pissa", int(fast[1])
+    if word not in ("pissa", "loftq"):
+        raise ValueError("is another way to begin than zero, pissa and loftq")
+    return word, 0
 
 
 def _is_without_dropout(draft: Draft) -> bool:

@@ -3,7 +3,7 @@
     keys:
       lora_r: adapter.rank                                               it tells a quantity
       lora_target_linear: {tells: all_linear, becomes: adapter.targets, why: "true is all-linear."}
-      use_dora: {not supported: "Adapters here are plain LoRA, started as LoRA is.", of: use_peft}
+      lora_bias: {not supported: "Biases stay as they are."}
       bf16.auto_cast bf16.check_overflow: {not applicable: "The model and its inputs have one type."}
       fsdp_config.: {include: fsdp}                                      keys of another table, with this in front
 

@@ -19,12 +19,11 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "task_type": ("CAUSAL_LM", "SEQ_CLS", None),
     "bias": ("none",),
     "lora_bias": (False,),
-    "use_dora": (False,),
+    "use_dora": (True, False, None),
     "use_qalora": (False,),
     "fan_in_fan_out": (True, False),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
     "use_bdlora": (None, False),
-    **dict.fromkeys(("alpha_pattern", "rank_pattern"), ({}, None)),
     **dict.fromkeys(("layer_replication", "trainable_token_indices", "alora_invocation_tokens"), (None,)),
     **dict.fromkeys(("arrow_config", "kasa_config", "velora_config", "monteclora_config"), (None,)),
     **dict.fromkeys(("megatron_config", "lora_ga_config"), (None,)),
@@ -33,6 +32,7 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
 change the model's own weights (PiSSA, OLoRA, LoftQ, CorDA) are not among them: the additions belong to what is left."""
 NO_MATTER = frozenset(
     {
+        "alpha_pattern",
         "auto_mapping",
         "base_model_name_or_path",
         "corda_config",
@@ -50,6 +50,7 @@ NO_MATTER = frozenset(
         "peft_version",
         "qalora_group_size",
         "r",
+        "rank_pattern",
         "revision",
         "runtime_config",
         "target_modules",
@@ -80,11 +81,25 @@ class AdapterFiles:
     """With which it was trained; it changes nothing of what an adapter computes."""
     scores: bool = False
     """Whether it belongs to a model of scores."""
+    ranks: tuple[tuple[str, int], ...] = ()
+    """Expressions for the ends of names of layers that have another rank; the first that matches counts."""
+    alphas: tuple[tuple[str, float], ...] = ()
+    """The same of those that have another alpha."""
+    magnitudes: bool = False
+    """Whether it has lengths of rows (DoRA)."""
 
     @property
     def factor(self) -> float:
         """By which its additions are multiplied."""
         return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
+
+    def rank_of(self, path: str) -> int:
+        """Rank of the addition to the layer at a path."""
+        return next((rank for named, rank in self.ranks if _ends_with(path, named)), self.rank)
+
+    def alpha_of(self, path: str) -> float:
+        """Its alpha."""
+        return next((alpha for named, alpha in self.alphas if _ends_with(path, named)), self.alpha)
 
     @property
     def vocabulary(self) -> int:
@@ -96,6 +111,25 @@ class AdapterFiles:
 def factor_of(rank: int, alpha: float, *, rank_stabilised: bool) -> float:
     """What additions are multiplied by."""
     return alpha / (math.sqrt(rank) if rank_stabilised else rank)
+
+
+def _ends_with(path: str, expression: str) -> bool:
+    """Whether an expression of ``rank_pattern`` or ``alpha_pattern`` is of the layer at a path, as peft reads it."""
+    return re.match(rf"(.*\.)?({expression})$", path) is not None
+
+
+def _patterns(value: Any, *, whole: bool) -> tuple[tuple[str, Any], ...] | None:
+    """``rank_pattern`` or ``alpha_pattern`` as pairs; None where it is not expressions and numbers above 0."""
+    if not isinstance(value, dict | None):
+        return None
+    for expression, number in (value or {}).items():
+        try:
+            re.compile(expression)
+        except re.error:
+            return None
+        if isinstance(number, bool) or not isinstance(number, int if whole else int | float) or number <= 0:
+            return None
+    return tuple((value or {}).items())
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
@@ -126,6 +160,11 @@ def read_adapter(directory: Path) -> AdapterFiles:
     dropout = fields.get("lora_dropout", 0.0)
     if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
         wrong("lora_dropout", "a number from 0 to below 1")
+    ranks = _patterns(fields.get("rank_pattern"), whole=True)
+    alphas = _patterns(fields.get("alpha_pattern"), whole=False)
+    for key, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+        if patterns is None:
+            wrong(key, "expressions for names of layers, each with a number above 0")
     base = fields.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         wrong("base_model_name_or_path", "the directory or hub id of the model that the adapter belongs to")
@@ -151,4 +190,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
         tuple(str(one) for one in experts),
         float(dropout),
         fields.get("task_type") == "SEQ_CLS",
+        ranks or (),
+        tuple((named, float(alpha)) for named, alpha in alphas or ()),
+        bool(fields.get("use_dora")),
     )

@@ -7,6 +7,11 @@ with them. So whoever divides, shards, streams, weighs or saves parameters meets
     layer.lora_A (rank, in)              drawn from a seed and the layer's name, whatever the layout
     layer.lora_B (out, rank)             zero at first
 
+With magnitudes (DoRA) a layer has two vectors more, both fp32:
+
+    layer.lora_magnitude (out,)          the length that each row of the sum has; at first that of the frozen weight's
+    layer.lora_norms (out,)              the lengths of the frozen weight's rows, which stay as they are
+
 The experts of a mixture are stacked, and so are their additions: ``experts.gate_up_proj_lora_A`` is (experts, rank,
 in), ``_lora_B`` (experts, out, rank). An embedding's are the other way round, as peft has them: what is looked up is
 zero at first.
@@ -34,15 +39,19 @@ from transformers.pytorch_utils import Conv1D
 from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
+from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
+from tonnage.kernels.quantized import PackedWeight
 from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
-from tonnage.model.packed_layers import compute, forward_linear, is_linear, stacks_of
+from tonnage.model.packed_layers import compute, forward_linear, is_linear, packed_weight, stacks_of
 from tonnage.model.towers import in_tower
 
 DOWN, UP = "lora_A", "lora_B"
 EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
+MAGNITUDE, NORMS = "lora_magnitude", "lora_norms"
+"""Of DoRA: the lengths that rows have, which are trained, and those of the frozen weight."""
 ALL_LINEAR = "all-linear"
 MOST_NAMES = 12
 NOT_LOADED = "peft could not load the addition"
@@ -54,6 +63,18 @@ DT_PROJ_NOT_CALLED = frozenset({"falcon_mamba", "jamba", "mamba"})
 STACKED = frozenset({"gate_proj", "up_proj", "down_proj"})
 """Names of layers that experts had before transformers stacked them: in families that it converts like Qwen 2's
 mixture, peft takes them for the experts, and has no addition to a layer of that name beside them."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The additions of some layers."""
+
+    match: str
+    """Name or pattern of the layers."""
+    rank: int
+    alpha: float
+    factor: float
+    """By which the product of the two matrices is multiplied: it follows from the two."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +91,26 @@ class AdapterSpec:
     """What is trained whole."""
     dropout: float = 0.0
     """The probability that a number of an addition's inputs is zero in training."""
+    patterns: tuple[Ranked, ...] = ()
+    """Layers whose additions differ in rank or factor; the first that matches counts."""
+    magnitudes: bool = False
+    """Whether the lengths of rows are trained apart (DoRA)."""
+    init: Literal["zero", "pissa", "loftq"] = "zero"
+    """Where additions begin (``starts``)."""
+    rounds: int = 0
+    """Of what finds it."""
+
+    def pattern_of(self, path: str) -> Ranked | None:
+        """The pattern that decides for the layer at a path; None where it is like the rest."""
+        return next((ranked for ranked in self.patterns if _matches(path, ranked.match)), None)
+
+    def rank_of(self, path: str) -> int:
+        """Rank of the addition to the layer at a path."""
+        return self.rank if (ranked := self.pattern_of(path)) is None else ranked.rank
+
+    def factor_of(self, path: str) -> float:
+        """By which the product of its two matrices is multiplied."""
+        return self.factor if (ranked := self.pattern_of(path)) is None else ranked.factor
 
 
 @dataclass(frozen=True)
@@ -117,19 +158,30 @@ class Target:
         """Whether it is an embedding, whose inputs are the vocabulary."""
         return isinstance(self.owner, nn.Embedding)
 
-    def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is a linear layer, which has a weight of its own that it multiplies by."""
+        return not self.experts and not self.embeds
+
+    def shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in ``owner``."""
-        outputs, inputs = self.shape
+        (outputs, inputs), rank = self.shape, adapter.rank_of(self.path)
         if self.embeds:
             return {EMBEDDING_DOWN: (inputs, rank), EMBEDDING_UP: (outputs, rank)}
         stack = (self.experts,) if self.experts else ()
-        return {self.prefix + DOWN: (*stack, rank, inputs), self.prefix + UP: (*stack, outputs, rank)}
+        length = {MAGNITUDE: (outputs,)} if adapter.magnitudes and self.is_layer else {}
+        return {self.prefix + DOWN: (*stack, rank, inputs), self.prefix + UP: (*stack, outputs, rank)} | length
 
     def names(self) -> tuple[str, str]:
-        """Of the addition's parameters in the model."""
+        """Of the two matrices of the addition in the model."""
         down, up = (EMBEDDING_DOWN, EMBEDDING_UP) if self.embeds else (DOWN, UP)
         joint = "_" if self.experts else "."
         return f"{self.path}{joint}{down}", f"{self.path}{joint}{up}"
+
+    @property
+    def magnitude(self) -> str:
+        """Name of the lengths of its rows in the model."""
+        return f"{self.path}.{MAGNITUDE}"
 
     @property
     def weight(self) -> str:
@@ -141,16 +193,24 @@ class Target:
         """Whether its rows are inputs: GPT-2's layers, and some families' experts."""
         return bool(self.owner.is_transposed) if self.experts else type(self.owner) is Conv1D
 
-    def merged(self, weight: Tensor, down: Tensor, up: Tensor, factor: float) -> Tensor:
-        """``weight`` with an addition added, in fp32."""
+    def merged(
+        self, weight: Tensor, down: Tensor, up: Tensor, factor: float, magnitudes: Tensor | None = None
+    ) -> Tensor:
+        """``weight`` with an addition added, and rows of the lengths that ``magnitudes`` say, in fp32."""
         if self.embeds:
             return weight.float() + torch.matmul(down.float(), up.float().t()).mul_(factor).to(weight.device)
         added = torch.matmul(up.float(), down.float()).mul_(factor)
-        return weight.float() + (added.transpose(-1, -2) if self.lies_turned else added).to(weight.device)
+        summed = weight.float() + (added.transpose(-1, -2) if self.lies_turned else added).to(weight.device)
+        if magnitudes is None:
+            return summed
+        turned = summed.t() if self.lies_turned else summed
+        turned = lengthened(turned, magnitudes.to(weight.device))
+        return turned.t() if self.lies_turned else turned
 
-    def named_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+    def named_shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in the model."""
-        return dict(zip(self.names(), self.shapes(rank).values(), strict=True))
+        names = (*self.names(), self.magnitude) if adapter.magnitudes and self.is_layer else self.names()
+        return dict(zip(names, self.shapes(adapter).values(), strict=True))
 
 
 def prepare(
@@ -185,6 +245,9 @@ def prepare(
     if trains.adapter is not None:
         _check_dropout(trains.adapter, targets)
         _check_whole(trains.adapter, targets, anatomy)
+        _check_patterns(trains.adapter, targets)
+        _check_kind(trains.adapter, targets)
+        _check_start(trains.adapter, targets, anatomy)
         for target in targets:
             attach(target, trains.adapter, storage, drawn)
     return targets
@@ -351,6 +414,35 @@ def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
             yield Target(_join(path, name), module, f"{name}_", shape, len(parameter))
 
 
+KINDS = (
+    (re.compile(r"att|delta"), "attention"),
+    (re.compile(r"mlp|moe|expert|feed|ffn|\bfc|dense"), "MLPs"),
+    (re.compile(r"mamba|mixer|ssm|conv|recurrent"), "state-space layers and convolutions"),
+)
+"""What the class of a layer's parent, or else its path, says of it; the first that matches counts."""
+
+
+def count_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Target]) -> tuple[tuple[str, int, int], ...]:
+    """How many matrices of each kind are among ``targets``, and how many of it there are in the model. Of a stack of
+    experts each is counted; embeddings are if any has an addition."""
+    chosen, counts = {target.path for target in targets}, dict[str, list[int]]()
+    for target in adaptable(model, anatomy):
+        number = target.experts or 1
+        parent = model.get_submodule(target.path.rpartition(".")[0])
+        count = counts.setdefault(_kind_of(target, type(parent).__name__), [0, 0])
+        count[0] += number if target.path in chosen else 0
+        count[1] += number
+    shown = {kind: count for kind, count in counts.items() if count[0] or kind != "embeddings"}
+    return tuple((kind, adapted, whole) for kind, (adapted, whole) in shown.items())
+
+
+def _kind_of(target: Target, parent: str) -> str:
+    if target.experts or target.embeds:
+        return "experts" if target.experts else "embeddings"
+    said = (text.lower() for text in (parent, target.path))
+    return next((kind for text in said for names, kind in KINDS if names.search(text)), "other layers")
+
+
 def _looks_up_alone(module: nn.Embedding) -> bool:
     """Whether an embedding does no more than to look up."""
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
@@ -403,6 +495,64 @@ def _check_whole(adapter: AdapterSpec, targets: Sequence[Target], anatomy: Anato
         )
 
 
+def _check_patterns(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
+    """Refuse a pattern of ranks that decides for no target."""
+    key = "adapter.patterns"
+    if adapter.patterns and (seeing := [target.path for target in targets if in_tower(target.path)]):
+        observed = f"ranks by pattern, and {_ends(seeing)} of the vision tower among the targets"
+        raise user_error(observed, "one rank for all, where a tower is adapted", f"leave {key} out", key)
+    deciding = {target.path: adapter.pattern_of(target.path) for target in targets}
+    for ranked in adapter.patterns:
+        matched = [path for path in deciding if _matches(path, ranked.match)]
+        if not matched:
+            raise matches_nothing(key, [ranked.match], deciding, "targets")
+        if all(deciding[path] is not ranked for path in matched):
+            raise user_error(
+                where=key,
+                found=f"{ranked.match}: all that matches is matched by a pattern before",
+                needed="layers for each pattern: of several that match, the first counts",
+                change=f"put {ranked.match} before the others, or leave it out",
+            )
+
+
+def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
+    """Refuse lengths of rows where there are no rows of a layer's own, of experts and embeddings, and of a tower."""
+    others = [target.path for target in targets if not target.is_layer or in_tower(target.path)]
+    if adapter.magnitudes and others:
+        linear = dict.fromkeys(target.name for target in targets if target.path not in others)
+        raise user_error(
+            where="adapter.kind, adapter.targets",
+            found=f"dora, and {_ends(others)} among the targets",
+            needed="linear layers of the language model: experts, embeddings and towers have no magnitudes here",
+            change=f"adapter.targets=[{','.join(linear)}], or adapter.kind=lora" if linear else "adapter.kind=lora",
+        )
+
+
+def _check_start(adapter: AdapterSpec, targets: Sequence[Target], anatomy: Anatomy) -> None:
+    """Refuse additions that cannot begin as a part of a weight."""
+    if adapter.init == "zero":
+        return
+    inside = {id(module) for block in anatomy.blocks for module in block.modules()}
+    others = [target.path for target in targets if not target.is_layer or id(target.owner) not in inside]
+    if others:
+        linear = dict.fromkeys(target.name for target in targets if target.path not in others)
+        raise user_error(
+            where="adapter.init, adapter.targets",
+            found=f"{adapter.init}, and {_ends(others)} among the targets",
+            needed="linear layers of the blocks alone: other additions begin at zero",
+            change=f"adapter.targets=[{','.join(linear)}], or adapter.init=zero" if linear else "adapter.init=zero",
+        )
+    small = min(targets, key=lambda target: min(target.shape) - adapter.rank_of(target.path))
+    if adapter.rank_of(small.path) > min(small.shape):
+        raise user_error(
+            where="adapter.rank, adapter.init",
+            found=f"rank {adapter.rank_of(small.path)}, and {small.path} is a matrix of {small.shape[0]:,} x "
+            f"{small.shape[1]:,}",
+            needed=f"a rank of at most {min(small.shape)}: it has no more singular values",
+            change=f"adapter.rank={min(small.shape)}, a rank of its own in adapter.patterns, or adapter.init=zero",
+        )
+
+
 def _is_the_head(path: str) -> UserError:
     """The problem with an addition to an embedding that is the head as well: peft computes with it where tokens are
     looked up and without it in the head, but its merged model has it in both, or has another head than was trained."""
@@ -416,16 +566,22 @@ def _is_the_head(path: str) -> UserError:
 
 def attach(target: Target, adapter: AdapterSpec, storage: torch.dtype, drawn: Drawn | None = None) -> None:
     """Let a matrix, on the meta device, have an addition. As in peft, that of an embedding has no dropout."""
-    for name, shape in target.shapes(adapter.rank).items():
-        target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
+    for name, shape in target.shapes(adapter).items():
+        dtype = torch.float32 if name == MAGNITUDE else storage
+        target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
     owner: Any = target.owner
-    owner.lora_factor = adapter.factor
+    if adapter.magnitudes:
+        norms = torch.empty(target.shape[0], device="meta")
+        owner.register_parameter(NORMS, nn.Parameter(norms, requires_grad=False))
+    setattr(owner, f"{target.prefix}lora_factor", adapter.factor_of(target.path))
     if target.embeds:
         owner.forward = MethodType(_forward_embedding, owner)
         return
     if adapter.dropout and drawn is not None:
         owner.lora_dropout = LayerDropout(target.path, adapter.dropout, drawn)
-    if not target.experts:
+    if adapter.magnitudes:
+        owner.forward = MethodType(_forward_with_magnitudes, owner)
+    elif not target.experts:
         owner.forward = MethodType(_forward_conv1d if type(owner) is Conv1D else forward_linear, owner)
 
 
@@ -445,6 +601,29 @@ def _forward_embedding(module: Any, ids: Tensor) -> Tensor:
 def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
     """GPT-2's layer, whose weight is the other way round."""
     return compute(module, inputs, module.weight.t(), module.bias, module.lora_A, module.lora_B)
+
+
+def _forward_with_magnitudes(module: Any, inputs: Tensor) -> Tensor:
+    """A layer whose rows have lengths of their own: of a weight either way round, or of a packed one."""
+    own = module._parameters
+    down, up, weight = own[DOWN], own[UP], own.get("weight")
+    if type(module) is Conv1D:
+        weight = weight.t()
+    frozen: Tensor | PackedWeight | None = packed_weight(module, "weight") if weight is None else weight
+    assert frozen is not None
+    lengths = lengths_of(frozen, own[NORMS], down, up, module.lora_factor)
+    return scaled(compute(module, inputs, weight, None, down, up), own[MAGNITUDE], lengths, own.get("bias"))
+
+
+@torch.no_grad()
+def fill_norms(target: Target, weight: Tensor, parameters: Mapping[str, Tensor], names: Collection[str]) -> None:
+    """Fill this rank's parts of parameters that are lengths of the rows of a target's whole frozen ``weight``, as it
+    is computed with: those of ``names``, which end in ``NORMS`` or ``MAGNITUDE``."""
+    lengths = torch.linalg.vector_norm(weight.float(), dim=0 if target.lies_turned else 1)
+    for name in names:
+        if (parameter := parameters.get(f"{target.path}.{name}")) is not None:
+            local, region = region_of(parameter.data)
+            local.copy_(lengths[region])
 
 
 @torch.no_grad()
@@ -470,7 +649,7 @@ def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
 
 def is_addition(name: str) -> bool:
     """Whether a parameter is part of a low-rank addition."""
-    return name.endswith((DOWN, UP, EMBEDDING_DOWN, EMBEDDING_UP))
+    return name.endswith((DOWN, UP, EMBEDDING_DOWN, EMBEDDING_UP, MAGNITUDE))
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -131,7 +131,7 @@ def undecayed(model: nn.Module) -> set[str]:
 
 def _is_decayed(path: str, module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
     if "lora_" in name:
-        return True
+        return parameter.dim() > 1
     if "bias" in name or "bias" in path.rpartition(".")[2]:  # the latter is an embedding that is added to scores
         return False
     if name == "weight" and isinstance(module, WEIGHTED):

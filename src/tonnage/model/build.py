@@ -316,6 +316,7 @@ def load_weights(
     progress: Callable[[], None] = lambda: None,
     packed: Sequence[PackedLayer] = (),
     in_place: Collection[str] = (),
+    changed: Callable[[str, Tensor], Tensor] = lambda name, value: value,
 ) -> None:
     """Read this rank's part of every parameter from where ``match``, of the whole model, says that it is stored.
 
@@ -323,7 +324,8 @@ def load_weights(
     randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
     the mean of the old ones. Tensors are merged or split on the CPU, one group at a time. Rows that transformers sets
     to zero on loading are zero. ``progress`` is called after every tensor, or group of them. The weights of ``packed``
-    layers are packed as they are read, one at a time; those that are ``in_place`` are only checked to be finite.
+    layers are packed as they are read, one at a time, each as it is ``changed`` first; parameters that are ``in_place``
+    are only checked to be finite.
 
     Raises:
         UserError: a weight is not finite.
@@ -350,7 +352,7 @@ def load_weights(
         problems += [_not_finite(group.sources[0][0], *lost) for lost in _read_group(held, group, twin)]
         progress()
     for name, value in values_of(match, narrow, model, twin):
-        narrow[name].fill(value)
+        narrow[name].fill(changed(name, value))
         progress()
     if problems:
         raise UserError(*problems[:MOST_SHOWN])

@@ -40,7 +40,8 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     stands for none; ``top_k_weights`` (tokens, k). Returns (tokens, hidden). ``module`` has the experts, as
     transformers describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
     """
-    adapted = hasattr(module, "lora_factor") or hasattr(module, "packed_form") or hasattr(module, IN_TILES)
+    adapted = any(name.endswith("lora_factor") for name in vars(module))
+    adapted = adapted or hasattr(module, "packed_form") or hasattr(module, IN_TILES)
     if hidden_states.device.type not in ("cpu", "meta") and not adapted:
         output: Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
         return output
@@ -79,7 +80,7 @@ def _multiplied(module: Any, name: str, rows: Tensor, ends: Tensor) -> Tensor:
     if down is None or up is None:
         return output
     low = grouped_product(rows, down, ends)
-    return output.add(grouped_product(low, up, ends), alpha=float(module.lora_factor))
+    return output.add(grouped_product(low, up, ends), alpha=float(getattr(module, f"{name}_lora_factor")))
 
 
 def _of_owners(biases: Tensor, owners: Tensor) -> Tensor:

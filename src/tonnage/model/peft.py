@@ -5,6 +5,7 @@
     PATH.experts.down_proj_lora_A (e, r, in)  base_model.model.PATH.experts.lora_A.weight (e r, in)
     PATH.experts.down_proj_lora_B (e, out, r) base_model.model.PATH.experts.lora_B.weight (out, r e)
     PATH.lora_embedding_A (vocabulary, rank)  base_model.model.PATH.lora_embedding_A (rank, vocabulary)
+    PATH.lora_magnitude (out)                 base_model.model.PATH.lora_magnitude_vector
     PATH.weight, trained whole                base_model.model.PATH.weight
 
 Of two stacks of experts that are both adapted, peft wraps the first into the second, and calls it ``base_layer``.
@@ -15,23 +16,33 @@ must be the model's; none is written here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.errors import UserError, user_error
 from tonnage.kernels.regions import region_of
-from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles
-from tonnage.model.adapters import AdapterSpec, Target, adaptable, find_targets, is_addition, not_adapted, whole_of
+from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles, factor_of
+from tonnage.model.adapters import (
+    AdapterSpec,
+    Ranked,
+    Target,
+    adaptable,
+    find_targets,
+    is_addition,
+    not_adapted,
+    whole_of,
+)
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.stored import read
 
 PREFIX = "base_model.model."
 
 
-def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str]:
+def peft_names(targets: Sequence[Target], whole: Iterable[str], *, magnitudes: bool = False) -> dict[str, str]:
     """Our names of what is trained -> the names in peft's file. ``whole`` are names of parameters that are trained
-    whole."""
+    whole; with ``magnitudes``, rows of targets have lengths."""
     names = {name: f"{PREFIX}{name}" for name in whole}
     wrapped = {target.path.rpartition(".")[0] for target in targets if target.experts}
     outer = {path: [one for one in targets if one.path.rpartition(".")[0] == path][-1] for path in wrapped}
@@ -43,6 +54,8 @@ def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str
         for name in target.names():
             last = name.rpartition(".")[2]
             names[name] = f"{PREFIX}{place}.{last}" if target.embeds else f"{PREFIX}{place}.{name[-6:]}.weight"
+        if magnitudes and target.is_layer:
+            names[target.magnitude] = f"{PREFIX}{target.path}.lora_magnitude_vector"
     return names
 
 
@@ -81,15 +94,18 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
             size = (target.shape[1], target.shape[0])
             if stored.shape != size:
                 raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {size}")
-    names = peft_names(adapted, [name for name, _ in model.named_parameters(remove_duplicate=False)])
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names = peft_names(adapted, parameters, magnitudes=files.magnitudes)
     ours = {theirs: name for name, theirs in names.items()}
     unknown = [key for key in keys if key not in ours]
     if unknown:
         raise _another_model(files, f"{len(unknown):,} tensors that the model has no place for, such as {unknown[0]}")
     own = {ours[key] for key in keys}
-    targets = [target for target in adapted if own.issuperset(target.names())]
-    half = own - {name for target in targets for name in target.names()}
-    shapes = {name: shape for target in targets for name, shape in target.named_shapes(files.rank).items()}
+    plain = AdapterSpec(files.rank, files.factor, magnitudes=files.magnitudes)
+    targets = [target for target in adapted if own.issuperset(target.named_shapes(plain))]
+    half = own - {name for target in targets for name in target.named_shapes(plain)}
+    spec = replace(plain, patterns=_patterns(files, targets))
+    shapes = {name: shape for target in targets for name, shape in target.named_shapes(spec).items()}
     for name, shape in shapes.items():
         stored = keys[names[name]]
         expected = tuple(to_peft(name, torch.empty(shape, device="meta")).shape)
@@ -101,7 +117,24 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     excluded = not_adapted(model)
     chosen = short_names(targets, [target for target in eligible if target.experts or target.name not in excluded])
     find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
-    return AdapterSpec(files.rank, files.factor, chosen, tuple(also))
+    return replace(spec, targets=chosen, also=tuple(also))
+
+
+def _patterns(files: AdapterFiles, targets: Sequence[Target]) -> tuple[Ranked, ...]:
+    """The layers among ``targets`` whose rank or alpha is another than the adapter's: by the last parts of their names
+    where all of that name are alike, else each by itself."""
+    sizes = {target.path: (files.rank_of(target.path), files.alpha_of(target.path)) for target in targets}
+    by_end: dict[str, set[tuple[int, float]]] = {}
+    for target in targets:
+        by_end.setdefault(target.name, set()).add(sizes[target.path])
+    by_match = dict[str, Ranked]()
+    for target in targets:
+        rank, alpha = sizes[target.path]
+        if (rank, alpha) != (files.rank, files.alpha):
+            match = target.name if len(by_end[target.name]) == 1 else target.path
+            factor = factor_of(rank, alpha, rank_stabilised=files.rank_stabilised)
+            by_match[match] = Ranked(match, rank, alpha, factor)
+    return tuple(by_match.values())
 
 
 def _kept_beside(target: Target) -> str:
@@ -133,7 +166,7 @@ def fill(
         UserError: the file's embedding is not the model's.
     """
     whole = [name for name in trained if name in parameters and not is_addition(name)]
-    names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
+    names = {theirs: name for name, theirs in peft_names(targets, whole, magnitudes=files.magnitudes).items()}
     beside = {_kept_beside(stored): stored.weight for stored in targets if stored.embeds}
     with torch.no_grad():
         for stored, view in read(files.stored):
@@ -175,15 +208,15 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
     targets = find_targets(model, anatomy, adapter.targets, strict=False)
     views = {stored.key: view for stored, view in read(files.stored)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    names = peft_names(targets, parameters)
+    names = peft_names(targets, parameters, magnitudes=files.magnitudes)
     with torch.no_grad():
         for target in targets:
-            shapes = target.named_shapes(files.rank)
-            down, up = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
+            shapes = target.named_shapes(adapter)
+            down, up, *magnitude = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
             weight = parameters[target.weight]
             if target.embeds and (beside := views.get(_kept_beside(target))) is not None:
                 _check_same(files, _kept_beside(target), beside[...], weight)
-            weight.copy_(target.merged(weight, down, up, files.factor))
+            weight.copy_(target.merged(weight, down, up, adapter.factor_of(target.path), *magnitude))
         for name, parameter in parameters.items():
             if (view := views.get(f"{PREFIX}{name}")) is not None:
                 parameter.copy_(view[...])

@@ -287,6 +287,8 @@ class ModelProfile:
     frozen: Frozen = NOTHING_FROZEN
     largest_matrix: int = 0
     """Numbers of the largest tensor of a block; 0 in the plan of a run that an older version made."""
+    adapted_matrices: tuple[tuple[str, int, int], ...] = ()
+    """Of each kind of matrices (``attention``, ``MLPs``, ...), how many have additions, and how many there are."""
     adapted: tuple[str, ...] = ()
     """Last parts of the names of layers that have additions."""
     adapts_experts: bool = False

@@ -118,6 +118,10 @@ def _needs(config: Config, plan: Plan, most: int, workers: int) -> list[Need]:
             f"{most} more checkpoint(s) of {num_bytes / 1e9:.2f} GB (checkpoint.keep {keep})",
         )
     ]
+    adapter = config.adapter
+    if not isinstance(adapter, str) and adapter.init != "zero":
+        start = 4 * plan.model.trained_parameters * (2 if adapter.init == "loftq" and adapter.rounds > 1 else 1)
+        needs.append(Need(Path(config.output), start, f"{start / 1e9:.2f} GB for where additions began"))
     for rank in range(workers):
         directories = offload_directories(config, rank)
         each = resting_bytes(plan) // len(directories)

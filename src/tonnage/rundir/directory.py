@@ -20,6 +20,7 @@
       by-hand              a Session: that steps are taken by a program, which no launcher can go on with
       resume.json          the launcher: the checkpoint to go on from, if it goes on
       metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
+      start/               every rank: how additions began, where that is a part of the weights (PiSSA, LoftQ)
       lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
                            rank-0.error.json (why it died); stop-asked, the launcher or `tonnage stop`: who wants
@@ -98,6 +99,7 @@ class RunDirectory:
         self.reference = self.path / "reference.npz"
         self.teacher = self.path / "teacher"
         self.features = self.path / "features"
+        self.start = self.path / "start"
         self.by_hand = self.path / "by-hand"
         self.lock = self.path / "lock"
         self.job_script = self.path / "job.sh"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -18,12 +18,14 @@ from tonnage.config import Config
 from tonnage.data.images.processing import ImageRecipe
 from tonnage.errors import UserError, user_error
 from tonnage.host.cachedir import default_directory
+from tonnage.kernels.quantized import pack, unpack
+from tonnage.kernels.regions import region_of
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
 from tonnage.model.adapter_files import factor_of
-from tonnage.model.adapters import EVERYTHING, AdapterSpec, Target, Trains
+from tonnage.model.adapters import EVERYTHING, MAGNITUDE, NORMS, AdapterSpec, Ranked, Target, Trains
 from tonnage.model.anatomy import Anatomy, dissect
-from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
+from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta, values_of
 from tonnage.model.dropout import Drawn
 from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import ModelFiles, find_model, read_model
@@ -31,7 +33,8 @@ from tonnage.model.groups import groups_of, matrices_of
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places, keeps_buffers
 from tonnage.model.merging import Match
-from tonnage.model.packed_layers import PackedLayer
+from tonnage.model.packed_layers import PackedLayer, packed_weight
+from tonnage.model.starts import Origins
 from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.vision import AttachedTower, attach_tower
@@ -49,6 +52,7 @@ from tonnage.parallel.world import World
 from tonnage.planning.layout import PLAIN, Layout
 from tonnage.planning.plan import Plan
 from tonnage.planning.space import packed_directory
+from tonnage.rundir.directory import RunDirectory
 from tonnage.training.isolation import inexact_recompute, isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
@@ -57,6 +61,7 @@ from tonnage.training.placing import Placed, Placement, place
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import WorkerSetting
 from tonnage.training.sight import Sight, image_recipe
+from tonnage.training.starting import begin
 from tonnage.training.tiling import tile_model
 from tonnage.training.trial import can_compile
 
@@ -91,6 +96,8 @@ class Blueprint:
     """Of the largest inputs of blocks, where they rest in the host's memory; else 0."""
     directories: Sequence[Path] | None = None
     """Where the parameters of the blocks rest on disk, and embedding and head if large weights come in tiles."""
+    start: Path | None = None
+    """Where it stands how additions began, if they began as a part of what is frozen."""
     packed_in: Path | None = None
     """Where packed weights rest in the cache, if they do."""
     recipe: ImageRecipe | None = None
@@ -201,6 +208,8 @@ def stages_of(setting: WorkerSetting, *, load: bool) -> Stages:
     layout, mesh = setting.layout, setting.world.mesh
     blueprint = blueprint_of(setting, load=load)
     _check_isolation(blueprint.config, setting.plan, setting.world)
+    if load and blueprint.start is not None:
+        _begin(blueprint, blueprint.start)
     numbers = range(mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
     stages = Stages.of({number: assemble_model(blueprint, number) for number in numbers})
     if layout.returns_memory:
@@ -242,6 +251,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         router_loss=config.router_loss,
         input_bytes=largest_input if layout.activation_tier == "host" else 0,
         directories=setting.directories if layout.parameter_tier == "disk" else None,
+        start=None if trains.adapter is None or trains.adapter.init == "zero" else RunDirectory(config.output).start,
         packed_in=packed_directory(config, plan),
         recipe=image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels)
         if plan.data.sees
@@ -379,6 +389,7 @@ def _in_loss_model(
     in_fp32: Sequence[nn.Parameter] = ()
     if compute != torch.float32:
         in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(blueprint.config), compute))
+        in_fp32 += [one for name, one in model.named_parameters() if name.endswith((MAGNITUDE, NORMS))]
     divided = tensor_plan(model, anatomy) if mesh["tensor"].size() > 1 else None
     experts, num_stages = num_experts(model), len(layout.stages) if layout.pipeline > 1 else 1
     weight = weight_of_router_loss(blueprint.router_loss, model, pipeline=num_stages)
@@ -435,7 +446,9 @@ def _give_memory(
     layout, model = blueprint.layout, draft.model
     stored = dict(in_cache)
     if blueprint.directories is not None and not blueprint.trains.all and draft.weights is not None:
-        stored = as_they_are(model, draft.weights) | stored
+        changed = {target.weight for target in draft.targets} if blueprint.start is not None else set[str]()
+        mapped = as_they_are(model, draft.weights)
+        stored = {name: place for name, place in mapped.items() if name not in changed} | stored
     recomputed = len(blocks[: layout.recomputed[0] if layout.recomputed else None])
     placement = Placement(
         model,
@@ -476,13 +489,87 @@ def _fill(blueprint: Blueprint, draft: _Draft, packed: Sequence[PackedLayer], pl
         initialise_randomly(model, seed, progress, packed={layer.path: layer for layer in packed})
     else:
         blueprint.log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        load_weights(model, draft.weights, seed, progress, packed, placed.mapped)
+        origins = _origins(blueprint)
+        by_weight = {target.weight: target for target in draft.targets}
+
+        def changed(name: str, value: Tensor) -> Tensor:
+            target = by_weight.get(name)
+            taken = None if origins is None or target is None else origins.taken(target)
+            return value if taken is None else value.float() - taken
+
+        load_weights(model, draft.weights, seed, progress, packed, placed.mapped, changed)
+        if origins is not None:
+            _take(draft, origins, progress)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if files.adapter is None or blueprint.trains.adapter is None:
+    is_new = files.adapter is None or blueprint.trains.adapter is None
+    if blueprint.trains.adapter is not None and blueprint.trains.adapter.magnitudes:
+        _fill_norms(blueprint, draft, (NORMS, MAGNITUDE) if is_new else (NORMS,))
+    if is_new:
         adapters.initialise(trained, seed)
+        if (origins := _origins(blueprint)) is not None:
+            _fill_additions(draft, origins)
     else:
+        assert files.adapter is not None
         blueprint.log(f"going on with the adapter in {files.adapter.directory}")
         peft.fill(dict(model.named_parameters()), draft.targets, files.adapter, draft.trained_names)
+
+
+def _begin(blueprint: Blueprint, directory: Path) -> None:
+    """Write how the additions of a new run begin."""
+    draft = _draft(replace(blueprint, log=lambda message: None))
+    adapter, form = blueprint.trains.adapter, blueprint.trains.quantize
+    assert adapter is not None
+    assert draft.weights is not None, "config.check_adapter refuses random weights"
+    blueprint.log(f"decomposing {len(draft.targets):,} matrices, a part of which additions begin as: {directory}")
+    how = adapter, form, blueprint.precision.compute, blueprint.seed
+    begin(directory, draft.model, draft.weights, draft.targets, how, blueprint.world, blueprint.progress)
+
+
+def _origins(blueprint: Blueprint) -> Origins | None:
+    """Where the additions began, if they began as a part of what is frozen."""
+    if blueprint.start is None:
+        return None
+    assert blueprint.trains.adapter is not None
+    return Origins(blueprint.start, blueprint.trains.adapter)
+
+
+@torch.no_grad()
+def _take(draft: _Draft, origins: Origins, progress: Callable[[], None]) -> None:
+    """Take from this rank's parts of frozen weights that are not packed what additions begin as."""
+    parameters = dict(draft.model.named_parameters())
+    for target in draft.targets:
+        weight = parameters.get(target.weight)
+        if weight is not None and (taken := origins.taken(target)) is not None:
+            local, region = region_of(weight.data)
+            if local.numel():
+                local.copy_(local.float() - taken[region].to(local.device))
+            progress()
+
+
+@torch.no_grad()
+def _fill_additions(draft: _Draft, origins: Origins) -> None:
+    """Let this rank's parts of additions begin where they do."""
+    parameters = dict(draft.model.named_parameters())
+    for target in draft.targets:
+        for name, value in zip(target.names(), origins.addition(target.path), strict=True):
+            if name in parameters:
+                local, region = region_of(parameters[name].data)
+                if local.numel():
+                    local.copy_(value[region])
+
+
+def _fill_norms(blueprint: Blueprint, draft: _Draft, names: Sequence[str]) -> None:
+    """Fill the lengths of rows of frozen weights, as they are computed with: they are read once more, a whole one at a
+    time, whatever part of it this rank has."""
+    assert draft.weights is not None, "config.check_adapter refuses random weights"
+    compute, form = blueprint.precision.compute, blueprint.trains.quantize
+    parameters = dict(draft.model.named_parameters())
+    held = {target.weight: target for target in draft.targets if f"{target.path}.{NORMS}" in parameters}
+    for name, value in values_of(draft.weights, held, draft.model):
+        is_packed = form is not None and packed_weight(held[name].owner, "weight") is not None
+        weight = unpack(pack(value, form), compute) if form is not None and is_packed else value.to(compute)
+        adapters.fill_norms(held[name], weight, parameters, names)
+        blueprint.progress()
 
 
 def as_they_are(model: PreTrainedModel, match: Match) -> dict[str, FileRange]:
@@ -526,10 +613,23 @@ def trains_of(config: Config) -> Trains:
     if isinstance(config.adapter, str):
         return Trains(patterns=config.train)
     own = config.adapter
-    factor = factor_of(own.rank, own.alpha, rank_stabilised=own.scaling == "rank_stabilised")
+    factor = partial(factor_of, rank_stabilised=own.scaling == "rank_stabilised")
+    sizes = [(named.match, named.rank or own.rank, named.alpha or own.alpha) for named in own.patterns]
+    patterns = tuple(Ranked(match, rank, alpha, factor(rank, alpha)) for match, rank, alpha in sizes)
     quantize = None if own.quantize == "none" else own.quantize
     also = (*own.also, "head") if config.objective.scores and "head" not in own.also else own.also
-    return Trains(AdapterSpec(own.rank, factor, own.targets, also, own.dropout), quantize=quantize)
+    spec = AdapterSpec(
+        own.rank,
+        factor(own.rank, own.alpha),
+        own.targets,
+        also,
+        own.dropout,
+        patterns,
+        magnitudes=own.kind == "dora",
+        init=own.init,
+        rounds=own.rounds,
+    )
+    return Trains(spec, quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

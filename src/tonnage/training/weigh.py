@@ -46,6 +46,7 @@ from tonnage.model.adapters import (
     AdapterSpec,
     Trains,
     attach,
+    count_adapted,
     embedding_at,
     is_addition,
     prepare,
@@ -80,7 +81,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 33
+FORMAT = 34
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -133,7 +134,8 @@ def weigh_once(
     """
     trains = conditions.trains
     if trains.adapter is not None:  # the factor of additions changes nothing here
-        trains = replace(trains, adapter=replace(trains.adapter, factor=1.0))
+        patterns = tuple(replace(ranked, alpha=1.0, factor=1.0) for ranked in trains.adapter.patterns)
+        trains = replace(trains, adapter=replace(trains.adapter, factor=1.0, patterns=patterns))
         conditions = replace(conditions, trains=trains)
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     described, fields_by_name = config.to_dict(), sorted(vars(conditions).items())
@@ -191,6 +193,7 @@ def _weigh(
     model = build_on_meta(config, conditions.dtype, vocab_size, conditions.attention)
     anatomy = dissect(model)
     targets = prepare(model, anatomy, trains, conditions.dtype)
+    counts = count_adapted(model, anatomy, targets) if trains.adapter is not None else ()
     embeddings = [target for target in targets if target.embeds]
     adapters = {target.path: trains.adapter for target in embeddings if trains.adapter is not None}
     backbone = _Backbone(config, conditions, _frozen_outside(model, anatomy), adapters)
@@ -225,6 +228,7 @@ def _weigh(
         attending_blocks=len(traced.heads) if conditions.document_tokens else None,
         frozen=frozen,
         largest_matrix=largest_matrix,
+        adapted_matrices=counts,
         adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
         adapts_experts=any(target.experts for target in targets),
         embedding_additions=sum(
