@@ -28,8 +28,10 @@ from tonnage.migration.keys import (
     LLAMA_FACTORY,
     PYTHON,
     TORCHRUN,
+    TORCHTUNE,
     Table,
 )
+from tonnage.migration.references import plain_value
 from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, ForeignSetting, flat, unreadable
 from tonnage.migration.yaml_files import read_data
 
@@ -47,6 +49,8 @@ _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
 OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY}
+OF_A_TRAINER = (ARGUMENTS, TORCHTUNE, *OWN_PROGRAMS.values())
+"""Tables of what is told to what is started, and not to what starts it."""
 """Programs that are started by themselves, and whose keys they take."""
 LONGEST_QUOTE = 200
 """Lines."""
@@ -59,7 +63,7 @@ class Command:
     """What a command says."""
 
     launcher: str
-    """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, or a program of its own."""
+    """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, ``tune``, or a program of its own."""
     settings: list[ForeignSetting]
 
 
@@ -85,7 +89,7 @@ def read_command(text: str, where: str) -> Command:
         raise user_error(observed, "one", "leave one of them in the file", where)
     settings = []
     for table, name, value, written in _settings(*commands[0]):
-        is_started_with = table not in (ARGUMENTS, *OWN_PROGRAMS.values()) or name == DEVICES
+        is_started_with = table not in OF_A_TRAINER or name == DEVICES
         rank = RANK_LAUNCHER if is_started_with else RANK_WORDS
         settings.append(ForeignSetting(table, name, value, where, rank, written))
     return Command(commands[0][0], settings)
@@ -98,7 +102,7 @@ _Parts = tuple[Table, str, Any, str]
 def _settings(launcher: str, words: list[str], environment: dict[str, str]) -> Iterator[_Parts]:
     """Everything that a command line says."""
     table = {"accelerate": ACCELERATE, "torchrun": TORCHRUN, "deepspeed": DEEPSPEED_LAUNCHER}.get(launcher, PYTHON)
-    if DEVICES in environment:
+    if DEVICES in environment and launcher != "tune":  # which says how many processes there are
         yield ARGUMENTS if table is ACCELERATE else table, DEVICES, environment[DEVICES], ""
     if launcher == "python" and OF_SLURM in environment:
         yield PYTHON, "srun", True, "srun"
@@ -109,6 +113,8 @@ def _settings(launcher: str, words: list[str], environment: dict[str, str]) -> I
         for name, value, written in _arguments(words[2:]):
             is_accelerate_s = ARGUMENTS.find(name) is None and ACCELERATE.find(name) is not None
             yield ACCELERATE if is_accelerate_s else ARGUMENTS, name, value, written
+    elif launcher == "tune":
+        yield from _of_tune(words[2:])
     else:
         yield from _of_a_script(launcher, table, words)
 
@@ -120,6 +126,26 @@ def _of_a_program(table: Table, words: list[str]) -> Iterator[_Parts]:
         name, _, value = rest.pop().partition("=")
         yield table, name, value, name
     yield from ((table, *argument) for argument in _arguments(rest))
+
+
+def _of_tune(words: list[str]) -> Iterator[_Parts]:
+    """What ``tune run`` is told: options of torchrun, a recipe, its file, keys that count before the file's, and those
+    that are taken away (``~key``)."""
+    options, start = _options(words, 0, TORCHRUN)
+    yield from ((TORCHRUN, *option) for option in options)
+    if start < len(words):
+        yield TORCHTUNE, "recipe", words[start], "recipe"
+    rest = iter(words[start + 1 :])
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            yield TORCHTUNE, "config", value if equals else next(rest, ""), name
+        elif word.startswith("~"):
+            yield TORCHTUNE, "~", word[1:], word
+        elif equals:
+            yield from ((TORCHTUNE, *leaf, name) for leaf in flat({name: plain_value(value)}))
+        else:
+            yield TORCHTUNE, _NO_KEY, word, word
 
 
 def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Parts]:

@@ -222,5 +222,7 @@ PYTHON = read_table("python")
 AXOLOTL = read_table("axolotl")
 LLAMA_FACTORY = read_table("llama_factory")
 VERSION_1 = read_table("llama_factory_1")
+TORCHTUNE = read_table("torchtune")
 TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON, AXOLOTL, LLAMA_FACTORY, VERSION_1)
+TABLES += (TORCHTUNE,)
 """In the order of the page."""
