@@ -30,6 +30,7 @@ from tonnage.migration import (
     objective,
     rendering,
     saving,
+    swift,
     torchtune,
     torchtune_rows,
     trainer,
@@ -38,7 +39,7 @@ from tonnage.migration import (
 )
 from tonnage.migration.config_text import config_text, nested
 from tonnage.migration.draft import Conflict, Draft, Entry, Implied, MissingAnswer, Pick
-from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, TORCHTUNE, VERDICTS, VERSION_1, Verdict
+from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, SWIFT, TORCHTUNE, VERDICTS, VERSION_1, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
 from tonnage.migration.values import flag, whole
@@ -120,6 +121,8 @@ def convert(files: Files) -> Import:
     draft = Draft(files)
     if files.has(TORCHTUNE):
         torchtune.components(draft)
+    elif files.has(SWIFT):
+        swift.components(draft)
     objective.objective(draft)
     workers.other_files(draft)
     num_ranks = workers.workers(draft)
@@ -137,6 +140,8 @@ def convert(files: Files) -> Import:
         lengths.lengths(draft)
     elif draft.files.has(TORCHTUNE):
         torchtune_rows.rows(draft)
+    elif draft.files.has(SWIFT):
+        swift.rows(draft)
     else:
         trainer.rows(draft, evaluates=evaluation.evaluates(draft))
         lengths.lengths(draft)

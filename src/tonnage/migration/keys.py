@@ -224,5 +224,6 @@ LLAMA_FACTORY = read_table("llama_factory")
 VERSION_1 = read_table("llama_factory_1")
 TORCHTUNE = read_table("torchtune")
 TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON, AXOLOTL, LLAMA_FACTORY, VERSION_1)
-TABLES += (TORCHTUNE,)
+SWIFT = read_table("swift")
+TABLES += (TORCHTUNE, SWIFT)
 """In the order of the page."""

@@ -67,6 +67,7 @@ PROGRAMS = tuple(_BY_NAME.values())
 AXOLOTL_YAML = _BY_NAME["Axolotl"]
 LLAMA_FACTORY_YAML = _BY_NAME["LLaMA-Factory"]
 LLAMA_FACTORY_1 = _BY_NAME["LLaMA-Factory 1"]
+SWIFT_COMMAND = _BY_NAME["ms-swift"]
 TORCHTUNE_YAML = _BY_NAME["torchtune"]
 TRL = _BY_NAME["TRL"]
 TRAINER = _BY_NAME["transformers' Trainer"]

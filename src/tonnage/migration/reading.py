@@ -29,6 +29,7 @@ from tonnage.migration.keys import (
     AXOLOTL,
     DEEPSPEED,
     LLAMA_FACTORY,
+    SWIFT,
     TORCHTUNE,
     VERSION_1,
     Table,
@@ -40,6 +41,7 @@ from tonnage.migration.programs import (
     DEEPSPEED_JSON,
     LLAMA_FACTORY_1,
     LLAMA_FACTORY_YAML,
+    SWIFT_COMMAND,
     TORCHTUNE_YAML,
     TRAINER,
     TRL,
@@ -125,13 +127,14 @@ class Files:
         return mapping
 
 
-TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, TORCHTUNE, ARGUMENTS)
+TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, TORCHTUNE, SWIFT, ARGUMENTS)
 """Tables of programs that train; a run is one program's."""
 _TRAINERS = (
     (AXOLOTL, AXOLOTL_YAML),
     (VERSION_1, LLAMA_FACTORY_1),
     (LLAMA_FACTORY, LLAMA_FACTORY_YAML),
     (TORCHTUNE, TORCHTUNE_YAML),
+    (SWIFT, SWIFT_COMMAND),
 )
 _BESIDE = ((ACCELERATE, ACCELERATE_YAML), (DEEPSPEED, DEEPSPEED_JSON))
 FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file", "accelerate_config")
