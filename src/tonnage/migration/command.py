@@ -177,7 +177,9 @@ def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Par
         if start < len(words):
             of_swift = _SCRIPT_OF_SWIFT.search(words[start])
             arguments = SWIFT if of_swift else ARGUMENTS
-            yield (SWIFT, "command", of_swift[1], "script") if of_swift else (ARGUMENTS, "script", words[start], "script")
+            yield (
+                (SWIFT, "command", of_swift[1], "script") if of_swift else (ARGUMENTS, "script", words[start], "script")
+            )
             start += 1
     yield from ((arguments, *argument) for argument in _leaves(words[start:]))
 

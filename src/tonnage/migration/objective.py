@@ -114,7 +114,11 @@ def _reward(draft: Draft, method: Pick[str]) -> None:
 
 def _method(draft: Draft) -> Pick[str] | None:
     """The way to learn from preferences that is asked for."""
-    picks = [*_scripts(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage", "swift")), _scores(draft)]
+    picks = [
+        *_scripts(draft),
+        *(_named(draft, quantity) for quantity in ("trl", "rl", "stage", "swift")),
+        _scores(draft),
+    ]
     asked_for = [pick for pick in picks if pick is not None]
     for pick in asked_for[1:]:
         draft.drop(pick if pick.value == asked_for[0].value else None, "Another key says it before.")

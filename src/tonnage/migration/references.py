@@ -1,4 +1,4 @@
-"""Values that refer to other keys (``${output_dir}/logs``), and keys that a command takes away, as torchtune has them."""
+"""torchtune's values that refer to other keys (``${output_dir}/logs``), and keys that a command takes away."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ LONGEST_VALUE = 4096
 
 
 def filled_in(settings: Sequence[ForeignSetting]) -> list[ForeignSetting]:
-    """Settings of torchtune with what they refer to, without those that are taken away; others as they are. A word for a
-    component (``optimizer=torchao.optim.AdamW8bit``) stands for its name."""
+    """Settings of torchtune with what they refer to, without those that are taken away; others as they are.
+
+    A word for a component (``optimizer=torchao.optim.AdamW8bit``) stands for its name.
+    """
     removed = {str(setting.value) for setting in settings if setting.table is TORCHTUNE and setting.name == "~"}
     left = [setting for setting in settings if not (setting.table is TORCHTUNE and _is_below(setting.name, removed))]
     components = {name.removesuffix(COMPONENT) for name in _names(left) if name.endswith(COMPONENT)}

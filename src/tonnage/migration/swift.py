@@ -67,8 +67,11 @@ def _engine(draft: Draft) -> None:
     """DeepSpeed's and FSDP's settings that swift has by name."""
     for quantity in ("deepspeed_file", "sharding"):
         for pick in draft.every(quantity, text):
-            for key, value in PRESETS.get(pick.value, {}).items():
+            preset = PRESETS.get(pick.value, {})
+            for key, value in preset.items():
                 draft.put(key, value, pick)
+            if "memory.recompute" in preset:
+                draft.drop_every(f"{pick.shown} says it.", "memory.recompute")
 
 
 def rows(draft: Draft) -> None:

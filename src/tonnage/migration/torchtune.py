@@ -24,7 +24,7 @@ OF_SEVERAL_DEVICES = ("offload_all", "sharding", "parallel.tensor", "shard_worke
 """Quantities of which recipes for one device read nothing."""
 LAYERS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP = ["gate_proj", "up_proj", "down_proj"]
-FUSED = "Phi-3 and Phi-4 hold these layers as one (qkv_proj, gate_up_proj), whose addition is another: name layers of theirs."
+FUSED = "Phi-3 and Phi-4 hold such layers as one (qkv_proj, gate_up_proj), whose addition is another: name those."
 
 
 def components(draft: Draft) -> None:
@@ -48,9 +48,9 @@ def objective(draft: Draft) -> None:
         draft.copy("objective.beta", number)
         draft.imply_default("objective.beta")
         smoothing = draft.first("objective.label_smoothing", number)
-        draft.drop(smoothing if smoothing is not None and smoothing.value == 0 else None, "Off.")
-        if smoothing is not None:
+        if smoothing is not None and smoothing.value:
             draft.put("objective.label_smoothing", smoothing.value, smoothing)
+        draft.drop(smoothing, "Off.")
         _reference(draft)
     elif kind == "distil":
         _teacher(draft, recipe)

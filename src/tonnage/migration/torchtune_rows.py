@@ -260,6 +260,7 @@ def _template(draft: Draft, sources: ImportedSources, systems: list[Pick[str] | 
         prompt = _prompt(prompts, PROMPTS.get(chat.prompt, PromptTemplate()), draft)
     except ValueError as error:
         draft.refuse(prompts, f"This prompt template {error}.")
+        draft.drop(tokenizer, "Its prompt template is not known.")
         return
     is_alpaca, system = sources.shown == {"alpaca"}, next(iter(told), "")
     draft.put("data.template", jinja(chat, prompt, is_alpaca=is_alpaca, system=system), tokenizer, *prompts)
