@@ -61,7 +61,7 @@ COSINE = {
     "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
     "num_warmup_steps": 100,
 }
-SEVERAL = {"fsdp_reshard_after_forward": True}
+SEVERAL: dict[str, Any] = {"fsdp_reshard_after_forward": True}
 
 
 def imported(folder: Path, name: str = "own_single_device.yaml", workers: int | None = None, **changes: Any) -> Import:
@@ -88,7 +88,7 @@ def test_a_recipe_of_all_weights_comes_over_whole(tmp_path: Path) -> None:
     assert config.model == "models/m"
     assert found.tree["data"]["train"] == [{"path": "yahma/alpaca-cleaned", "format": "alpaca"}]
     assert (config.data.train_on, config.data.pack) == ("all", False)
-    assert config.batch.sequences == 16
+    assert found.tree["batch"] == {"sequences": 16}
     optimizer = config.optimizer
     assert (optimizer.lr, optimizer.weight_decay, optimizer.clip) == (2e-5, 0.01, 0.0)
     assert (optimizer.schedule, optimizer.warmup, optimizer.betas) == ("constant", 0, (0.9, 0.999))
@@ -181,7 +181,7 @@ def test_a_reference_to_nothing_is_left_open(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_split_are_trained_and_evaluated(tmp_path: Path) -> None:
-    parts = {
+    parts: dict[str, Any] = {
         "dataset": {**PLAIN["dataset"], "split": "train[:95%]"},
         "dataset_val": {"_component_": PLAIN["dataset"]["_component_"], "split": "train[95%:]"},
     }
@@ -305,7 +305,8 @@ def test_components_without_a_model_are_nobody_s(tmp_path: Path) -> None:
 
 ALPACA = {
     True: "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-    "response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n2 2\n\n### Response:\n",
+    "response that appropriately completes the request."
+    "\n\n### Instruction:\nAdd.\n\n### Input:\n2 2\n\n### Response:\n",
     False: "Below is an instruction that describes a task. Write a response that appropriately completes the request."
     "\n\n### Instruction:\nAdd.\n\n### Response:\n",
 }

@@ -367,7 +367,7 @@ def _expand(word: str, variables: dict[str, str], where: str) -> list[str]:
 
 
 def _computed(match: re.Match[str], variables: dict[str, str]) -> str:
-    """The value of ``$((16/n))``, whole numbers from left to right as far as signs of one rank go; itself if it has none."""
+    """The value of ``$((16/n))``, of whole numbers between signs of one rank; the text itself of anything else."""
     terms = re.split(r"([-+*/%])", match[1])
     numbers = [variables.get(term, term) for term in terms[::2]]
     ranks = {"*/%" if sign in "*/%" else "+-" for sign in terms[1::2]}

@@ -223,7 +223,9 @@ AXOLOTL = read_table("axolotl")
 LLAMA_FACTORY = read_table("llama_factory")
 VERSION_1 = read_table("llama_factory_1")
 TORCHTUNE = read_table("torchtune")
-TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON, AXOLOTL, LLAMA_FACTORY, VERSION_1)
 SWIFT = read_table("swift")
-TABLES += (TORCHTUNE, SWIFT)
+TABLES = (
+    *(DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON),
+    *(AXOLOTL, LLAMA_FACTORY, VERSION_1, TORCHTUNE, SWIFT),
+)
 """In the order of the page."""

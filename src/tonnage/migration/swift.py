@@ -129,9 +129,9 @@ def _described(draft: Draft, parts: re.Match[str]) -> list[dict[str, Any]]:
     name = parts["name"]
     source: dict[str, Any] = {"path": _TABLE["hub"].get(name, name), "between": "\n"}
     if "/" in name and not name.endswith(FILES) and not Path(name).exists():
-        known = _TABLE["rows"].get(source["path"])
-        draft.note("names of ModelScope" if known is None else "known names of ModelScope")
-        source |= known or {}
+        entry = _TABLE["rows"].get(source["path"])
+        draft.note("names of ModelScope" if entry is None else "known names of ModelScope")
+        source |= entry or {}
     if source["path"] in _TABLE["changed"]:
         draft.note("rows that are changed", source=source["path"])
     if source.get("format", "alpaca") != "alpaca":

@@ -67,7 +67,7 @@ def _kind(draft: Draft, recipe: Pick[str] | None) -> str:
         if name not in RECIPES:
             does = OTHER_RECIPES.get(name)
             draft.refuse(recipe, f"By its name it {does}." if does else refusal(name))
-        return RECIPES.get(name, "")
+        return str(RECIPES.get(name, ""))
     losses = [str(setting.value) for setting in draft.settings("tune_loss")]
     return "pairs" if any(".rlhf." in loss for loss in losses) else "distil" if draft.has("tune_teacher") else ""
 

@@ -76,8 +76,8 @@ ALPACA = [
 def jinja(chat: ChatFormat, prompt: PromptTemplate, *, is_alpaca: bool, system: str = "") -> str:
     """The template of a tokenizer, with ``system`` for conversations without a system message."""
     own = _system(chat, prompt)
-    asked = ALPACA if is_alpaca else ["", "{instruction}"]
-    with_input, user = (_question(chat, prompt, form) if form else "" for form in asked)
+    forms = ALPACA if is_alpaca else ["", "{instruction}"]
+    with_input, user = (_question(chat, prompt, form) if form else "" for form in forms)
     answered = chat.assistant[0] + _stripped(chat, prompt.assistant[0])
     answer = f"{as_literal(answered)} + {_words(chat, CONTENT)} + " if answered else f"{_words(chat, CONTENT)} + "
     closer = "eos_token" if chat.assistant[1] == "{eos}" else as_literal(chat.assistant[1])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tonnage.migration import lengths, rendering
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.sources import ImportedSources
-from tonnage.migration.torchtune_chats import FORMATS, NAMED, NOTHING, PROMPTS, PromptTemplate, jinja
+from tonnage.migration.torchtune_chats import FORMATS, NAMED, PROMPTS, PromptTemplate, jinja
 from tonnage.migration.values import flag, optional, text, texts, whole
 from tonnage.migration.yaml_files import read_data
 
@@ -82,17 +81,17 @@ def _add(draft: Draft, leaves: Leaves, sources: ImportedSources) -> Pick[str] | 
         draft.refuse(every, "Nothing names what builds this data set (_component_).")
         return None
     name = str(component.value)
-    known = DATA_SETS.get(name.removeprefix(BUILDERS))
-    if known is None:
+    builder = DATA_SETS.get(name.removeprefix(BUILDERS))
+    if builder is None:
         names = ", ".join(DATA_SETS)
         draft.refuse(component, f"Known are {names}: rows of another kind have to be written into files.")
         draft.drop(leaves.values(), "Belongs to a data set that is not carried over.")
         return None
-    if known.get("method", "supervised") != draft.method:
-        draft.refuse(every, f"Rows for {known.get('method', 'supervised')} training, and the run is another one.")
+    if builder.get("method", "supervised") != draft.method:
+        draft.refuse(every, f"Rows for {builder.get('method', 'supervised')} training, and the run is another one.")
         return None
     try:
-        entry, picks = _entry(known, leaves)
+        entry, picks = _entry(builder, leaves)
     except ValueError as error:
         draft.refuse(every, f"Of this data set a value {error}.")
         return None
@@ -104,11 +103,11 @@ def _add(draft: Draft, leaves: Leaves, sources: ImportedSources) -> Pick[str] | 
         draft.apply("tune_rows", Pick(f"{name}={str(pick.value).lower()}", pick.settings))
     sources.entries.append(entry)
     sources.picks += [component, *picks]
-    sources.shown.add(known.get("shown", "chat"))
+    sources.shown.add(builder.get("shown", "chat"))
     return None if system is None else Pick(str(system.value), system.settings)
 
 
-def _entry(known: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], list[Pick[Any]]]:
+def _entry(builder: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], list[Pick[Any]]]:
     """A source, and what decides it; what that is, is taken out of the leaves. Raises ``ValueError``."""
     picks: list[Pick[Any]] = []
 
@@ -120,7 +119,7 @@ def _entry(known: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], li
         return pick.value
 
     source, files = take("source"), take("data_files")
-    path = text(source or known.get("source", ""))
+    path = text(source or builder.get("source", ""))
     entry: dict[str, Any] = {"path": path}
     if path in FILE_KINDS:
         if files is None:
@@ -129,8 +128,8 @@ def _entry(known: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], li
         entry["path"] = named[0] if len(named) == 1 else named
     elif files is not None:
         entry["files"] = texts(files)
-    is_other = source is not None and source != known.get("source")
-    entry |= {key: value for key, value in known["entry"].items() if key == "format" or not is_other}
+    is_other = source is not None and source != builder.get("source")
+    entry |= {key: value for key, value in builder["entry"].items() if key == "format" or not is_other}
     if (folder := take("data_dir")) is not None:
         entry["files"] = [f"{text(folder).rstrip('/')}/*"]
     for theirs, ours in (("name", "name"), ("subset", "name"), ("revision", "revision")):
@@ -140,12 +139,12 @@ def _entry(known: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], li
         if style not in STYLES:
             raise ValueError(f"is {style}, not {' or '.join(STYLES)}")
         entry["format"] = STYLES[style]
-    columns = dict(known.get("columns", {}))
+    columns = dict(builder.get("columns", {}))
     for theirs, ours in (("conversation_column", "messages"), ("column", "text")):
         if (value := take(theirs)) is not None:
             columns[ours] = text(value)
-    mapped = {name: take(f"column_map.{name}") for name in known.get("map", {}) if f"column_map.{name}" in leaves}
-    columns |= {known["map"][name]: text(value) for name, value in mapped.items()}
+    mapped = {name: take(f"column_map.{name}") for name in builder.get("map", {}) if f"column_map.{name}" in leaves}
+    columns |= {builder["map"][name]: text(value) for name, value in mapped.items()}
     columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
     if columns.get("messages") in ("messages", "conversations"):
         del columns["messages"]  # which are looked for
@@ -242,9 +241,9 @@ def _template(draft: Draft, sources: ImportedSources, systems: list[Pick[str] | 
         draft.refuse(tokenizer, f"Tokenizers whose conversations are known: {', '.join(FORMATS)}.")
         draft.refuse(prompts, "Belongs to a tokenizer whose conversations are not known.")
         return
-    told = {pick.value: pick for pick in systems if pick is not None}
-    if len(told) > 1 or (told and None in systems):
-        draft.refuse(told.values(), SYSTEM)
+    messages = {pick.value: pick for pick in systems if pick is not None}
+    if len(messages) > 1 or (messages and None in systems):
+        draft.refuse(messages.values(), SYSTEM)
         return
     if sources.shown == {"text"}:
         draft.drop(tokenizer, "Text is trained as it is.")
@@ -262,7 +261,7 @@ def _template(draft: Draft, sources: ImportedSources, systems: list[Pick[str] | 
         draft.refuse(prompts, f"This prompt template {error}.")
         draft.drop(tokenizer, "Its prompt template is not known.")
         return
-    is_alpaca, system = sources.shown == {"alpaca"}, next(iter(told), "")
+    is_alpaca, system = sources.shown == {"alpaca"}, next(iter(messages), "")
     draft.put("data.template", jinja(chat, prompt, is_alpaca=is_alpaca, system=system), tokenizer, *prompts)
     if chat.note:
         draft.note(chat.note)
@@ -278,7 +277,7 @@ def _format_of(component: str) -> Any:
 
 def _prompt(picks: list[Pick[Any]], usual: PromptTemplate, draft: Draft) -> PromptTemplate:
     """The prompt template that is named or written out. Raises ``ValueError`` for one that is not known."""
-    written = {}
+    written: dict[str, Any] = {}
     settings = draft.settings("tune_prompt")
     for pick in picks:
         role = pick.settings[0].name.removeprefix("tokenizer.prompt_template").removeprefix(".")
@@ -295,5 +294,5 @@ def _prompt(picks: list[Pick[Any]], usual: PromptTemplate, draft: Draft) -> Prom
                 raise ValueError("has braces, which stand for places here")
             written[role] = (before, behind)
     if written:
-        return replace(PromptTemplate(), **{role: written.get(role, NOTHING) for role in written})
+        return PromptTemplate(**written)
     return PromptTemplate() if settings else usual  # which null takes away

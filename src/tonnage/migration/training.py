@@ -61,7 +61,7 @@ def _accumulated(draft: Draft, num_each: int | None, ranks: int | None) -> int:
     """Forwards of a worker in a step where nothing says how many."""
     least = draft.default("batch.sequences")
     if least and num_each and ranks:
-        return max(1, ceil(least / (num_each * ranks)))
+        return max(1, ceil(int(least) / (num_each * ranks)))
     return int(draft.default("accumulation") or 1)
 
 
