@@ -13,8 +13,81 @@ from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
 from tonnage.migration.command import read_command
+from tonnage.migration.keys import SWIFT
 
 QWEN = "swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset rows.jsonl"
+
+
+FIELDS = """\
+    acc_strategy adalora_beta1 adalora_beta2 adalora_deltaT adalora_init_r adalora_orth_reg_weight adalora_target_r
+    adalora_tfinal adalora_tinit adam_beta2 adapter_act adapter_length adapters add_non_thinking_prefix add_version
+    advantage_estimator advantage_reweight agent_template aligner_lr async_generate attn_impl beta bf16
+    bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type bnb_4bit_use_double_quant boft_block_num
+    boft_block_size boft_dropout boft_n_butterfly_factor cached_dataset cached_val_dataset callbacks
+    center_rewards_coefficient check_model chord_enable_phi_function chord_mu_decay_steps chord_mu_peak
+    chord_mu_valley chord_mu_warmup_steps chord_sft_dataset chord_sft_per_device_train_batch_size cliprange
+    cliprange_value columns completion_length_limit_scope cosine_max_len cosine_max_len_value_correct
+    cosine_max_len_value_wrong cosine_min_len_value_correct cosine_min_len_value_wrong cpo_alpha
+    create_checkpoint_symlink custom_dataset_info custom_register_path data_seed dataloader_num_workers
+    dataloader_persistent_workers dataloader_prefetch_factor dataset dataset_num_proc dataset_shuffle ddp_backend
+    ddp_timeout deepspeed_autotp_size delta desirable_weight device_map disable_auto_column_mapping
+    disable_ignore_empty_think discopop_tau download_mode ds3_gather_for_generation dynamic_sample
+    early_stop_interval enable_channel_loss enable_dft_loss enable_flattened_weight_sync enable_npu_model_patch
+    enable_thinking epsilon epsilon_high eval_dataset eval_dataset_args eval_generation_config eval_limit
+    eval_metric eval_strategy eval_use_evalscope experts_impl external_plugins extra_eval_args fipo_clip_high_only
+    fipo_clip_range fipo_decay_rate fipo_safety_threshold fourier_n_frequency fourier_scaling fp16 freeze_aligner
+    freeze_llm freeze_parameters freeze_parameters_ratio freeze_parameters_regex freeze_vit fsdp
+    galore_cos_threshold galore_gamma_proj galore_optim_per_parameter galore_proj_bits galore_proj_group_size
+    galore_proj_quant galore_proj_type galore_quantization galore_queue_size galore_rank galore_scale
+    galore_target_modules galore_update_proj_gap galore_with_embedding gamma generation_batch_size gkd_logits_topk
+    gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs group_by_length gym_env
+    hqq_axis hub_token ignore_args_error importance_sampling_level init_strategy init_weights interleave_prob
+    is_binary_loss_scale kl_coef kl_in_reward label_smoothing lam lazy_tokenize ld_alpha learning_rate
+    lisa_activated_layers lisa_step_interval llamapro_num_groups llamapro_num_new_blocks lmbda load_args
+    load_data_args load_from_cache_file local_repo_path local_rollout_forward_batch_size log_completions log_entropy
+    log_rollout_offpolicy_metrics logging_dir logging_first_step logging_steps logprobs lora_alpha lora_bias
+    lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
+    lora_ga_stable_gamma lora_rank lorap_lr_ratio loss_scale loss_type loss_weights lr_scheduler_kwargs
+    lr_scheduler_type max_completion_length max_epochs max_length max_memory max_model_len max_new_tokens max_pixels
+    max_resample_times max_shard_size max_turns min_p missing_eos_penalty model model_author model_kwargs model_name
+    model_revision model_type modules_to_save move_model_batches mrl_dims multi_turn_scheduler new_special_tokens
+    norm_bbox num_beams num_generations num_generations_eval num_iterations num_labels num_mini_batches
+    num_ppo_epochs num_sample_generations off_policy_sequence_mask_delta offload_model offload_optimizer
+    offload_teacher_model optimizer output_dir overlong_filter packing packing_length packing_num_proc
+    packing_strategy padding_free padding_side per_device_eval_batch_size per_device_train_batch_size
+    preserve_thinking problem_type quant_bits quant_method real_tau ref_adapters ref_model ref_model_mixup_alpha
+    ref_model_revision ref_model_sync_steps ref_model_type reft_args reft_intervention_type reft_layer_key
+    reft_layers reft_rank remove_unused_columns repetition_max_penalty repetition_n_grams repetition_penalty
+    report_to response_length response_prefix resume_only_model reward_adapters reward_funcs reward_model
+    reward_model_plugin reward_model_revision reward_model_type reward_template reward_weights rlhf_type rlsd_lambda
+    rlsd_lambda_decay_steps rlsd_lambda_warmup_steps rlsd_negative_only rlsd_reweight_clip_range
+    rollout_importance_sampling_mode rollout_importance_sampling_threshold rope_scaling router_aux_loss_coef
+    rpo_alpha safe_serialization scale_rewards sdar_gate_beta sdar_loss_coef seed seq_kd sequence_parallel_size
+    sft_alpha shuffle_buffer_size simpo_gamma sleep_level soft_cache_length soft_max_length split_dataset_ratio
+    steps_per_generation stop_words stopping_strategy stream streaming strict structured_outputs_regex
+    swanlab_email_language swanlab_exp_name swanlab_mode swanlab_notification_method swanlab_project
+    swanlab_receiver_email swanlab_secret swanlab_sender_email swanlab_smtp_port swanlab_smtp_server swanlab_token
+    swanlab_webhook_url swanlab_workspace sync_ref_model system target_modules target_parameters target_regex
+    task_type tau_neg tau_pos teacher_adapters teacher_deepspeed teacher_kl_coef teacher_model
+    teacher_model_revision teacher_model_server teacher_model_type teacher_tag_key temperature template
+    template_backend top_entropy_quantile top_k top_logprobs top_p torch_dtype train_dataloader_shuffle
+    trainable_parameters trainable_parameters_regex truncation_strategy tuner_backend tuner_type undesirable_weight
+    use_chat_template use_dora use_flash_ckpt use_galore use_gym_env use_hf use_liger_kernel use_logits_to_keep
+    use_rslora use_swift_lora use_vllm val_dataset val_dataset_shuffle vera_d_initial vera_dropout
+    vera_projection_prng_key vera_rank vf_coef vit_gradient_checkpointing vit_lr vllm_data_parallel_size
+    vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_enable_expert_parallel vllm_enable_lora
+    vllm_enable_prefix_caching vllm_enforce_eager vllm_engine_kwargs vllm_gpu_memory_utilization
+    vllm_limit_mm_per_prompt vllm_max_lora_rank vllm_max_model_len vllm_max_num_seqs vllm_mm_processor_cache_gb
+    vllm_mode vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_base_url
+    vllm_server_group_port vllm_server_host vllm_server_pass_dataset vllm_server_port vllm_server_timeout
+    vllm_speculative_config vllm_tensor_parallel_size vllm_use_async_engine wandb_log_unique_prompts warmup_ratio
+    weight_decay whiten_rewards zero_hpz_partition_size
+"""
+"""Of the argument classes of ms-swift 4.6, besides those of transformers and TRL."""
+
+
+def test_every_argument_is_known() -> None:
+    assert [name for name in FIELDS.split() if SWIFT.find(name) is None and not SWIFT.has_section(name)] == []
 
 
 def lost(found: Import) -> list[str]:
