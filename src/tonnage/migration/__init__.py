@@ -5,9 +5,9 @@ file is silent (``programs``) and what its words come to here (``meanings``). ``
 file, ``command`` those of a saved command line, and ``recognition`` says whose they are. The rules make keys of ours of
 them on a ``draft``: what is minimised (``objective``, by the words of ``methods``), on what it runs (``workers``) and
 how it fits (``memory``), how it is optimized (``training``), what of which ``model`` is trained (``adapters``), on
-which rows (``trainer``, ``axolotl``, ``llama_factory``, ``torchtune_rows``, ``swift``: one for each way to name them),
-how long those are (``lengths``) and how they are shown (``rendering``, ``torchtune_chats``), ``evaluation`` and
-``saving``. What components of torchtune and names of ms-swift say besides, ``torchtune`` and ``swift`` take before the
+which rows (``trainer``, ``axolotl``, ``llama_factory``, ``torchtune_rows``, ``swift``: one for each way to name
+them), how long those are (``lengths``) and how they are shown (``rendering``, ``torchtune_chats``), ``evaluation``
+and ``saving``. What components of torchtune and names of ms-swift say besides, ``torchtune`` and ``swift`` take before the
 shared rules. ``convert`` has their order and puts it all together; ``page`` renders the tables into ``docs/importing.md``.
 """
 
