@@ -7,8 +7,9 @@ them on a ``draft``: what is minimised (``objective``, by the words of ``methods
 how it fits (``memory``), how it is optimized (``training``), what of which ``model`` is trained (``adapters``), on
 which rows (``trainer``, ``axolotl``, ``llama_factory``, ``torchtune_rows``, ``swift``: one for each way to name
 them), how long those are (``lengths``) and how they are shown (``rendering``, ``torchtune_chats``), ``evaluation``
-and ``saving``. What components of torchtune and names of ms-swift say besides, ``torchtune`` and ``swift`` take before the
-shared rules. ``convert`` has their order and puts it all together; ``page`` renders the tables into ``docs/importing.md``.
+and ``saving``. What components of torchtune and names of ms-swift say besides, ``torchtune`` and ``swift`` take
+before the shared rules. ``convert`` has their order and puts it all together; ``page`` renders the tables into
+``docs/importing.md``.
 """
 
 from tonnage.migration.convert import Import, import_files
