@@ -11,7 +11,7 @@ import yaml
 
 from tonnage.config.keys import all_keys
 from tonnage.migration import Import, import_files
-from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, Table
+from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, TORCHTUNE, Table
 from tonnage.migration.programs import PROGRAMS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -155,7 +155,7 @@ def test_a_config_says_which_version_s_defaults_it_has(keys: dict[str, Any], tmp
 def test_keys_of_ours_that_the_pages_name_are_there() -> None:
     names = {key.name for key in all_keys()}
     sections = "|".join({name.partition(".")[0] for name in names if "." in name})
-    tables = (ARGUMENTS, AXOLOTL, LLAMA_FACTORY, ACCELERATE, DEEPSPEED)
+    tables = (ARGUMENTS, AXOLOTL, LLAMA_FACTORY, ACCELERATE, DEEPSPEED, TORCHTUNE)
     theirs = {key.name for table in tables for key in table.keys}
     for page in ("importing.md", "coming-from.md"):
         said = set(re.findall(rf"`((?:{sections})\.[a-z_.0-9]+)`", (DOCS / page).read_text()))

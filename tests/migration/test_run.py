@@ -93,6 +93,41 @@ warmup_steps: 2
 bf16: true
 output_dir: run
 """
+TORCHTUNE = """\
+tokenizer: {_component_: torchtune.models.mistral.mistral_tokenizer, path: model/tokenizer.model, max_seq_len: 512}
+dataset: {_component_: torchtune.datasets.alpaca_dataset, source: json, data_files: rows.jsonl, packed: true}
+model:
+  _component_: torchtune.models.mistral.qlora_mistral_7b
+  lora_attn_modules: [q_proj, v_proj, output_proj]
+  apply_lora_to_mlp: true
+  lora_rank: 4
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: model/}
+output_dir: run
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 1e-3}
+lr_scheduler:
+  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup
+  num_warmup_steps: 2
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+batch_size: 1
+gradient_accumulation_steps: 2
+epochs: 1
+max_steps_per_epoch: 4
+device: cpu
+dtype: bf16
+"""
+SWIFT = """\
+model: model
+tuner_type: full
+dataset: [rows.jsonl]
+torch_dtype: bfloat16
+max_length: 512
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+learning_rate: 1e-3
+warmup_steps: 2
+max_steps: 4
+output_dir: run
+"""
 
 
 @pytest.mark.slow
@@ -103,16 +138,25 @@ output_dir: run
         (QLORA, "adapter_model.safetensors"),
         pytest.param(MORE, "model.safetensors", marks=pytest.mark.matrix),
         (LLAMA_FACTORY, "model.safetensors"),
+        (TORCHTUNE, "adapter_model.safetensors"),
+        (SWIFT, "model.safetensors"),
     ],
-    ids=["axolotl", "axolotl-qlora", "axolotl, with tokens, a prompt and an order", "llama-factory"],
+    ids=[
+        "axolotl",
+        "axolotl-qlora",
+        "axolotl, with tokens, a prompt and an order",
+        "llama-factory",
+        "torchtune",
+        "swift",
+    ],
 )
 def test_an_imported_configuration_trains_to_an_export(text: str, exported: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(50))
     (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.jsonl"}}))
-    (tmp_path / "theirs.yaml").write_text(text)
+    (tmp_path / "own_single_device.yaml").write_text(text)
     for words in (
-        ["import", "theirs.yaml", "--strict", "--output", "config.yaml"],
+        ["import", "own_single_device.yaml", "--strict", "--output", "config.yaml"],
         ["train", "config.yaml", "launch.threads=1"],
     ):
         command = [sys.executable, "-m", "tonnage", *words]

@@ -30,8 +30,8 @@ def import_(
         list[str],
         typer.Argument(
             metavar="FILE|COMMAND...",
-            help="YAML of Axolotl, LLaMA-Factory, TRL or Accelerate, DeepSpeed JSON, a saved command line, or one in "
-            "quotes; several are combined.",
+            help="YAML of Axolotl, LLaMA-Factory, torchtune, ms-swift, TRL or Accelerate, DeepSpeed JSON, a saved "
+            "command line, or one in quotes; several are combined.",
         ),
     ],
     output: Annotated[
@@ -54,7 +54,7 @@ def import_(
         bool, typer.Option("--strict", help="Exit with 2 if any key is unknown or asks for what tonnage cannot do.")
     ] = False,
 ) -> None:
-    """Turn a configuration of Axolotl, LLaMA-Factory, TRL, transformers, Accelerate or DeepSpeed into one of ours.
+    """Turn a configuration of Axolotl, LLaMA-Factory, torchtune, ms-swift, TRL or DeepSpeed into one of ours.
 
     Every key is accounted for. Where one that decides what is computed cannot be carried over, nothing is written and
     the exit status is 2, unless --partial says otherwise.

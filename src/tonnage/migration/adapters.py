@@ -89,10 +89,11 @@ def _is_lora(value: Any) -> bool:
 
 
 def _is_lora_by_default(draft: Draft) -> bool:
-    """LLaMA-Factory trains an adapter unless told otherwise."""
-    if draft.program.name != "LLaMA-Factory" or draft.has("lora"):
+    """LLaMA-Factory and ms-swift train an adapter unless told otherwise."""
+    notes = {"LLaMA-Factory": "adapter by default", "ms-swift": "adapter of swift"}
+    if draft.program.name not in notes or draft.has("lora"):
         return False
-    draft.note("adapter by default")
+    draft.note(notes[draft.program.name])
     return True
 
 

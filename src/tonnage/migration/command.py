@@ -11,6 +11,7 @@ Nothing is run.
 from __future__ import annotations
 
 import json
+import operator
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,15 +28,21 @@ from tonnage.migration.keys import (
     DEEPSPEED_LAUNCHER,
     LLAMA_FACTORY,
     PYTHON,
+    SWIFT,
     TORCHRUN,
+    TORCHTUNE,
     Table,
 )
+from tonnage.migration.references import plain_value
 from tonnage.migration.settings import RANK_LAUNCHER, RANK_WORDS, ForeignSetting, flat, unreadable
 from tonnage.migration.yaml_files import read_data
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _ARRAY = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)(\+?)=\(([^()]*)\)", re.MULTILINE)
+_ARITHMETIC = re.compile(r"\$\(\(([^()\n]{1,100})\)\)|\$\(expr ([^()\n]{1,100})\)|`expr ([^`\n]{1,100})`")
+_WHOLE_NUMBERS = re.compile(r"\$\(\((\w+(?:[-+*/%]\w+)*)\)\)")
+"""``$((16/n))``, once variables are filled in."""
 _APPENDED = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)\+=([\"']?)", re.MULTILINE)
 _TABLE = read_data("commands")
 _PREFIXES = _TABLE["prefixes"].split()
@@ -44,12 +51,18 @@ OF_SLURM = "SRUN_STARTS_IT"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _FLAGS_OF_PYTHON = re.compile(r"-[^-mcWX]+$")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
+_SCRIPT_OF_SWIFT = re.compile(r"swift[/.]cli[/.](sft|pt|rlhf)(?:\.py)?$")
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
-OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY}
+OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY, "swift": SWIFT}
+OF_A_TRAINER = (ARGUMENTS, TORCHTUNE, *OWN_PROGRAMS.values())
+"""Tables of what is told to what is started, and not to what starts it."""
 """Programs that are started by themselves, and whose keys they take."""
+OF_SWIFT = ("NPROC_PER_NODE", "NNODES")
+"""Variables by which ms-swift is told how many processes there are."""
 LONGEST_QUOTE = 200
 """Lines."""
+_SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod}
 LONGEST_TEXT = 256 << 10
 """Of a word once its variables are filled in, and of all variables together."""
 
@@ -59,7 +72,7 @@ class Command:
     """What a command says."""
 
     launcher: str
-    """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, or a program of its own."""
+    """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, ``tune``, or a program of its own."""
     settings: list[ForeignSetting]
 
 
@@ -76,6 +89,8 @@ def read_command(text: str, where: str) -> Command:
             commands.append((launcher, rest, variables | assigned))
     if not commands:
         raise unreadable("no command that trains", where)
+    if others := [words for launcher, words, _ in commands if launcher == "megatron"]:
+        raise unreadable(f"a command of Megatron-SWIFT ({' '.join(others[0][:2])}), whose engine is not read", where)
     started = [command for command in commands if command[0] not in ("python", "arguments")]
     if len(started) == 1:  # python beside it prepares something
         commands = started
@@ -85,7 +100,7 @@ def read_command(text: str, where: str) -> Command:
         raise user_error(observed, "one", "leave one of them in the file", where)
     settings = []
     for table, name, value, written in _settings(*commands[0]):
-        is_started_with = table not in (ARGUMENTS, *OWN_PROGRAMS.values()) or name == DEVICES
+        is_started_with = table not in OF_A_TRAINER or name == DEVICES
         rank = RANK_LAUNCHER if is_started_with else RANK_WORDS
         settings.append(ForeignSetting(table, name, value, where, rank, written))
     return Command(commands[0][0], settings)
@@ -98,10 +113,13 @@ _Parts = tuple[Table, str, Any, str]
 def _settings(launcher: str, words: list[str], environment: dict[str, str]) -> Iterator[_Parts]:
     """Everything that a command line says."""
     table = {"accelerate": ACCELERATE, "torchrun": TORCHRUN, "deepspeed": DEEPSPEED_LAUNCHER}.get(launcher, PYTHON)
-    if DEVICES in environment:
+    if DEVICES in environment and launcher not in ("tune", "swift"):  # which say how many processes there are
         yield ARGUMENTS if table is ACCELERATE else table, DEVICES, environment[DEVICES], ""
     if launcher == "python" and OF_SLURM in environment:
         yield PYTHON, "srun", True, "srun"
+    if launcher == "swift":
+        yield SWIFT, "command", words[1], "swift"
+        yield from ((SWIFT, name, environment[name], name) for name in OF_SWIFT if name in environment)
     if launcher in OWN_PROGRAMS:
         yield from _of_a_program(OWN_PROGRAMS[launcher], words[2:])
     elif launcher == "trl":
@@ -109,6 +127,8 @@ def _settings(launcher: str, words: list[str], environment: dict[str, str]) -> I
         for name, value, written in _arguments(words[2:]):
             is_accelerate_s = ARGUMENTS.find(name) is None and ACCELERATE.find(name) is not None
             yield ACCELERATE if is_accelerate_s else ARGUMENTS, name, value, written
+    elif launcher == "tune":
+        yield from _of_tune(words[2:])
     else:
         yield from _of_a_script(launcher, table, words)
 
@@ -119,7 +139,27 @@ def _of_a_program(table: Table, words: list[str]) -> Iterator[_Parts]:
     while rest and "=" in rest[-1] and not rest[-1].startswith("--"):  # as OmegaConf takes them
         name, _, value = rest.pop().partition("=")
         yield table, name, value, name
-    yield from ((table, *argument) for argument in _arguments(rest))
+    yield from ((table, *argument) for argument in _leaves(rest))
+
+
+def _of_tune(words: list[str]) -> Iterator[_Parts]:
+    """What ``tune run`` is told: options of torchrun, a recipe, its file, keys that count before the file's, and those
+    that are taken away (``~key``)."""
+    options, start = _options(words, 0, TORCHRUN)
+    yield from ((TORCHRUN, *option) for option in options)
+    if start < len(words):
+        yield TORCHTUNE, "recipe", words[start], "recipe"
+    rest = iter(words[start + 1 :])
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            yield TORCHTUNE, "config", value if equals else next(rest, ""), name
+        elif word.startswith("~"):
+            yield TORCHTUNE, "~", word[1:], word
+        elif equals:
+            yield from ((TORCHTUNE, *leaf, name) for leaf in flat({name: plain_value(value)}))
+        else:
+            yield TORCHTUNE, _NO_KEY, word, word
 
 
 def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Parts]:
@@ -130,15 +170,25 @@ def _of_a_script(launcher: str, table: Table, words: list[str]) -> Iterator[_Par
         start = words.index("-m") + 2
     else:
         start = 2 if words[:2] == [words[0], "launch"] else 1
+    arguments = ARGUMENTS
     if launcher != "arguments":
         options, start = _options(words, start, table)
         yield from ((table, *option) for option in options)
         if start < len(words):
-            yield ARGUMENTS, "script", words[start], "script"
+            of_swift = _SCRIPT_OF_SWIFT.search(words[start])
+            arguments = SWIFT if of_swift else ARGUMENTS
+            yield (
+                (SWIFT, "command", of_swift[1], "script") if of_swift else (ARGUMENTS, "script", words[start], "script")
+            )
             start += 1
-    for name, value, written in _arguments(words[start:]):
+    yield from ((arguments, *argument) for argument in _leaves(words[start:]))
+
+
+def _leaves(words: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    """Arguments, objects among them by their keys."""
+    for name, value, written in _arguments(words):
         for leaf, leaf_value in flat({name: value}) if isinstance(value, dict) else [(name, value)]:
-            yield ARGUMENTS, leaf, leaf_value, written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}"
+            yield leaf, leaf_value, written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}"
 
 
 def _launcher(words: Sequence[str]) -> str | None:
@@ -215,6 +265,7 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
     """The words of every command of a shell text, without what only wraps them."""
     text = _APPENDED.sub(r"\1\2=\3${\2}", _ARRAY.sub(_as_text, re.sub(r"\\\r?\n", " ", text)))
     text = re.sub(r"\$\{(\w+)\[[@*]\]\}", r"${\1}", text)
+    text = _ARITHMETIC.sub(lambda match: "$((" + "".join((match[1] or match[2] or match[3]).split()) + "))", text)
     pending = ""
     for line in text.splitlines():
         pending += line
@@ -308,7 +359,23 @@ def _expand(word: str, variables: dict[str, str], where: str) -> list[str]:
 
     _check_length(sum(len(value(match)) for match in _VARIABLE.finditer(word)), where)
     expanded = _VARIABLE.sub(value, word)
+    expanded = _WHOLE_NUMBERS.sub(lambda match: _computed(match, variables), expanded)
     if _VARIABLE.fullmatch(word) and expanded.lstrip().startswith("-"):
         with suppress(ValueError):
             return shlex.split(expanded)
     return [expanded]
+
+
+def _computed(match: re.Match[str], variables: dict[str, str]) -> str:
+    """The value of ``$((16/n))``, of whole numbers between signs of one rank; the text itself of anything else."""
+    terms = re.split(r"([-+*/%])", match[1])
+    numbers = [variables.get(term, term) for term in terms[::2]]
+    ranks = {"*/%" if sign in "*/%" else "+-" for sign in terms[1::2]}
+    if len(ranks) > 1 or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
+        return match[0]
+    total = int(numbers[0])
+    for sign, number in zip(terms[1::2], map(int, numbers[1:]), strict=True):
+        if sign in "/%" and number == 0:
+            return match[0]
+        total = _SIGNS[sign](total, number)
+    return str(total)

@@ -31,13 +31,16 @@ from tonnage.migration import (
     objective,
     rendering,
     saving,
+    swift,
+    torchtune,
+    torchtune_rows,
     trainer,
     training,
     workers,
 )
 from tonnage.migration.config_text import config_text, nested
 from tonnage.migration.draft import Conflict, Draft, Entry, Implied, MissingAnswer, Pick
-from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, VERDICTS, VERSION_1, Verdict
+from tonnage.migration.keys import AXOLOTL, LLAMA_FACTORY, SWIFT, TORCHTUNE, VERDICTS, VERSION_1, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
 from tonnage.migration.values import flag, whole
@@ -117,6 +120,10 @@ def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -
 def convert(files: Files) -> Import:
     """Turn what was read into a config."""
     draft = Draft(files)
+    if files.has(TORCHTUNE):
+        torchtune.components(draft)
+    elif files.has(SWIFT):
+        swift.components(draft)
     objective.objective(draft)
     workers.other_files(draft)
     num_ranks = workers.workers(draft)
@@ -132,6 +139,10 @@ def convert(files: Files) -> Import:
     if any(draft.files.has(table) for table in (AXOLOTL, LLAMA_FACTORY, VERSION_1)):
         _rows_of_lists(draft)
         lengths.lengths(draft)
+    elif draft.files.has(TORCHTUNE):
+        torchtune_rows.rows(draft)
+    elif draft.files.has(SWIFT):
+        swift.rows(draft)
     else:
         trainer.rows(draft, evaluates=evaluation.evaluates(draft))
         lengths.lengths(draft)

@@ -222,5 +222,10 @@ PYTHON = read_table("python")
 AXOLOTL = read_table("axolotl")
 LLAMA_FACTORY = read_table("llama_factory")
 VERSION_1 = read_table("llama_factory_1")
-TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON, AXOLOTL, LLAMA_FACTORY, VERSION_1)
+TORCHTUNE = read_table("torchtune")
+SWIFT = read_table("swift")
+TABLES = (
+    *(DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON),
+    *(AXOLOTL, LLAMA_FACTORY, VERSION_1, TORCHTUNE, SWIFT),
+)
 """In the order of the page."""

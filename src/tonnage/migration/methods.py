@@ -22,7 +22,7 @@ WORDS: dict[str, dict[str, Method]] = {
     quantity: {
         word: method for method in PREFERENCES for word in _TABLE["preferences"][method].get(quantity, "").split()
     }
-    for quantity in ("trl", "script", "rl", "reward_model", "stage")
+    for quantity in ("trl", "script", "rl", "reward_model", "stage", "swift")
 }
 """Words for learning from preferences that are carried over, by the quantity that says them."""
 _OTHERS = {word: does for does, words in _TABLE["others"].items() for word in words.split()}

@@ -14,12 +14,12 @@ from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.keys import NOT_SAID, asks_for_nothing
 from tonnage.migration.llama_factory import holds_pairs
 from tonnage.migration.meanings import meaning_of
-from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, TRL
+from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, SWIFT_COMMAND, TRL
 from tonnage.migration.values import flag, number, numbers, text, whole, words
 
 SUPPOSED = "Taken for supervised training, as its name says. What else the script does is not known here."
 SUPERVISED = ("", "sft")
-TOLD_BY_FILES = (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1)
+TOLD_BY_FILES = (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1, SWIFT_COMMAND)
 """Programs whose files say what is trained."""
 LOSSES = {"dpo": "sigmoid", "cpo": "sigmoid"}
 """By the word for a way to learn from pairs: its loss where none is named, if that has another name."""
@@ -115,7 +115,8 @@ def _reward(draft: Draft, method: Pick[str]) -> None:
 
 def _method(draft: Draft) -> Pick[str] | None:
     """The way to learn from preferences that is asked for."""
-    picks = [*_scripts(draft), *(_named(draft, quantity) for quantity in ("trl", "rl", "stage")), _scores(draft)]
+    named = (_named(draft, quantity) for quantity in ("trl", "rl", "stage", "swift"))
+    picks = [*_scripts(draft), *named, _scores(draft)]
     if draft.program is LLAMA_FACTORY_1 and holds_pairs(draft):
         draft.note("pairs of version 1")
         picks.append(Pick("dpo", ()))

@@ -14,7 +14,7 @@ from typing import Any
 
 from tonnage.migration.command import read_command
 from tonnage.migration.convert import convert
-from tonnage.migration.keys import ARGUMENTS, LLAMA_FACTORY, TABLES, DocumentedKey
+from tonnage.migration.keys import ARGUMENTS, LLAMA_FACTORY, SWIFT, TABLES, DocumentedKey
 from tonnage.migration.programs import DECIDED, PROGRAMS, Program, in_numbers
 from tonnage.migration.reading import Files
 
@@ -33,10 +33,11 @@ def render(page: str) -> str:
     for table in TABLES:
         title = table.title[0].upper() + table.title[1:]
         parts.append(f"## {title}\n")
-        if table is LLAMA_FACTORY:
+        takes_all = table in (LLAMA_FACTORY, SWIFT)
+        if takes_all:
             parts.append("Besides, all arguments of transformers above that are not told otherwise here.\n")
         parts.append("| key | becomes | |\n|---|---|---|")
-        parts += [_row(key) for key in table.keys if table is not LLAMA_FACTORY or key not in ARGUMENTS.keys]
+        parts += [_row(key) for key in table.keys if not takes_all or key not in ARGUMENTS.keys]
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 

@@ -23,7 +23,17 @@ from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
 from tonnage.migration.command import read_command
-from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
+from tonnage.migration.keys import (
+    ACCELERATE,
+    ARGUMENTS,
+    AXOLOTL,
+    DEEPSPEED,
+    LLAMA_FACTORY,
+    SWIFT,
+    TORCHTUNE,
+    VERSION_1,
+    Table,
+)
 from tonnage.migration.methods import PREFERENCES, method_of
 from tonnage.migration.programs import (
     ACCELERATE_YAML,
@@ -31,12 +41,15 @@ from tonnage.migration.programs import (
     DEEPSPEED_JSON,
     LLAMA_FACTORY_1,
     LLAMA_FACTORY_YAML,
+    SWIFT_COMMAND,
+    TORCHTUNE_YAML,
     TRAINER,
     TRL,
     TUTORIAL,
     Program,
 )
 from tonnage.migration.recognition import kind_of, kind_of_arguments
+from tonnage.migration.references import filled_in
 from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, ForeignSetting, flat, unreadable
 
 LARGEST_BYTES = 256 << 10
@@ -114,9 +127,15 @@ class Files:
         return mapping
 
 
-TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, ARGUMENTS)
+TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, TORCHTUNE, SWIFT, ARGUMENTS)
 """Tables of programs that train; a run is one program's."""
-_TRAINERS = ((AXOLOTL, AXOLOTL_YAML), (VERSION_1, LLAMA_FACTORY_1), (LLAMA_FACTORY, LLAMA_FACTORY_YAML))
+_TRAINERS = (
+    (AXOLOTL, AXOLOTL_YAML),
+    (VERSION_1, LLAMA_FACTORY_1),
+    (LLAMA_FACTORY, LLAMA_FACTORY_YAML),
+    (TORCHTUNE, TORCHTUNE_YAML),
+    (SWIFT, SWIFT_COMMAND),
+)
 _BESIDE = ((ACCELERATE, ACCELERATE_YAML), (DEEPSPEED, DEEPSPEED_JSON))
 FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file", "accelerate_config")
 """Quantities that name another file of keys, which is read as well if it is there."""
@@ -147,7 +166,7 @@ def read_files(sources: Sequence[Path | str], workers: int | None = None) -> Fil
     instead = {ARGUMENTS.title: LLAMA_FACTORY} if reading.is_llama_factory else {}
     settings = tuple(
         replace(setting, number=number, table=instead.get(setting.table.title, setting.table))
-        for number, setting in enumerate(reading.settings)
+        for number, setting in enumerate(filled_in(reading.settings))
     )
     trainers = {setting.table.title for setting in settings if setting.table in TRAINERS and not _is_beside(setting)}
     if len(trainers) > 1:

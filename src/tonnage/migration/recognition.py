@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.errors import user_error
-from tonnage.migration.keys import ACCELERATE, ARGUMENTS, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, VERSION_1, Table
+from tonnage.migration.keys import (
+    ACCELERATE,
+    ARGUMENTS,
+    AXOLOTL,
+    DEEPSPEED,
+    LLAMA_FACTORY,
+    SWIFT,
+    TORCHTUNE,
+    VERSION_1,
+    Table,
+)
 from tonnage.migration.settings import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, unreadable
 
 
@@ -34,13 +44,15 @@ KINDS = (
     Kind(AXOLOTL, RANK_ARGUMENTS, is_counted=False),
     Kind(VERSION_1, RANK_ARGUMENTS, is_counted=False),
     Kind(LLAMA_FACTORY, RANK_ARGUMENTS, beside_signs=frozenset({"model_name_or_path"}), is_counted=False),
+    Kind(TORCHTUNE, RANK_ARGUMENTS, is_counted=False),
+    Kind(SWIFT, RANK_ARGUMENTS, is_counted=False),
     Kind(DEEPSPEED, RANK_DEEPSPEED),
     Kind(ARGUMENTS, RANK_ARGUMENTS),
     Kind(ACCELERATE, RANK_ACCELERATE),
     Kind(ARGUMENTS, RANK_ARGUMENTS, prefix="fsdp_config."),
 )
 OTHERS = {
-    "_component_": "a configuration of torchtune, which is not read",
+    "_component_": "components of torchtune without a checkpointer and a model, tokenizer or dataset beside it",
     "apiVersion": "a manifest of Kubernetes",
     "trainer.total_epochs": "a configuration of verl, which is not read",
     "nemo": "a configuration of NeMo, which is not read",

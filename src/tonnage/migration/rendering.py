@@ -48,7 +48,7 @@ def template(draft: Draft, sources: ImportedSources, named: Mapping[str, Named])
             draft.drop(pick, "What the model is told later; rows are shown as their type says.")
         else:
             draft.refuse(pick, "One template shows all rows.")
-    _arguments(draft)
+    template_arguments(draft)
 
 
 def _of_formats(draft: Draft, prompt: PromptFormat | TurnFormats) -> None:
@@ -106,7 +106,8 @@ def _written_out(draft: Draft, pick: Pick[str], known_template: Named) -> None:
         draft.note("tokens at the border")
 
 
-def _arguments(draft: Draft) -> None:
+def template_arguments(draft: Draft) -> None:
+    """What a template is told besides the messages."""
     arguments: dict[str, Any] = {}
     picks: list[Pick[Any]] = []
     for pick in draft.every("data.template_arguments", lambda value: value):

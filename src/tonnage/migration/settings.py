@@ -13,9 +13,9 @@ from tonnage.files.visible import shortened
 from tonnage.migration.keys import LONGEST_NAME, DocumentedKey, Table
 
 WANTED = (
-    "a YAML of Axolotl or LLaMA-Factory, a DeepSpeed JSON, an Accelerate YAML, arguments of transformers or TRL as "
-    "YAML or JSON, or a saved command line that starts with accelerate, torchrun, deepspeed, python, trl, axolotl or "
-    "llamafactory-cli"
+    "a YAML of Axolotl, LLaMA-Factory, torchtune or ms-swift, a DeepSpeed JSON, an Accelerate YAML, arguments of "
+    "transformers or TRL as YAML or JSON, or a saved command line that starts with accelerate, torchrun, deepspeed, "
+    "python, trl, axolotl, llamafactory-cli, tune or swift"
 )
 
 

@@ -33,7 +33,7 @@ def batch(draft: Draft, ranks: int | None) -> None:
         draft.leave_open("batch.sequences", "sequences in a step: other keys leave it open", *picks)
         return
     num_each = each.value if each is not None else draft.default("memory.micro_batch")
-    num_accumulated = accumulation.value if accumulation is not None else draft.default("accumulation") or 1
+    num_accumulated = accumulation.value if accumulation is not None else _accumulated(draft, num_each, ranks)
     arithmetic = f"{num_each} x {num_accumulated} x {ranks or 'number of'} {'worker' if ranks == 1 else 'workers'}"
     if total is not None:
         draft.put("batch.sequences", total.value, *picks)
@@ -56,6 +56,14 @@ def batch(draft: Draft, ranks: int | None) -> None:
         size = num_each * num_accumulated * ranks
         draft.imply("batch.sequences", size, because, "batch.sequences", "memory.micro_batch", "accumulation")
     _claim_autos(draft, "batch.sequences", "batch.sequences", "memory.micro_batch", "accumulation")
+
+
+def _accumulated(draft: Draft, num_each: int | None, ranks: int | None) -> int:
+    """Forwards of a worker in a step where nothing says how many."""
+    least = draft.default("batch.sequences")
+    if least and num_each and ranks:
+        return max(1, ceil(int(least) / (num_each * ranks)))
+    return int(draft.default("accumulation") or 1)
 
 
 def _claim_autos(draft: Draft, key: str, *quantities: str) -> None:
