@@ -165,7 +165,7 @@ def in_layout(layout: str) -> dict[str, Any]:
     return {"workers": 2, "memory": {"micro_batch": 1, "zero": int(layout[-1])}}
 
 
-OTHERS = ("tied", "llava_next", "internvl", "mistral3", "qwen3_5")
+OTHERS = ("tied", "llava_next", "internvl", "mistral3")
 CASES = [
     (family, part, layout) for family in PROJECTORS for part in PARTS for layout in ("1 worker", "zero 0", "zero 3")
 ]
