@@ -346,7 +346,7 @@ def test_tokens_of_an_image_see_those_after_them(
     looks = images if layers == "all" or window is not None else torch.full_like(images, -1)
     split = (tensor.split(lengths, dim=2) for tensor in inputs)
     apart = zip(*split, looks.split(lengths), strict=True)
-    expected = torch.cat([looking_ahead(*document, window, cap) for document in apart], dim=1)
+    expected = torch.cat([looking_ahead(q, k, v, of, window, cap) for q, k, v, of in apart], dim=1)
 
     if row == "rows of their own":
         arguments = attention.looking_ahead({}, images.view(3, 24), layers, torch.device("cpu"))
