@@ -34,6 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
+from tonnage.kernels.fake_quantized import Scheme
 from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
@@ -80,6 +81,8 @@ class Trains:
     """Of names of parameters."""
     quantize: Format | None = None
     """How frozen weights of linear layers and experts of the blocks rest; None is as they are."""
+    aware: Scheme | None = None
+    """How linear layers of the blocks round what they multiply; None: not at all."""
 
     @property
     def all(self) -> bool:

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.config import Config
 from tonnage.errors import UserError, user_error
 from tonnage.host.cachedir import default_directory
+from tonnage.kernels.fake_quantized import GROUPS, FakeQuantizers, Scheme
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
 from tonnage.model.adapter_files import factor_of
@@ -25,6 +26,7 @@ from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
 from tonnage.model.dtypes import DTYPES
+from tonnage.model.fake_quantized import fake_quantize
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.groups import groups_of, matrices_of
 from tonnage.model.kept import kept_in_fp32
@@ -284,6 +286,8 @@ class _Draft:
     weights: Match | None
     """Where its weights lie in files; None if none are read."""
     dropout: Drawn | None
+    quantizers: FakeQuantizers | None
+    """By which linear layers round what they multiply."""
     targets: Sequence[Target]
     """What has an adapter's additions."""
     trained_names: Sequence[str]
@@ -351,13 +355,14 @@ def _draft(blueprint: Blueprint) -> _Draft:
         weights = find_places(model, files, blueprint.allow_missing, blueprint.allow_unexpected)
     dropout = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, dropout)
+    quantizers = None if trains.aware is None else fake_quantize(model, anatomy, trains.aware)
     trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups, matrices = groups_of(model, anatomy, blueprint.groups), matrices_of(model, anatomy)
     has_room = not (blueprint.evaluates and world.size == 1 and has_no_room(model, world.device))
     if not has_room:
         model.requires_grad_(requires_grad=False)
     come_and_go = blueprint.blocks_come_and_go or not has_room
-    return _Draft(model, anatomy, weights, dropout, targets, trained_names, groups, matrices, come_and_go)
+    return _Draft(model, anatomy, weights, dropout, quantizers, targets, trained_names, groups, matrices, come_and_go)
 
 
 def _in_loss_model(
@@ -376,6 +381,7 @@ def _in_loss_model(
     routing = Routing(model, anatomy.blocks, experts, weight) if experts or weight else None
     anatomy = part.anatomy if part else anatomy
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, draft.dropout)
+    loss_model.quantizers = draft.quantizers
     tiled: list[TiledWeight] = []
     if layout.tiles > 1:
         tiled, loss_model.tiled = tile_model(anatomy, mesh["replicate", "shard"], layout.tiles, compute, in_fp32)
@@ -504,13 +510,22 @@ def trains_of_files(files: ModelFiles, config: PreTrainedConfig) -> Trains:
 def trains_of(config: Config) -> Trains:
     """What a run trains of its model."""
     assert config.adapter != "auto", "planning.ways says what it is"
+    aware = scheme_of(config)
     if isinstance(config.adapter, str):
-        return Trains(patterns=config.train)
+        return Trains(patterns=config.train, aware=aware)
     own = config.adapter
     factor = factor_of(own.rank, own.alpha, rank_stabilised=own.scaling == "rank_stabilised")
     quantize = None if own.quantize == "none" else own.quantize
     also = (*own.also, "head") if config.objective.scores and "head" not in own.also else own.also
-    return Trains(AdapterSpec(own.rank, factor, own.targets, also, own.dropout), quantize=quantize)
+    return Trains(AdapterSpec(own.rank, factor, own.targets, also, own.dropout), quantize=quantize, aware=aware)
+
+
+def scheme_of(config: Config) -> Scheme | None:
+    """How a run rounds what its linear layers multiply; None if it does not."""
+    own = config.quantize_aware
+    if own.scheme == "none":
+        return None
+    return Scheme(own.scheme, own.group_size or GROUPS.get(own.scheme, 0))
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

@@ -1,0 +1,189 @@
+"""Training with fake quantisation: every layout equals torchao's own recipe over plain transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import metrics, plain_loop, split_documents
+from ready import of_families, run_of
+from test_adapters import with_peft
+from torch import nn
+from torchao.quantization import quantize_
+from torchao.quantization.qat import QATConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
+
+from forked import train
+from tiny import byte_tokenizer, llama_config
+from tonnage.data import PackedDataset
+from tonnage.decide.decision import Decision
+from tonnage.report.comparison import compare
+from tonnage.training.building import scheme_of
+
+STEPS, SEQUENCES = 10, 6
+LARGE: dict[str, Any] = {"initializer_range": 0.2}
+OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5}
+
+
+def families() -> dict[str, PreTrainedConfig]:
+    return {
+        "llama": llama_config(hidden_size=96, intermediate_size=128, tie_word_embeddings=False, **LARGE),
+        "qwen2": Qwen2Config(  # with biases
+            vocab_size=258,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            **LARGE,
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
+    return of_families(
+        tmp_path_factory.mktemp("aware"), write_family, sequences=SEQUENCES, steps=STEPS, optimizer=OPTIMIZER
+    )
+
+
+def write_family(family: str, directory: Path) -> None:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(families()[family], dtype=torch.float32).bfloat16()
+    made.save_pretrained(directory, save_original_format=False)
+    byte_tokenizer().save_pretrained(directory)
+
+
+def by_torchao(decision: Decision) -> Callable[[Any], Any]:
+    """torchao's recipe: a model whose linear layers but the head were prepared by it."""
+    scheme = scheme_of(decision.config)
+    assert scheme is not None
+
+    def change(model: Any) -> Any:
+        prepare = QATConfig(scheme.for_torchao(), step="prepare")
+        quantize_(model, prepare, filter_fn=lambda module, path: isinstance(module, nn.Linear) and path != "lm_head")
+        return model
+
+    return change
+
+
+def assert_as_torchao(decisions: list[Decision], change: Callable[[Any], Any] | None = None) -> None:
+    """Losses and norms are those of torchao's recipe in the plain loop."""
+    steps, _ = plain_loop(decisions[0], change or by_torchao(decisions[0]))
+    for decision in decisions:
+        got = metrics(run_of(decision))
+        assert len(got) == decision.config.steps
+        for record, plain in zip(got, steps, strict=True):
+            where = f"{decision.plan.layout}, step {record['step']}"
+            assert record["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
+            assert record["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
+
+
+ALONE: list[dict[str, Any]] = [
+    {"recompute": "none"},
+    {"recompute": "full", "micro_batch": 1},
+    {"recompute": "selective"},
+]
+TOGETHER: list[dict[str, Any]] = [
+    {"zero": 0, "recompute": "none", "micro_batch": 1},
+    {"zero": 2, "recompute": "selective"},
+    {"zero": 3, "recompute": "full", "micro_batch": 1},
+    {"parallel": {"pipeline": 2}, "recompute": "full"},
+    {"zero": 3, "optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
+    {"zero": 3, "parameter_tier": "disk"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "aware"),
+    [
+        ("llama", {"scheme": "int4", "group_size": 32}),
+        ("qwen2", {"scheme": "int8-int4"}),
+        pytest.param("qwen2", {"scheme": "int8"}, marks=pytest.mark.matrix),
+        pytest.param("llama", {"scheme": "mxfp4"}, marks=pytest.mark.matrix),
+    ],
+)
+def test_whole_weights_train_as_with_torchao_in_every_layout(
+    write: Callable[..., Decision], family: str, aware: dict[str, Any]
+) -> None:
+    alone = [write(family, quantize_aware=aware, **memory) for memory in ALONE]
+    together = [write(family, 2, quantize_aware=aware, **memory) for memory in TOGETHER]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    assert_as_torchao([*alone, *together])
+
+
+@pytest.mark.slow
+def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[..., Decision]) -> None:
+    """As in torchtune, the addition is given the inputs as they are."""
+    keys: dict[str, Any] = {
+        "quantize_aware": "int8-int4",
+        "adapter": {"rank": 4, "alpha": 12},
+        "optimizer": OPTIMIZER | {"lr": 1e-2},
+    }
+    alone = [write("llama", **keys, **memory) for memory in ALONE]
+    together = [write("llama", 2, **keys, **memory) for memory in (TOGETHER[0], TOGETHER[2])]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+
+    def change(model: Any) -> Any:
+        return with_peft(alone[0])(by_torchao(alone[0])(model))
+
+    assert_as_torchao([*alone, *together], change)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) -> None:
+    """Its rounding begins after the checkpoint from which it goes on."""
+    keys: dict[str, Any] = {"quantize_aware": {"scheme": "int8-int4", "after_steps": 5}, "precision": "bf16"}
+    whole, plain = write("llama", **keys), write("llama", precision="bf16")
+    train((1, [run_of(whole), run_of(plain)]))
+    again = write("llama", start=(run_of(whole), 3), **keys)
+    train((1, [run_of(again)]))
+    losses, resumed, exact = ([record["loss"] for record in metrics(run_of(one))] for one in (whole, again, plain))
+    assert resumed == losses[3:]
+    assert losses[:5] == exact[:5]
+    assert losses[5] != exact[5]
+
+
+def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision]) -> None:
+    """Before the first step, with and without; though training would round only after it."""
+    of_others = write("llama").config.data
+    data = {
+        "train": of_others.train[0].path,
+        "validation": 0.2,
+        "max_length": 96,
+        "template": "plain",
+        "over_length": "drop",
+        "max_loss": 1.0,
+        "cache": of_others.cache,
+    }
+    scheme = {"scheme": "int4", "group_size": 32, "after_steps": 1}
+    decision = write("llama", quantize_aware=scheme, steps=1, data=data)
+    train((1, [run_of(decision)]))
+    (before, *_) = [record for record in run_of(decision).read_metrics() if "eval_loss" in record]
+    rounded, exact = (mean_loss(decision, change) for change in (by_torchao(decision), lambda model: model))
+    assert before["eval_loss"] == pytest.approx(rounded, rel=1e-5)
+    assert before["unquantized_loss"] == pytest.approx(exact, rel=1e-5)
+    assert abs(rounded - exact) > 1e-3 * exact
+    assert "validation, not rounded" in {line.rows for line in compare(run_of(decision)).lines()}
+
+
+@torch.no_grad()
+def mean_loss(decision: Decision, change: Callable[[Any], Any]) -> float:
+    """Of the validation rows, by transformers."""
+    validation = decision.prepared.validation
+    assert isinstance(validation, PackedDataset)
+    model = change(AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32))
+    total, number = 0.0, 0
+    for pack in range(validation.num_packs):
+        for ids, supervised in split_documents(validation, pack):
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            losses = F.cross_entropy(logits, ids[1:], reduction="none")[supervised[1:]]
+            total, number = total + float(losses.sum()), number + len(losses)
+    return total / number
