@@ -34,9 +34,11 @@ from tonnage.kernels.sums import handed_over
 
 SchemeName = Literal["int4", "int8", "int8-int4", "mxfp4"]
 PIECE = 1 << 18
-"""Numbers that are quantised at a time on a CPU: 1 MB for each result, which stay in its cache."""
-PIECE_ON_DEVICE = 1 << 24
-"""The same elsewhere, where a piece is a launch of each operation, and takes some 64 MB for each result."""
+"""Numbers of a weight that are quantised at a time on a CPU: 1 MB for each result, which stay in its cache."""
+MOST_PIECES = 4
+"""Of a weight; a piece is a launch of each operation."""
+INPUT_PIECES = 2
+"""Of a layer's inputs, however many they are."""
 OLDEST_TORCHAO = (0, 18)
 GROUPS: dict[SchemeName, int] = {"int4": 128, "int8-int4": 32, "mxfp4": 32}
 """torchao's numbers of a row that share a scale, where no other is asked for; ``int8`` has one for a row."""
@@ -202,8 +204,8 @@ class _Linear(torch.autograd.Function):
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, quantizers: FakeQuantizers, *added: Any
     ) -> Tensor:
         down, up, factor, keys, salt, first_channel, threshold = added
-        multiplied = rows if quantizers.of_inputs is None else _quantized(rows, quantizers.of_inputs)
-        output = product(multiplied, _quantized(weight, quantizers.of_weight).t(), bias=bias)
+        multiplied = rows if quantizers.of_inputs is None else _quantized(rows, quantizers.of_inputs, INPUT_PIECES)
+        output = product(multiplied, _quantized(weight, quantizers.of_weight, _pieces(weight)).t(), bias=bias)
         low = None
         if down is not None:
             low = low_of(rows, down, mask_of(keys, salt, first_channel, threshold))
@@ -219,16 +221,16 @@ class _Linear(torch.autograd.Function):
         quantizers: FakeQuantizers = ctx.quantizers
         of_rows = of_weight = of_down = of_up = None
         if need_weight:
-            multiplied = rows if quantizers.of_inputs is None else _quantized(rows, quantizers.of_inputs)
+            multiplied = rows if quantizers.of_inputs is None else _quantized(rows, quantizers.of_inputs, INPUT_PIECES)
             of_weight = product(slopes.t(), multiplied)
             del multiplied
         if need_rows or need_weight:
-            twin = _quantized(weight, quantizers.of_weight, of_weight)
+            twin = _quantized(weight, quantizers.of_weight, _pieces(weight), of_weight)
             if need_rows:
                 of_rows = product(slopes, twin)
             del twin
         if of_rows is not None and quantizers.of_inputs is not None:
-            _quantized(rows, quantizers.of_inputs, of_rows)
+            _quantized(rows, quantizers.of_inputs, INPUT_PIECES, of_rows)
         if down is not None:
             mask = mask_of(keys, salt, *ctx.drops)
             of_rows, of_down, of_up = through_addition(slopes, of_rows, rows, low, down, up, ctx.factor, mask)
@@ -238,12 +240,16 @@ class _Linear(torch.autograd.Function):
         return of_rows, of_weight, of_bias, None, of_down, of_up, *[None] * 5
 
 
-def _quantized(numbers: Tensor, quantizer: Quantizer, slopes: Tensor | None = None) -> Tensor:
-    """The rounded twin of a matrix. Where there are ``slopes``, the gradient of the twin, they become in place that of
+def _pieces(weight: Tensor) -> int:
+    """In how many pieces a weight is quantised."""
+    return min(MOST_PIECES, max(1, weight.numel() // PIECE))
+
+
+def _quantized(numbers: Tensor, quantizer: Quantizer, pieces: int, slopes: Tensor | None = None) -> Tensor:
+    """The rounded twin of a matrix, made in so many pieces. Where there are ``slopes``, the gradient of the twin, they become in place that of
     ``numbers``."""
     result = torch.empty_like(numbers, memory_format=torch.contiguous_format)
-    size = PIECE if numbers.device.type == "cpu" else PIECE_ON_DEVICE
-    at_a_time = max(1, size // max(1, numbers.shape[1]))
+    at_a_time = max(1, -(-len(numbers) // pieces))
     for first in range(0, len(numbers), at_a_time):
         some = slice(first, first + at_a_time)
         if slopes is None:
