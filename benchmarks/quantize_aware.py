@@ -94,7 +94,9 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if options.output.exists() else []
     for scheme in options.schemes:
         for begins in (False, True):
-            if any((row["scheme"], row["fake_quantized"], row["steps"]) == (scheme, begins, options.steps) for row in runs):
+            if any(
+                (row["scheme"], row["fake_quantized"], row["steps"]) == (scheme, begins, options.steps) for row in runs
+            ):
                 continue
             with tempfile.TemporaryDirectory(dir=options.directory) as made:
                 runs.append(run(Path(made), options, scheme, begins))

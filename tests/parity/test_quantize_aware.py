@@ -19,8 +19,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
 
 from forked import train
 from tiny import byte_tokenizer, llama_config
+from tonnage.checkpoint.verify import verify
 from tonnage.data import PackedDataset
 from tonnage.decide.decision import Decision
+from tonnage.decide.exports import export_checkpoint
+from tonnage.decide.handing import Wishes
+from tonnage.errors import UserError
 from tonnage.report.comparison import compare
 from tonnage.training.building import scheme_of
 
@@ -96,7 +100,8 @@ ELSEWHERE: list[dict[str, Any]] = [
     {"zero": 3, "optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
     {"zero": 3, "parameter_tier": "disk"},
 ]
-INT4 = {"scheme": "int4", "group_size": 32}
+INT4: dict[str, Any] = {"scheme": "int4", "group_size": 32}
+NAMES = ("plain", "quantised")
 
 
 @pytest.mark.slow
@@ -132,8 +137,15 @@ def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[
     assert_as_torchao([alone, together], lambda model: with_peft(alone)(by_torchao(alone)(model)))
 
 
-@pytest.mark.parametrize("scheme", ["int8-int4", "mxfp4"])
-@pytest.mark.parametrize("adapter", ["none", {"rank": 4, "alpha": 12}])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "adapter"),
+    [
+        ("int8-int4", {"rank": 4, "alpha": 12}),
+        pytest.param("int8-int4", "none", marks=pytest.mark.matrix),
+        pytest.param("mxfp4", "none", marks=pytest.mark.matrix),
+    ],
+)
 def test_inputs_of_layers_are_rounded_as_by_torchao(
     write: Callable[..., Decision], scheme: str, adapter: str | dict[str, Any]
 ) -> None:
@@ -168,8 +180,7 @@ def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) ->
     assert losses[5] != exact[5]
 
 
-def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision]) -> None:
-    """Before the first step, with and without; though training would round only after it."""
+def with_validation(write: Callable[..., Decision], **keys: Any) -> Decision:
     of_others = write("llama").config.data
     data = {
         "train": of_others.train[0].path,
@@ -180,23 +191,67 @@ def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision])
         "max_loss": 1.0,
         "cache": of_others.cache,
     }
-    scheme = {"scheme": "int4", "group_size": 32, "after_steps": 1}
-    decision = write("llama", quantize_aware=scheme, steps=1, data=data)
+    return write("llama", data=data, steps=1, **keys)
+
+
+def evaluations(decision: Decision) -> list[dict[str, Any]]:
+    return [record for record in run_of(decision).read_metrics() if "eval_loss" in record]
+
+
+def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision]) -> None:
+    """Before the first step, with and without; though training would round only after it."""
+    decision = with_validation(write, quantize_aware=INT4 | {"after_steps": 1})
     train((1, [run_of(decision)]))
-    (before, *_) = [record for record in run_of(decision).read_metrics() if "eval_loss" in record]
-    rounded, exact = (mean_loss(decision, change) for change in (by_torchao(decision), lambda model: model))
+    before = evaluations(decision)[0]
+    model = decision.config.model
+    rounded, exact = mean_loss(decision, model, by_torchao(decision)), mean_loss(decision, model)
     assert before["eval_loss"] == pytest.approx(rounded, rel=1e-5)
     assert before["unquantized_loss"] == pytest.approx(exact, rel=1e-5)
     assert abs(rounded - exact) > 1e-3 * exact
     assert "validation, not rounded" in {line.rows for line in compare(run_of(decision)).lines()}
 
 
+def test_a_quantised_export_has_the_loss_that_was_evaluated(write: Callable[..., Decision], tmp_path: Path) -> None:
+    """As transformers loads it, which takes what is rounded from the files."""
+    decision = with_validation(write, quantize_aware="int8-int4")
+    train((1, [run_of(decision)]))
+    last = evaluations(decision)[-1]
+    export_checkpoint(run_of(decision), tmp_path / "plain")
+    notes = export_checkpoint(run_of(decision), tmp_path / "quantised", wishes=Wishes(quantized=True))
+    assert "weights of the blocks are in int8-int4: to load them, pip install torchao" in notes
+    assert not verify(tmp_path / "quantised")
+    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{name}/*.safetensors")) for name in NAMES]
+    assert sizes[1] < 0.6 * sizes[0]
+    plain, quantised = (mean_loss(decision, str(tmp_path / name)) for name in NAMES)
+    assert last["unquantized_loss"] == pytest.approx(plain, rel=1e-5)
+    assert last["eval_loss"] == pytest.approx(quantised, rel=1e-4)
+    assert abs(plain - quantised) > 1e-3 * plain
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "a run whose weights were not rounded"),
+        ({"quantize_aware": INT4}, r"TorchAoConfig\(Int4WeightOnlyConfig\(group_size=32\)\)"),
+        ({"quantize_aware": "int8", "adapter": {"rank": 4}}, "an adapter"),
+    ],
+)
+def test_what_is_not_exported_quantised(
+    write: Callable[..., Decision], keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    decision = write("llama", steps=1, **keys)
+    train((1, [run_of(decision)]))
+    with pytest.raises(UserError, match=message):
+        export_checkpoint(run_of(decision), tmp_path / "export", wishes=Wishes(quantized=True))
+    assert not (tmp_path / "export").exists()
+
+
 @torch.no_grad()
-def mean_loss(decision: Decision, change: Callable[[Any], Any]) -> float:
+def mean_loss(decision: Decision, directory: str, change: Callable[[Any], Any] = lambda model: model) -> float:
     """Of the validation rows, by transformers."""
     validation = decision.prepared.validation
     assert isinstance(validation, PackedDataset)
-    model = change(AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32))
+    model = change(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32))
     total, number = 0.0, 0
     for pack in range(validation.num_packs):
         for ids, supervised in split_documents(validation, pack):

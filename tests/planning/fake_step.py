@@ -4,8 +4,9 @@ Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATI
 folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
 ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE:AHEAD``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank,
 and ``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is
-none, and ``@int4`` behind it where layers are fake-quantised; TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages
-with half of the blocks each; ``-`` is all of them; AHEAD is how many blocks are gathered while one runs; RECOMPUTE is a
+none, and ``@int4`` behind it where layers are fake-quantised; TENSOR is how many compute every block together, for each
+of the RANKS; STAGE is the number of one of two stages with half of the blocks each; ``-`` is all of them; AHEAD is how
+many blocks are gathered while one runs; RECOMPUTE is a
 kind, or a number of blocks that are recomputed whole, the first ones or, below zero, the last ones; TILES are those of
 the largest weight), it prints bytes for each setting, as
 JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group.

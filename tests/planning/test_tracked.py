@@ -329,7 +329,9 @@ def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapter", ["0@int4", "0@int8-int4", "8+@int4", pytest.param("0@mxfp4", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "adapter", ["0@int4", "0@int8-int4", "8+@int4", pytest.param("0@mxfp4", marks=pytest.mark.matrix)]
+)
 def test_categories_where_layers_are_fake_quantised(adapter: str, tmp_path: Path) -> None:
     settings: list[Setting] = [
         *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "full")],

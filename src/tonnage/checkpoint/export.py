@@ -104,8 +104,10 @@ def export(
             (temporary / CARD).write_text(card(merged), encoding="utf-8")
         notes += _check(temporary, model, origin, digests, advance)
         if finish is not None:
+            written = {name: (temporary / name).stat().st_mtime_ns for name in digests}
             notes += finish(temporary, RunParameters(model, weights.names, weights.read))
-            digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
+            left = {path.name: path.stat().st_mtime_ns for path in temporary.iterdir()}
+            digests = {name: digest for name, digest in digests.items() if left.get(name) == written[name]}
         write_checksums(temporary, digests, checkpoint.name)
     return notes
 

@@ -246,8 +246,8 @@ def _pieces(weight: Tensor) -> int:
 
 
 def _quantized(numbers: Tensor, quantizer: Quantizer, pieces: int, slopes: Tensor | None = None) -> Tensor:
-    """The rounded twin of a matrix, made in so many pieces. Where there are ``slopes``, the gradient of the twin, they become in place that of
-    ``numbers``."""
+    """The rounded twin of a matrix, made in so many pieces. Where there are ``slopes``, the gradient of the twin, they
+    become in place that of ``numbers``."""
     result = torch.empty_like(numbers, memory_format=torch.contiguous_format)
     at_a_time = max(1, -(-len(numbers) // pieces))
     for first in range(0, len(numbers), at_a_time):

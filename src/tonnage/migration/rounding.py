@@ -23,9 +23,7 @@ def rounding(draft: Draft) -> None:
             beside = f", inputs in {of_inputs}" if of_inputs else ""
             draft.refuse((weights, inputs), f"No quantize_aware.scheme has weights in {weights.value}{beside}.")
     if scheme is None:
-        draft.drop_every(
-            "Belongs to qat.", "rounded_inputs", "quantize_aware.group_size", "quantize_aware.after_steps"
-        )
+        draft.drop_every("Belongs to qat.", "rounded_inputs", "quantize_aware.group_size", "quantize_aware.after_steps")
         return
     draft.put("quantize_aware.scheme", scheme, weights, inputs)
     if scheme == "mxfp4":
