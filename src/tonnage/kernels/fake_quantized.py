@@ -62,13 +62,14 @@ class Scheme:
             PerGroup,
         )
 
+        int4: torch.dtype = getattr(torch, "int4")  # noqa: B009 (torch's stubs do not have it)
         match self.name:
             case "int4":
                 return Int4WeightOnlyConfig(group_size=self.group_size)
             case "int8":
                 return IntxWeightOnlyConfig(torch.int8, PerAxis(0))
             case "int8-int4":
-                return Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(self.group_size))
+                return Int8DynamicActivationIntxWeightConfig(int4, PerGroup(self.group_size))
             case "mxfp4":
                 from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig
                 from torchao.quantization.quantize_.common import KernelPreference
@@ -136,7 +137,7 @@ def _forgetful(quantizer: Any) -> Quantizer:
     """A fake quantiser that does not keep the scales of what it saw last."""
 
     def quantized(numbers: Tensor) -> Tensor:
-        result: Tensor = quantizer(numbers)
+        result: Tensor = quantizer.forward(numbers)  # no hooks of modules inside a layer
         quantizer.scale = quantizer.zero_point = None
         return result
 
