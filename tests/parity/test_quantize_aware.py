@@ -211,6 +211,7 @@ def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision])
     assert "validation, not rounded" in {line.rows for line in compare(run_of(decision)).lines()}
 
 
+@pytest.mark.slow
 def test_a_quantised_export_has_the_loss_that_was_evaluated(write: Callable[..., Decision], tmp_path: Path) -> None:
     """As transformers loads it, which takes what is rounded from the files."""
     decision = with_validation(write, quantize_aware="int8-int4")
@@ -228,6 +229,7 @@ def test_a_quantised_export_has_the_loss_that_was_evaluated(write: Callable[...,
     assert abs(plain - quantised) > 1e-3 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
