@@ -330,7 +330,8 @@ def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "adapter", ["0@int4", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("0@int8-int4", "8+@int4", "0@mxfp4"))]
+    "adapter",
+    ["0@int4", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("0@int8-int4", "8+@int4", "0@mxfp4"))],
 )
 def test_categories_where_layers_are_fake_quantised(adapter: str, tmp_path: Path) -> None:
     settings: list[Setting] = [
