@@ -56,6 +56,27 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["optimizer={schedule: wsd, decay: 8, warmup: 4}", "steps=10"], "optimizer.warmup is 4 and optimizer.decay 8"),
         (["optimizer={schedule: wsd, decay: 0.6, warmup: 0.5}"], "optimizer.warmup is 0.5 and optimizer.decay 0.6: "),
         (["optimizer.groups=[{match: '*embed*'}]"], "optimizer.groups.0 (*embed*) has neither lr nor weight_decay"),
+        (
+            ["quantize_aware={scheme: mxfp4, group_size: 32}"],
+            "quantize_aware.group_size is 32, and quantize_aware.schem",
+        ),
+        (["quantize_aware={after_steps: 3}"], "quantize_aware.after_steps is 3, and quantize_aware.scheme is none"),
+        (["quantize_aware=int4", "objective=dpo"], "quantize_aware is int4, and objective.kind is dpo, which compares"),
+        (["quantize_aware=int4", "parallel.tensor=2"], "quantize_aware is int4, and parallel.tensor is 2: a row"),
+        (
+            ["quantize_aware=int4", "memory.tiles=2"],
+            "quantize_aware is int4, and memory.tiles is 2: tiles are computed",
+        ),
+        (
+            ["quantize_aware=int8", "adapter.quantize=nf4"],
+            "quantize_aware is int8, and adapter.quantize is nf4: a base",
+        ),
+        (["quantize_aware=int4", "compile=on"], "quantize_aware is int4, and compile is on: layers quantise again"),
+        (["quantize_aware=mxfp4", "precision=fp16"], "quantize_aware is mxfp4, and precision is fp16: torchao takes"),
+        (
+            ["quantize_aware=int4", "parallel={pipeline: 2, schedule: zero_bubble}"],
+            "quantize_aware is int4, and parallel.schedule is zero_bubble: gradients of rounded weights",
+        ),
         (["evaluate.prompts=4"], "evaluate.prompts is 4, but there are no validation rows"),
         (["evaluate.prompts=none-such.jsonl"], "evaluate.prompts: no file none-such.jsonl"),
         (["evaluate.prompts=500"], "evaluate.prompts"),

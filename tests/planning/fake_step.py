@@ -4,8 +4,9 @@ Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATI
 folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
 ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE:AHEAD``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank,
 and ``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is
-none; TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages
-with half of the blocks each; ``-`` is all of them; AHEAD is how many blocks are gathered while one runs; RECOMPUTE is a
+none, and ``@int4`` behind it where layers are fake-quantised; TENSOR is how many compute every block together, for each
+of the RANKS; STAGE is the number of one of two stages with half of the blocks each; ``-`` is all of them; AHEAD is how
+many blocks are gathered while one runs; RECOMPUTE is a
 kind, or a number of blocks that are recomputed whole, the first ones or, below zero, the last ones; TILES are those of
 the largest weight), it prints bytes for each setting, as
 JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group.
@@ -23,6 +24,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,11 +37,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, PreTrainedConfig
 
 from planning.fake_ranks import real_meshes
+from tonnage.kernels.fake_quantized import GROUPS, Scheme
 from tonnage.kernels.regions import local_part
 from tonnage.kernels.switches import switch_off
 from tonnage.model.adapters import EVERYTHING, AdapterSpec, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
+from tonnage.model.fake_quantized import fake_quantize
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.ring import Pairs, Ring
 from tonnage.optim.gradients import GradientsInMemory, GradientsOnHost
@@ -161,6 +165,8 @@ def tracked(
             dtype = precision.storage if trains.all else precision.compute
             model = build_on_meta(config, dtype, attention_name=attention)
             prepare(model, dissect(model), trains, precision.storage)
+            if trains.aware is not None:
+                fake_quantize(model, dissect(model), trains.aware)
         anatomy, doors = dissect(model), None
         plan = tensor_plan(model, anatomy) if tensor > 1 else None
         if stage != "-":
@@ -196,7 +202,11 @@ def tracked(
 
 
 def trains_of(adapter: str) -> Trains:
-    """What is trained, as this module is told it."""
+    """What is trained, as this module is told it; ``8+@int4`` is with layers that are fake-quantised."""
+    adapter, _, scheme = adapter.partition("@")
+    if scheme:
+        assert scheme in GROUPS
+        return replace(trains_of(adapter), aware=Scheme(scheme, 32))
     if adapter.endswith("e"):
         return Trains(AdapterSpec(int(adapter[:-1]), 2.0, targets=("all-linear", "embed_in")))
     rank, plus, _ = adapter.partition("+")

@@ -328,6 +328,19 @@ def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: 
     compare(tmp_path, config, ADAPTED, adapter="8+")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "adapter",
+    ["0@int4", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("0@int8-int4", "8+@int4", "0@mxfp4"))],
+)
+def test_categories_where_layers_are_fake_quantised(adapter: str, tmp_path: Path) -> None:
+    settings: list[Setting] = [
+        *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "full")],
+        (4, 3, "full", 1, "device", "device"),
+    ]
+    compare(tmp_path, TIED_LLAMA, settings, adapter=adapter)
+
+
 @pytest.mark.matrix
 @BOTH
 def test_peaks_where_all_is_frozen_but_additions(config: PreTrainedConfig, tmp_path: Path) -> None:

@@ -111,8 +111,10 @@ def export(
         notes += _check(temporary, model, origin, digests, advance)
         if finish is not None:
             of_text = [name for name in weights.names if not in_tower(name)]
+            written = {name: (temporary / name).stat().st_mtime_ns for name in digests}
             notes += finish(temporary, RunParameters(model, of_text, weights.read))
-            digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
+            left = {path.name: path.stat().st_mtime_ns for path in temporary.iterdir()}
+            digests = {name: digest for name, digest in digests.items() if left.get(name) == written[name]}
         write_checksums(temporary, digests, checkpoint.name)
     return notes
 

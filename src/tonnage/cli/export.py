@@ -30,6 +30,9 @@ def export(
         Literal["transformers", "vllm", "ollama", "gguf", "mlx"],
         typer.Option("--for", help="The program that is to read it; its command is printed."),
     ] = "transformers",
+    quantized: Annotated[
+        bool, typer.Option("--quantized", help="Of a run with quantize_aware: weights as torchao quantises them.")
+    ] = False,
     converter: Annotated[
         str | None,
         typer.Option(metavar="DIR|FILE", help="llama.cpp's convert_hf_to_gguf.py, or its folder.", parser=word),
@@ -57,7 +60,7 @@ def export(
             RunDirectory(run),
             Path(directory).absolute(),  # beside which it is written at first, also where that is called "."
             progress,
-            Wishes(dtype, parse_size(shard_size), merge, target, converter, compare),
+            Wishes(dtype, parse_size(shard_size), merge, target, converter, compare, quantized),
             step=step,
             check_content=True,
         )

@@ -28,6 +28,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _batch(config)
     yield from broken(RULES, Setting.of(config))
     yield from check_adapter(config)
+    yield from _rounding(config)
     yield from check_objective(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from check_slurm(config.launch)
@@ -121,4 +122,30 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             else f"{workers} groups of {together} workers and only {packs} pack(s) in a step",
             "at least one pack for every worker" if together == 1 else "at least one pack for every group",
             f"set launch.workers={packs * together}, or enlarge the batch",
+        )
+
+
+def _rounding(config: Config) -> Iterator[Contradiction]:
+    """Keys that a scheme does not know, and losses that compare with the model as it was, rounded or not."""
+    aware, kind = config.quantize_aware, config.objective.kind
+    if aware.group_size is not None and aware.scheme not in ("int4", "int8-int4"):
+        yield Contradiction(
+            ("quantize_aware.group_size", "quantize_aware.scheme"),
+            f"quantize_aware.group_size is {aware.group_size}, and quantize_aware.scheme is {aware.scheme}",
+            "int4 or int8-int4, whose groups have a size that can be chosen",
+            "leave quantize_aware.group_size out",
+        )
+    if aware.scheme == "none" and aware.after_steps:
+        yield Contradiction(
+            ("quantize_aware.after_steps", "quantize_aware.scheme"),
+            f"quantize_aware.after_steps is {aware.after_steps}, and quantize_aware.scheme is none",
+            "a scheme that begins then",
+            "set quantize_aware.scheme=int4, or leave quantize_aware.after_steps out",
+        )
+    if aware.scheme != "none" and config.objective.has_reference:
+        yield Contradiction(
+            ("quantize_aware", "objective.kind"),
+            f"quantize_aware is {aware.scheme}, and objective.kind is {kind}, which compares with the model as it was",
+            "an objective without a reference, whose log-probabilities are those of weights that are not rounded",
+            "set quantize_aware=none",
         )

@@ -58,6 +58,8 @@ class Setting(NamedTuple):
     """Whether an adapter has lengths of rows (``adapter.kind`` dora)."""
     begins: str = "zero"
     """Where its additions begin (``adapter.init``)."""
+    rounded: str = "none"
+    """The scheme of ``quantize_aware``."""
 
     @property
     def trains_all(self) -> bool:
@@ -111,6 +113,7 @@ class Setting(NamedTuple):
             optimizer=config.optimizer.kind,
             magnitudes=not isinstance(adapter, str) and adapter.kind == "dora",
             begins="zero" if isinstance(adapter, str) else adapter.init,
+            rounded=config.quantize_aware.scheme,
         )
 
 
@@ -216,6 +219,16 @@ def _not_by_muon(key: str, is_so: Callable[[Setting], bool], shown: str, needed:
     )
 
 
+def _not_rounded(key: str, is_so: Callable[[Setting], bool], shown: str, why: str, change: str) -> Rule:
+    return Rule(
+        ("quantize_aware", key),
+        lambda at: at.rounded != "none" and is_so(at),
+        f"quantize_aware is {{at.rounded}}, and {key} is {shown}: {why}",
+        f"one of quantize_aware and {key}",
+        f"set {change}, or quantize_aware=none",
+    )
+
+
 IN_FRONT: tuple[Rule, ...] = (
     Rule(
         ("parallel.tensor", "parallel.pipeline", "launch.workers"),
@@ -237,6 +250,13 @@ IN_FRONT: tuple[Rule, ...] = (
         "parallel.tensor is {at.tensor}, and adapter.kind is dora, which needs the lengths of whole rows",
         "parallel.tensor of 1, with DoRA so far",
         "set parallel.tensor to 1, or adapter.kind to lora",
+    ),
+    _not_rounded(
+        "parallel.tensor",
+        lambda at: at.tensor not in ("auto", 1),
+        "{at.tensor}",
+        "a row that shares a scale would be divided",
+        "parallel.tensor=1",
     ),
     _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
     _not_of_scores("parallel.pipeline", lambda at: at.staged, "is in no stage of its own"),
@@ -354,6 +374,38 @@ WITHIN: tuple[Rule, ...] = (
         "matrices of the model's own: those of an addition mean something as a product alone",
         "leave adapter out",
     ),
+    _not_rounded("memory.tiles", lambda at: at.tiled, "{at.tiles}", "tiles are computed as they are", "memory.tiles=1"),
+    _not_rounded(
+        "adapter.quantize",
+        lambda at: at.adapter not in ("none", "auto", "unpacked"),
+        "{at.adapter}",
+        "a base that is quantised already is rounded by its own scheme",
+        "adapter.quantize=none",
+    ),
+    _not_rounded(
+        "adapter.kind",
+        lambda at: at.magnitudes,
+        "dora",
+        "lengths are those of weights as they are",
+        "adapter.kind=lora",
+    ),
+    _not_rounded(
+        "adapter.init",
+        lambda at: at.begins != "zero",
+        "{at.begins}",
+        "what additions begin as is a part of weights as they are",
+        "adapter.init=zero",
+    ),
+    _not_rounded(
+        "compile", lambda at: at.compile == "on", "on", "layers quantise again in their backward pass", "compile=off"
+    ),
+    _not_rounded(
+        "precision",
+        lambda at: at.precision == "fp16" and at.rounded == "mxfp4",
+        "fp16",
+        "torchao takes numbers of bf16 or fp32 to mxfp4",
+        "precision=bf16",
+    ),
     _not_of_scores("memory.tiles", lambda at: at.tiled, "does not come in tiles"),
     Rule(
         ("memory.tiles", "memory.zero"),
@@ -373,6 +425,13 @@ WITHIN: tuple[Rule, ...] = (
 )
 """What memory holds, and how."""
 OF_SCHEDULES: tuple[Rule, ...] = (
+    _not_rounded(
+        "parallel.schedule",
+        lambda at: at.staged and at.schedule == "zero_bubble",
+        "zero_bubble",
+        "gradients of rounded weights come with the rest of the backward pass",
+        "parallel.schedule=1f1b",
+    ),
     Rule(
         ("parallel.schedule", "launch.workers", "parallel.tensor", "precision"),
         lambda at: at.staged and at.schedule == "zero_bubble" and bool(_shared(at)),

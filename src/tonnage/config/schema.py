@@ -14,7 +14,7 @@ device.
     ├── epochs or steps
     ├── optimizer   AdamW or Muon, schedule and clipping
     ├── adapter or train   what of the model is trained, where that is not all of it
-    ├── precision, memory, parallel
+    ├── precision, quantize_aware, memory, parallel
     ├── launch      how many workers, where
     └── kernels, compile, track, track_samples, checkpoint, evaluate, output, seed
 """
@@ -555,6 +555,25 @@ class Adapter(Section):
         return largest if self.init == "zero" else 2 * largest
 
 
+class QuantizeAware(Section):
+    """Training with weights as they will be rounded once the model is quantised; torchao's numbers."""
+
+    scheme: Literal["none", "int4", "int8", "int8-int4", "mxfp4"] = "none"
+    """Rounds weights to 4 or 8 bits; `int8-int4` and `mxfp4` round inputs of layers too, to 8 bits and to 4."""
+    group_size: Literal[32, 64, 128, 256] | None = None
+    """Of `int4` and `int8-int4`: numbers of a row that share a scale; none: torchao's, 128 and 32."""
+    after_steps: CountOrNone = 0
+    """Steps that are trained without rounding at first."""
+
+
+def _scheme(value: Any) -> Any:
+    return {"scheme": value} if isinstance(value, str) else _empty_is_nothing(value)
+
+
+def _empty_is_nothing(value: Any) -> Any:
+    return {} if value is None else value
+
+
 class MemoryBudget(Section):
     """How much the run may take of memory, and of disks for what has no room there."""
 
@@ -866,6 +885,10 @@ class Config(Section):
     """Weight of the loss that evens out experts' shares; `model`: the config's; `auto`: that if it asks for one."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of weights and arithmetic in the forward and backward."""
+    quantize_aware: Annotated[
+        QuantizeAware, BeforeValidator(_scheme), Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4")
+    ] = Field(default_factory=QuantizeAware)
+    """Round weights as a quantised model has them, so that it loses less; `int4` is short for `{scheme: int4}`."""
     memory: Memory = Field(default_factory=Memory)
     """How a step is cut up to fit."""
     parallel: Parallel = Field(default_factory=Parallel)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.data.progress import silent
 from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
+from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ def export_checkpoint(
         context=max(trained.config.data.max_length, 4096),
     )
     handing = replace(handing, scores=scores)
+    if wishes.quantized:
+        is_whole = trained.trains.adapter is None and not trained.is_part and not scores
+        scheme = check_quantized(trained.trains.aware, run.path, directory, target=wishes.target, is_whole=is_whole)
+        handing = replace(handing, scheme=scheme)
     if is_adapter:
         return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
     return _export_model(trained, checkpoint, directory, handing, progress)

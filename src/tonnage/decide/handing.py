@@ -8,11 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.decide.quantized_export import quantize_export
 from tonnage.errors import user_error
 from tonnage.targets.commands import PROGRAMS, Servable, commands
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.compare import RunParameters
+    from tonnage.kernels.fake_quantized import Scheme
     from tonnage.rundir.directory import RunDirectory
 
 KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
@@ -36,6 +38,8 @@ class Wishes:
     """What writes GGUF."""
     compares: bool = False
     """Whether logits are compared with the run's."""
+    quantized: bool = False
+    """Whether weights that were rounded in training are written so."""
 
     def __post_init__(self) -> None:
         assert self.target in PROGRAMS
@@ -55,6 +59,8 @@ class Handing:
     """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
     scores: bool = False
     """Whether the model gives scores, which no program here serves."""
+    scheme: Scheme | None = None
+    """In which weights are written, if not as they are."""
 
 
 def prepared(
@@ -94,6 +100,8 @@ def finish(handing: Handing, directory: str, dtype: str, temporary: Path, traine
     from tonnage.checkpoint.compare import compare
 
     notes = [compare(trained, temporary)] if handing.wishes.compares else []
+    if handing.scheme is not None:
+        notes.append(quantize_export(temporary, handing.scheme))
     name = ""
     if handing.converter:
         name, lines = _converted(handing, temporary, trained, directory, dtype)

@@ -48,7 +48,7 @@ def adapted_linear(
     return output.view(*inputs.shape[:-1], len(up))  # here: a view that a Function returns takes no addition
 
 
-def _mask_of(keys: Tensor | None, salt: Tensor | None, first: int, threshold: int) -> Mask | None:
+def mask_of(keys: Tensor | None, salt: Tensor | None, first: int, threshold: int) -> Mask | None:
     return None if keys is None or salt is None else Mask(keys, salt, first, threshold)
 
 
@@ -73,12 +73,12 @@ class _AdaptedLinear(torch.autograd.Function):
                 of_inputs = product(slopes, frozen[0])
             else:
                 of_inputs = quantized_linear(slopes.contiguous(), *frozen, None, ctx.form, rows.shape[1], 0, True)
-        mask = _mask_of(keys, salt, *ctx.drops)
-        of_inputs, of_down, of_up = _through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
+        mask = mask_of(keys, salt, *ctx.drops)
+        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
         return (of_inputs, *[None] * 6, of_down, of_up, *[None] * 5)
 
 
-def _through_addition(
+def through_addition(
     slopes: Tensor,
     of_inputs: Tensor | None,
     rows: Tensor,
@@ -97,7 +97,7 @@ def _through_addition(
     if mask is None:
         of_down = handed_over(down, product(of_low.t(), rows))
         if of_inputs is not None:
-            _add(of_inputs, of_low, down, 1.0)
+            add_to(of_inputs, of_low, down, 1.0)
     else:
         of_down = handed_over(down, _through_dropped(of_low, rows, *mask))
         if of_inputs is not None:
@@ -105,7 +105,7 @@ def _through_addition(
     return of_inputs, of_down, of_up
 
 
-def _low(rows: Tensor, down: Tensor, mask: Mask | None) -> Tensor:
+def low_of(rows: Tensor, down: Tensor, mask: Mask | None) -> Tensor:
     """``drop(rows) @ down'``, (rows, rank)."""
     if mask is None:
         return product(rows, down.t())
@@ -180,8 +180,8 @@ def _multiply(
         output = product(rows, weight.t(), bias=bias)
     else:
         output = quantized_linear(rows, weight, scales, outer, mean, bias, form, len(up), 0, False)
-    low = _low(rows, down, _mask_of(keys, salt, first_channel, threshold))
-    _add(output, low, up.t(), factor)
+    low = low_of(rows, down, mask_of(keys, salt, first_channel, threshold))
+    add_to(output, low, up.t(), factor)
     return output, low
 
 
@@ -197,7 +197,7 @@ def _(rows: torch.Size, *given: Any, **__: Any) -> int:
     return int(2 * rows[0] * (up[0] * rows[1] + down[0] * down[1] + up[0] * up[1]))
 
 
-def _add(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+def add_to(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
     """``total += factor * left @ right``."""
     if goes_through_fp32(total):
         total.add_(product(left, right), alpha=factor)

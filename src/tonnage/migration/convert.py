@@ -30,6 +30,7 @@ from tonnage.migration import (
     model,
     objective,
     rendering,
+    rounding,
     saving,
     swift,
     torchtune,
@@ -136,6 +137,7 @@ def convert(files: Files) -> Import:
     model.model(draft)
     adapters.trained(draft)
     training.loraplus(draft)
+    rounding.rounding(draft)
     if any(draft.files.has(table) for table in (AXOLOTL, LLAMA_FACTORY, VERSION_1)):
         _rows_of_lists(draft)
         lengths.lengths(draft)

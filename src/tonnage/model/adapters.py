@@ -39,6 +39,7 @@ from transformers.pytorch_utils import Conv1D
 from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
+from tonnage.kernels.fake_quantized import Scheme
 from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
 from tonnage.kernels.quantized import PackedWeight
 from tonnage.kernels.regions import region_of
@@ -124,6 +125,8 @@ class Trains:
     """How frozen weights of linear layers and experts of the blocks rest; None is as they are."""
     tower: tuple[str, ...] = ()
     """Of patterns and targets those that name parts of a tower, where they are set apart (``apart``)."""
+    aware: Scheme | None = None
+    """How linear layers of the blocks round what they multiply; None: not at all."""
 
     @property
     def all(self) -> bool:

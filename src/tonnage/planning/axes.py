@@ -66,7 +66,7 @@ def layouts(
     memory, parallel, workers = config.memory, config.parallel, config.data_workers
     packs_per_worker, on_cpu = math.ceil(steps.packs / workers), machine.kind == "cpu"
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline != 1
-    compiles = not on_cpu and config.compile != "off" and not apart
+    compiles = not on_cpu and config.compile != "off" and not apart and config.quantize_aware.scheme == "none"
     of_all: dict[str, Any] = {
         "workers": config.launch.num_workers,
         "tensor": parallel.tensor,

@@ -78,6 +78,7 @@ class Comparison:
             return []
         before = self.before or Evaluated()
         lines = list(_told("validation", before.rows, self.after.rows))
+        lines += _told("validation, not rounded", before.unquantized, self.after.unquantized)
         for name, figures in self.after.sources.items():
             lines += _told(name, before.sources.get(name), figures)
         noun = "pairs" if "eval_reward_accuracy" in self.after.pair_figures else "answers with a label"

@@ -154,6 +154,8 @@ class Evaluated:
     pair_figures: Mapping[str, Figure] = field(default_factory=dict)
     """Their loss, rewards and the margin between these, and of pairs how often the preferred answer has the higher
     one."""
+    unquantized: Told | None = None
+    """The validation rows without fake quantisation, where ``rows`` are with it."""
 
     def figures(self, before: Evaluated | None = None) -> dict[str, Figure]:
         """By the names that gates have; what the model forgot since ``before`` as well."""
@@ -163,6 +165,8 @@ class Evaluated:
             figures_by_name["token_accuracy"] = self.rows.token_accuracy
             if self.rows.divergence is not None:
                 figures_by_name["eval_kl"] = self.rows.divergence
+        if self.unquantized is not None:
+            figures_by_name["unquantized_loss"] = self.unquantized.loss
         figures_by_name |= {**self.pair_figures, **self.scores}
         if self.general is not None and before is not None and before.general is not None:
             rose = self.general.loss.value - before.general.loss.value
@@ -176,6 +180,8 @@ class Evaluated:
             plain["rows"] = self.rows.to_json()
         if len(self.sources) > 1:
             plain["sources"] = {name: one.to_json() for name, one in self.sources.items()}
+        if self.unquantized is not None:
+            plain["unquantized"] = self.unquantized.to_json()
         if self.general is not None:
             plain["general"] = self.general.to_json()
         if self.pairs:
@@ -189,7 +195,7 @@ class Evaluated:
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Evaluated:
         """Back from ``to_json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what no run writes."""
-        rows, general = value.get("rows"), value.get("general")
+        rows, general, unquantized = value.get("rows"), value.get("general"), value.get("unquantized")
         return Evaluated(
             None if rows is None else Told.of_json(rows),
             {name: Told.of_json(one) for name, one in value.get("sources", {}).items()},
@@ -198,4 +204,5 @@ class Evaluated:
             int(value.get("answers", 0)),
             int(value.get("pairs", 0)),
             {name: Figure.of_json(figure) for name, figure in value.get("pair_figures", {}).items()},
+            None if unquantized is None else Told.of_json(unquantized),
         )

@@ -126,6 +126,7 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
         pair_loss=pair_loss,
         pages=stages.pages,
+        quantizes_after=config.quantize_aware.after_steps,
         experts=experts,
         disk=DiskUse(optimizer, stages.on_disk) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, stages.first.inputs, stages.masters or stages.on_host) if layout.uses_host else None,

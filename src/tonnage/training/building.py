@@ -18,6 +18,7 @@ from tonnage.config import Config
 from tonnage.data.images.processing import ImageRecipe
 from tonnage.errors import UserError, user_error
 from tonnage.host.cachedir import default_directory
+from tonnage.kernels.fake_quantized import GROUPS, FakeQuantizers, Scheme
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.widening import processor_is_slow, settle
@@ -28,6 +29,7 @@ from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta, values_of
 from tonnage.model.dropout import Drawn
 from tonnage.model.dtypes import DTYPES
+from tonnage.model.fake_quantized import fake_quantize
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.groups import groups_of, matrices_of
 from tonnage.model.kept import kept_in_fp32
@@ -302,6 +304,8 @@ class _Draft:
     weights: Match | None
     """Where its weights lie in files; None if none are read."""
     dropout: Drawn | None
+    quantizers: FakeQuantizers | None
+    """By which linear layers round what they multiply."""
     targets: Sequence[Target]
     """What has an adapter's additions."""
     trained_names: Sequence[str]
@@ -371,13 +375,14 @@ def _draft(blueprint: Blueprint) -> _Draft:
         weights = find_places(model, files, blueprint.allow_missing, blueprint.allow_unexpected)
     dropout = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, dropout)
+    quantizers = None if trains.aware is None else fake_quantize(model, anatomy, trains.aware)
     trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups, matrices = groups_of(model, anatomy, blueprint.groups), matrices_of(model, anatomy)
     has_room = not (blueprint.evaluates and world.size == 1 and has_no_room(model, world.device))
     if not has_room:
         model.requires_grad_(requires_grad=False)
     come_and_go = blueprint.blocks_come_and_go or not has_room
-    return _Draft(model, anatomy, weights, dropout, targets, trained_names, groups, matrices, come_and_go)
+    return _Draft(model, anatomy, weights, dropout, quantizers, targets, trained_names, groups, matrices, come_and_go)
 
 
 def _in_loss_model(
@@ -400,6 +405,7 @@ def _in_loss_model(
     if blueprint.recipe is not None:
         assert isinstance(model.tower, AttachedTower)
         loss_model.sight = Sight(model.tower, blueprint.recipe)
+    loss_model.quantizers = draft.quantizers
     tiled: list[TiledWeight] = []
     if layout.tiles > 1:
         tiled, loss_model.tiled = tile_model(anatomy, mesh["replicate", "shard"], layout.tiles, compute, in_fp32)
@@ -610,8 +616,9 @@ def trains_of_run(config: Config, plan: Plan) -> Trains:
 def trains_of(config: Config) -> Trains:
     """What a run trains of its model."""
     assert config.adapter != "auto", "planning.ways says what it is"
+    aware = scheme_of(config)
     if isinstance(config.adapter, str):
-        return Trains(patterns=config.train)
+        return Trains(patterns=config.train, aware=aware)
     own = config.adapter
     factor = partial(factor_of, rank_stabilised=own.scaling == "rank_stabilised")
     sizes = [(named.match, named.rank or own.rank, named.alpha or own.alpha) for named in own.patterns]
@@ -629,7 +636,15 @@ def trains_of(config: Config) -> Trains:
         init=own.init,
         rounds=own.rounds,
     )
-    return Trains(spec, quantize=quantize)
+    return Trains(spec, quantize=quantize, aware=aware)
+
+
+def scheme_of(config: Config) -> Scheme | None:
+    """How a run rounds what its linear layers multiply; None if it does not."""
+    own = config.quantize_aware
+    if own.scheme == "none":
+        return None
+    return Scheme(own.scheme, own.group_size or GROUPS.get(own.scheme, 0))
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

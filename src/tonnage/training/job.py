@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,8 @@ class Job:
     pages: Pages | None = None
     """What the parameters of the blocks rest in on disk."""
 
+    quantizes_after: int = 0
+    """Steps that are trained without fake quantisation at first."""
     experts: ExpertLoad | None = None
     """How even a mixture of experts is."""
     disk: DiskUse | None = None
@@ -76,6 +79,20 @@ class Job:
     saves_still: bool = False
     """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
     others are trained, as some routers' biases."""
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether layers round what they multiply, but where ``quantized`` says no."""
+        return any(stage.quantizers is not None for stage in self.pipeline.stages)
+
+    @contextmanager
+    def quantized(self, enabled: bool) -> Iterator[None]:
+        """Let layers that round what they multiply do so inside, or not."""
+        with ExitStack() as stack:
+            for stage in self.pipeline.stages:
+                if stage.quantizers is not None:
+                    stack.enter_context(stage.quantizers.used(enabled))
+            yield
 
     def tally(self) -> Tensor:
         """Sums over the pairs of this rank's last passes, on the device: ``PreferenceLoss.tally``, or nothing."""

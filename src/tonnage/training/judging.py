@@ -79,6 +79,11 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
             record |= {"eval_loss": rows.loss.value, "token_accuracy": rows.token_accuracy.value}
             if rows.divergence is not None:
                 record["eval_kl"] = rows.divergence.value
+            if job.quantizes:
+                with job.quantized(False):
+                    exact, _ = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
+                evaluated = replace(evaluated, unquantized=exact)
+                record["unquantized_loss"] = exact.loss.value
     if job.general_data is not None:
         data = job.general_data
         general, _ = judge(job.pipeline, data, job.deal, job.world, job.general_names, progress=progress)

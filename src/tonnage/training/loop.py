@@ -19,7 +19,7 @@ from torch import Tensor
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.answers import Asking, answer
-from tonnage.training.batch import MicroBatch
+from tonnage.training.batch import MicroBatch, RankStep
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, compared, judged
@@ -83,7 +83,7 @@ def train(
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
         denominator, tokens = totals.weight / job.loss_scale.value, totals.tokens / job.loss_scale.value
-        passes = partial(run_passes, job, step.micro_batches, denominator, tokens, phases)
+        passes = partial(_passes_of, step, job, step.micro_batches, denominator, tokens, phases)
         losses = passes()
 
         # The results of the step before are read only now, while the device works on this one. If they were not finite,
@@ -132,6 +132,12 @@ class _Totals(NamedTuple):
     weight: float
     stops: float
     """How many ranks are to stop before it."""
+
+
+def _passes_of(step: RankStep, job: Job, *arguments: Any) -> list[Tensor]:
+    """``run_passes`` with fake quantisation, if there is any and it has begun."""
+    with job.quantized(step.number > job.quantizes_after):
+        return run_passes(job, *arguments)
 
 
 def run_passes(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tonnage.host.locked import sent
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
+from tonnage.kernels.fake_quantized import FakeQuantizers
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import cached_arguments, looking_ahead, packing_arguments
 from tonnage.model.dropout import Drawn
@@ -73,6 +74,8 @@ class LossModel(nn.Module):
         self.logits: LogitsMemory | None = LogitsMemory()
         self.tiled: TiledHead | None = None
         """The head, where its weight comes in tiles."""
+        self.quantizers: FakeQuantizers | None = None
+        """By which the model's layers round what they multiply, where they do."""
         self.own: LikelihoodLoss | RewardLoss | None = None
         """The loss, where it is not cross-entropy."""
         self.distillation: Distillation | None = None

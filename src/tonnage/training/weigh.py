@@ -36,6 +36,7 @@ from tonnage.errors import TonnageError, UserError, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.kernels.fake_quantized import check_torchao
 from tonnage.kernels.moments import keeps_blocks, row_length
 from tonnage.kernels.muon import orthogonal_flops
 from tonnage.kernels.products import processor_turns
@@ -54,6 +55,7 @@ from tonnage.model.adapters import (
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
+from tonnage.model.fake_quantized import fake_quantize
 from tonnage.model.groups import matrices_of
 from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
@@ -138,6 +140,8 @@ def weigh_once(
         trains = replace(trains, adapter=replace(trains.adapter, factor=1.0, patterns=patterns))
         conditions = replace(conditions, trains=trains)
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
+    if trains.aware is not None:
+        versions.append(check_torchao())
     described, fields_by_name = config.to_dict(), sorted(vars(conditions).items())
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
@@ -194,6 +198,8 @@ def _weigh(
     anatomy = dissect(model)
     targets = prepare(model, anatomy, trains, conditions.dtype)
     counts = count_adapted(model, anatomy, targets) if trains.adapter is not None else ()
+    if trains.aware is not None:
+        fake_quantize(model, anatomy, trains.aware)
     embeddings = [target for target in targets if target.embeds]
     adapters = {target.path: trains.adapter for target in embeddings if trains.adapter is not None}
     backbone = _Backbone(config, conditions, _frozen_outside(model, anatomy), adapters)
@@ -595,6 +601,8 @@ def _build_backbone(backbone: _Backbone, block: nn.Module) -> PreTrainedModel:
     model.get_input_embeddings().requires_grad_(True)
     for path, adapter in backbone.adapters.items():
         attach(embedding_at(model, path), adapter, conditions.dtype)
+    if conditions.trains.aware is not None:
+        fake_quantize(model, dissect(model), conditions.trains.aware)
     model.eval()
     return model
 
