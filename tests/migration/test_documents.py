@@ -37,7 +37,6 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "badam": (F | {"use_badam": True},),
     "neftune": (A | {"neftune_noise_alpha": 5}, F | {"neftune_noise_alpha": 5}, T | {"neftune_noise_alpha": 5}),
     "training in fp8": (A | {"fp8": True}, F | {"fp8": True}),
-    "quantisation while training": (A | {"qat": {"weight_dtype": "int4"}},),
     "awq": (F | {"model_name_or_path": "a/b-AWQ"}, A | {"base_model": "a/b-awq"}),
     "gptq": (F | {"model_name_or_path": "a/b-GPTQ"}, A | {"gptq": True}),
     "aqlm": (F | {"model_name_or_path": "a/b-AQLM-2Bit-1x16"},),

@@ -93,11 +93,7 @@ def export_adapter(
     origins = described.origins
     names = [name.removeprefix("model.") for name in shards.names("model.")]
     whole = [name for name in names if not is_addition(name)]
-    theirs = (
-        peft.peft_names(targets, whole, magnitudes=described.adapter.magnitudes)
-        if outer is None
-        else _names_in_whole(targets, whole, outer)
-    )
+    theirs = _names_in_whole(targets, whole, outer) if outer else _names(targets, whole, described.adapter)
     if lost := sorted(set(theirs) ^ set(names)):
         raise user_error(
             where=str(checkpoint),
@@ -136,6 +132,10 @@ def export_adapter(
             check_written(temporary, digests)
         write_checksums(temporary, digests, checkpoint.name)
     return []
+
+
+def _names(targets: Sequence[Target], whole: Sequence[str], adapter: AdapterSpec) -> dict[str, str]:
+    return peft.peft_names(targets, whole, magnitudes=adapter.magnitudes)
 
 
 def _with_tower(model: PreTrainedModel, files: ModelFiles) -> Whole:
