@@ -13,17 +13,12 @@ The command line (``tonnage --help``) does the same. Nothing is loaded before it
 instant. docs/python.md says more; what each room of the code is for and who may use whom stands in docs/rooms.md.
 """
 
-import logging
 import sys
 import warnings
 from typing import TYPE_CHECKING
 
 if "ipykernel" in sys.modules:  # tqdm, which transformers loads, asks for widgets; progress is drawn without them here
     warnings.filterwarnings("ignore", "IProgress not found")
-
-# transformers imports torchao where it is installed, which says what a machine without its GPU lacks
-logging.getLogger("torchao").addFilter(lambda record: "Failed to load" not in str(record.msg))
-logging.getLogger("torch.utils._pytree").addFilter(lambda record: "is an Enum subclass" not in str(record.msg))
 
 __version__ = "0.1.0"
 __all__ = ["Plan", "Run", "Session", "UserError", "__version__", "open_run", "plan", "start", "train"]

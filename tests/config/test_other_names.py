@@ -28,7 +28,9 @@ def test_every_key_that_is_named_is_one() -> None:
 def test_an_import_maps_it_to_the_same_key(name: str) -> None:
     mapped = [key for key in imported(name) if key.verdict == "mapped" and key.to]
     assert not mapped or any(OURS[name] in key.to for key in mapped)
-    assert mapped or not [key for key in imported(name) if key.verdict == "not supported"]
+    refused = [key for key in imported(name) if key.verdict == "not supported"]
+    # ms-swift's max_epochs is where a run of num_train_epochs ends sooner
+    assert mapped or all("num_train_epochs" in key.reason for key in refused)
 
 
 def test_what_is_nothing_here_is_nothing_in_an_import() -> None:

@@ -279,7 +279,6 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"optimizer": "came_pytorch"}, "optimizer"),
         ({"lr_scheduler": "one_cycle"}, "lr_scheduler"),
         ({"context_parallel_size": 2}, "context_parallel_size"),
-        ({"qat": {"weight_dtype": "int4"}}, "qat.weight_dtype"),
         ({"fp8": True}, "fp8"),
         ({**LORA, "lora_dropout": 0.1, "peft_use_dora": True}, "peft_use_dora"),
         ({**LORA, "peft_init_lora_weights": "eva"}, "peft_init_lora_weights"),

@@ -41,7 +41,8 @@ def test_all_that_is_stored_has_a_place(tmp_path: Path, family: str) -> None:
     model, _, files = _seeing(tmp_path, family)
     match = find_places(model, files)
     assert not match.missing
-    assert not match.carried
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}  # Gemma 4's blocks have some
+    assert {stored.key.rpartition(".")[2] for stored in match.carried} <= buffers
     placed = {name for _, name in match.places}.union(*(group.parameters.values() for group in match.groups))
     assert placed == {name for name, _ in model.named_parameters()}
     assert any(map(in_tower, placed))

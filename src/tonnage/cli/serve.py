@@ -35,7 +35,7 @@ def serve(
     images: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIRECTORY",
+            metavar="DIR",
             help="Folder of images that requests may name; without it they hold theirs, as data URIs.",
             parser=path_word,
         ),

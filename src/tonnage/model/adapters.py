@@ -526,7 +526,7 @@ def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
         raise user_error(
             where="adapter.kind, adapter.targets",
             found=f"dora, and {_ends(others)} among the targets",
-            needed="linear layers of the language model: experts, embeddings and towers have no magnitudes here",
+            needed="linear layers of the language model: experts, towers and embeddings have no magnitudes here",
             change=f"adapter.targets=[{','.join(linear)}], or adapter.kind=lora" if linear else "adapter.kind=lora",
         )
 

@@ -78,20 +78,20 @@ def _divided_along(trained: TrainedParameter) -> tuple[dist.device_mesh.DeviceMe
     """The mesh and the axis of it along which a matrix's rows are divided."""
     parameter = trained.parameter
     assert isinstance(parameter, DTensor)
-    ((axis, dimension),) = cuts_of(parameter, tensor_axis=False)
-    assert dimension == 0
+    ((axis, side),) = cuts_of(parameter, tensor_axis=False)
+    assert side == 0
     return parameter.device_mesh, axis
 
 
 def _of_tensor_axis(parameter: Tensor) -> tuple[int, int]:
     """Rows and columns of a matrix that the ranks have together which have the same part of it along a tensor axis."""
     rows, columns = parameter.shape
-    for axis, dimension in cuts_of(parameter, tensor_axis=True):
+    for axis, side in cuts_of(parameter, tensor_axis=True):
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
-        part = part_of(slice(0, parameter.shape[dimension]), mesh.size(axis), mesh.get_local_rank(axis))
+        part = part_of(slice(0, parameter.shape[side]), mesh.size(axis), mesh.get_local_rank(axis))
         size = part.stop - part.start
-        rows, columns = (size, columns) if dimension == 0 else (rows, size)
+        rows, columns = (size, columns) if side == 0 else (rows, size)
     return rows, columns
 
 
@@ -102,18 +102,18 @@ def _orthogonal(parameter: Tensor, update: Tensor) -> Tensor:
     cuts = list(cuts_of(parameter, tensor_axis=True))
     if not cuts:
         return orthogonalised(own).reshape(-1)
-    ((axis, dimension),) = cuts
+    ((axis, side),) = cuts
     assert isinstance(parameter, DTensor)
-    mesh, whole = parameter.device_mesh, slice(0, parameter.shape[dimension])
+    mesh, whole = parameter.device_mesh, slice(0, parameter.shape[side])
     ranks = mesh.size(axis)
     parts = [part_of(whole, ranks, rank) for rank in range(ranks)]
-    lines = own if dimension == 0 else own.T
+    lines = own if side == 0 else own.T
     sizes = [(part.stop - part.start) * lines.shape[1] for part in parts]
     sent = lines.reshape(-1).repeat(ranks)
     every = _exchanged(sent, [lines.numel()] * ranks, sizes, mesh.get_group(axis)).view(-1, lines.shape[1])
-    orthogonal = orthogonalised(every if dimension == 0 else every.T)
+    orthogonal = orthogonalised(every if side == 0 else every.T)
     mine = parts[mesh.get_local_rank(axis)]
-    return (orthogonal[mine] if dimension == 0 else orthogonal[:, mine]).reshape(-1)
+    return (orthogonal[mine] if side == 0 else orthogonal[:, mine]).reshape(-1)
 
 
 def _exchanged(sent: Tensor, sizes: Sequence[int], coming: Sequence[int], group: dist.ProcessGroup) -> Tensor:
