@@ -550,6 +550,7 @@ def test_prompts_of_a_file_have_no_images(make: Make, tmp_path: Path) -> None:
         make("llava", data={"validation": 0.3}, evaluate={"prompts": str(tmp_path / "asked.jsonl")})
 
 
+@pytest.mark.slow
 def test_a_family_whose_rows_are_padded_is_one_of_them(make: Make) -> None:
     assert make("qwen3_5").plan.layout.arrangement == "padded"
     assert make("llava").plan.layout.arrangement == "packed"
