@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BYTES = {"fp32": 4}
 """Of a number of a feature, where it is not 2."""
+FORMAT = 2
+"""Of what is kept, or how it is computed."""
 WORTH_SECONDS = 60.0
 """What a model that looks at images itself must save, as it holds its tower all the time."""
 
@@ -155,6 +157,7 @@ def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) 
     described: dict[str, Any] = read_whole_config(files, trust_remote_code=config.trust_remote_code).to_dict()
     described.pop("_name_or_path", None)
     parts: dict[str, Any] = {
+        "format": FORMAT,
         "weights": digests,
         "config": repr(sorted(described.items())),
         "processor": recipe.key(),

@@ -92,7 +92,7 @@ class MicroBatch:
     """int64 (rows, tokens), where tokens of an image see those after them: which image of its document a token is of,
     -1 of none."""
     look_ahead: str = ""
-    """In which layers they do (``planning.plan.DataPlan``)."""
+    """In which layers they do (``planning.plan.DataProfile``)."""
     top: tuple[int, int] | None = None
     """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
     asked for in the place of every target, and no loss."""

@@ -56,7 +56,7 @@ class Trial:
     fault: str = ""
     """Why features may not be computed apart; empty where they may."""
     look_ahead: str = ""
-    """In which layers the tokens of an image see those after them (``planning.plan.DataPlan``)."""
+    """In which layers the tokens of an image see those after them (``planning.plan.DataProfile``)."""
 
 
 def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None = None) -> Trial:

@@ -63,7 +63,7 @@ class ImageFeatures:
     positions: np.ndarray | None = None
     """int32 (tokens, 3), where tokens have three each."""
     look_ahead: str = ""
-    """In which layers tokens of an image see those after them (``planning.plan.DataPlan``)."""
+    """In which layers tokens of an image see those after them (``planning.plan.DataProfile``)."""
 
     def of_tokens(self, number: int) -> ImageFeatures:
         """What the first ``number`` tokens of the document have, or so many tokens that begin with it and go on with
