@@ -57,12 +57,12 @@ def main(path: str) -> None:
         "bf16": True,
         "use_cpu": True,
         "train_sampling_strategy": "sequential",
-        "gradient_checkpointing": False,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
+        **spec["arguments"],
     }
     model: Any = AutoModelForImageTextToText.from_pretrained(
         spec["model"], dtype=torch.float32, attn_implementation="sdpa"

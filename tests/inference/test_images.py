@@ -63,9 +63,11 @@ def in_transformers(directory: Path, conversation: Sequence[dict[str, Any]], mod
     text = processor.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
     inputs = processor(text=[text], images=[images] if images else None, return_tensors="pt", add_special_tokens=False)
     names = model.forward.__code__.co_varnames
-    inputs = {name: value for name, value in inputs.items() if name in names or not name.startswith("token_type")}
-    if "token_type_ids" in inputs:  # which its own processor would set, and LLaVA's leaves at 0
-        inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE_ID).long()
+    unknown = ("token_type_ids", "num_soft_tokens_per_image")
+    inputs = {name: value for name, value in inputs.items() if name in names or name not in unknown}
+    for kind in ("token_type_ids", "mm_token_type_ids"):
+        if kind in inputs:  # which its own processor would set, and LLaVA's leaves at 0
+            inputs[kind] = (inputs["input_ids"] == IMAGE_ID).long()
     if "pixel_values" in inputs:
         inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     written = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, eos_token_id=[256], pad_token_id=257)
@@ -79,7 +81,10 @@ def text_of(loaded: Loaded, tokens: Sequence[int]) -> str:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES]
+    scope="module",
+    params=[
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES if name != "gemma3"
+    ],  # whose first words do not depend on images here: it has a test of its own
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     template = LISTS_ONLY if request.param == "llava" else TEMPLATE
@@ -88,7 +93,8 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_answers_are_those_of_transformers_alone_and_side_by_side(directory: Path) -> None:
     loaded = load(directory, **TALK)
-    size = SIZES[0] if directory.name == "mistral3" else SIZES[1]  # its processor here counts tokens of the largest
+    # The processor of these here counts tokens of the largest.
+    size = SIZES[0] if directory.name in ("mistral3", "pixtral") else SIZES[1]
     conversations = [
         asked(1, draw_image(1)),
         asked(2, draw_image(2, size)),
