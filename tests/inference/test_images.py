@@ -83,8 +83,10 @@ def text_of(loaded: Loaded, tokens: Sequence[int]) -> str:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAMILIES if name != "gemma3"
-    ],  # whose first words do not depend on images here: it has a test of its own
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in FAMILIES
+        if not name.startswith("gemma")
+    ],  # Gemma 3 has a test of its own; what stands in for Gemma 4's processor takes images of one size alone
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     template = LISTS_ONLY if request.param == "llava" else TEMPLATE
