@@ -141,7 +141,10 @@ def check_export(decision: Decision, plain: Plain, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "precision"), [("llava", "fp32"), ("qwen2_5_vl", "bf16")])
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("llava", "fp32"), ("qwen2_5_vl", "bf16"), ("gemma3", "fp32"), ("qwen3_vl", "fp32")],
+)
 def test_what_is_computed_in_every_step_is_what_is_cached(make: Make, family: str, precision: str) -> None:
     """To the bit, as rows are looked at one by one in either way; in evaluations, too."""
     keys: dict[str, Any] = {"precision": precision, "seed": 3, "evaluate": {"before": True}}
@@ -292,6 +295,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"memory\.optimizer_tier is host, and a vis",
     ),
     "pipeline": ({"workers": 2, "parallel": {"pipeline": 2}} | SEEN, r"parallel\.pipeline is 2, and a vision tower"),
+    "tensor": ({"workers": 2, "parallel": {"tensor": 2}} | SEEN, r"parallel\.tensor is 2, and a vision tower"),
+    "patterns": (
+        {"adapter": {"rank": 2, "targets": ["*vision_tower*"], "patterns": [{"match": "*q_proj", "rank": 4}]}},
+        r"adapter\.patterns is given, and \*vision_tower\* of the vision tower",
+    ),
+    "dora": (
+        {"adapter": {"rank": 2, "kind": "dora", "targets": ["*vision_tower*"]}},
+        r"adapter\.kind is given, and \*vision_tower\*",
+    ),
+    "pissa": (
+        {"adapter": {"rank": 2, "init": "pissa", "targets": ["*vision_tower*"]}},
+        r"adapter\.init is given, and \*vision_tower\*",
+    ),
+    "dora, rounded": (
+        {"adapter": {"rank": 2, "kind": "dora"}, "quantize_aware": "int4"},
+        r"quantize_aware is int4, and adapter\.kind is dora",
+    ),
     "dropout": ({"adapter": {"rank": 2, "targets": ["*vision_tower*"], "dropout": 0.1}}, "of the vision tower among"),
     "nothing": ({"train": ["*vision_towel*"]}, "no parameters of the model"),
 }

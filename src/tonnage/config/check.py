@@ -70,7 +70,7 @@ def _pixels(data: Data) -> Iterator[Contradiction]:
         yield Contradiction(
             ("data.image_min_pixels", "data.image_max_pixels"),
             f"data.image_min_pixels is {least:,}, and data.image_max_pixels {most:,}",
-            "at most as many pixels at least as at most",
+            "a minimum that is no larger than the maximum",
             "exchange them, or leave data.image_min_pixels out",
         )
 

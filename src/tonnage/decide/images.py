@@ -80,6 +80,13 @@ def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> Non
     if trained and not has_images(prepared):
         observed = f"{', '.join(trained)}, of the vision tower, and no row has images"
         raise user_error(observed, "rows with images", f"leave {', '.join(trained)} out", key)
+    if trained and not isinstance(config.adapter, str):
+        own = config.adapter
+        plain = {"kind": own.kind == "lora", "init": own.init == "zero", "patterns": not own.patterns}
+        for name in (name for name, is_plain in plain.items() if not is_plain):
+            observed = f"adapter.{name} is given, and {', '.join(trained)} of the vision tower among the targets"
+            needed = "additions of one rank that begin at zero, where a tower is adapted"
+            raise user_error(observed, needed, f"leave adapter.{name} out", f"adapter.{name}")
     if trained and config.data.image_features == "cached":
         raise user_error(
             where="data.image_features",
@@ -92,8 +99,8 @@ def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> Non
     memory = {f"memory.{name}": getattr(config.memory, name) for name in ON_DEVICE}
     refused = [f"{name} is {value}" for name, value in memory.items() if value not in ("auto", "device")]
     refused += [f"memory.tiles is {config.memory.tiles}"] if config.memory.tiles not in ("auto", 1) else []
-    if config.parallel.pipeline not in ("auto", 1):
-        refused.append(f"parallel.pipeline is {config.parallel.pipeline}")
+    axes = {f"parallel.{name}": getattr(config.parallel, name) for name in ("tensor", "pipeline")}
+    refused += [f"{name} is {size}" for name, size in axes.items() if size not in ("auto", 1)]
     if refused:
         raise user_error(
             where=refused[0].partition(" ")[0],
@@ -124,7 +131,7 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
         return
     key = next(key for key, is_set in asks.items() if is_set)
     reason = "a family whose tokens of an image look ahead" if trial.look_ahead else "a tower that looks for itself"
-    needed = "answers without: those beside training take features that are computed before, and tokens one by one"
+    needed = "features that are computed before training, and tokens that see only those before them"
     raise user_error(f"{key}, validation rows with images, and {reason}", needed, f"leave {key} out", key)
 
 

@@ -501,9 +501,6 @@ def _check_whole(adapter: AdapterSpec, targets: Sequence[Target], anatomy: Anato
 def _check_patterns(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
     """Refuse a pattern of ranks that decides for no target."""
     key = "adapter.patterns"
-    if adapter.patterns and (seeing := [target.path for target in targets if in_tower(target.path)]):
-        observed = f"ranks by pattern, and {_ends(seeing)} of the vision tower among the targets"
-        raise user_error(observed, "one rank for all, where a tower is adapted", f"leave {key} out", key)
     deciding = {target.path: adapter.pattern_of(target.path) for target in targets}
     for ranked in adapter.patterns:
         matched = [path for path in deciding if _matches(path, ranked.match)]
