@@ -23,7 +23,11 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.packed_layers import is_linear
 
 FEW = ("deepseek_v3", "falcon", "falcon_h1", "gemma3n_text", "gpt2", "qwen3_5_text")
-LEFT = [pytest.param(name, marks=pytest.mark.slow) for name in families.NAMES if name not in FEW]
+LEFT = [
+    pytest.param(name, marks=pytest.mark.matrix if number % 8 else pytest.mark.slow)
+    for number, name in enumerate(families.NAMES)
+    if name not in FEW
+]
 OTHERS = {
     "afmoe": {"gate"},
     "deepseek_v4": {"o_a_proj"},

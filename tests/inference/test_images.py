@@ -83,7 +83,7 @@ def text_of(loaded: Loaded, tokens: Sequence[int]) -> str:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.matrix)
         for name in FAMILIES
         if not name.startswith("gemma")
     ],  # Gemma 3 has a test of its own; what stands in for Gemma 4's processor takes images of one size alone

@@ -15,7 +15,11 @@ from tonnage.model.anatomy import undecayed
 from tonnage.model.packed_layers import stacks_of
 
 FEW = ("cohere", "falcon_mamba", "gemma3n_text", "gpt2", "gpt_oss", "qwen3_5_moe_text", "rwkv")
-LEFT = [pytest.param(name, marks=pytest.mark.slow) for name in families.NAMES if name not in FEW]
+LEFT = [
+    pytest.param(name, marks=pytest.mark.matrix if number % 8 else pytest.mark.slow)
+    for number, name in enumerate(families.NAMES)
+    if name not in FEW
+]
 
 
 @pytest.mark.parametrize("name", [*FEW, *LEFT])

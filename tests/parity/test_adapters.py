@@ -252,7 +252,8 @@ EVERY = pytest.mark.parametrize(
 DORA: dict[str, Any] = {"steps": 10, "adapter": {"kind": "dora", "rank": 4, "alpha": 12}}
 
 
-@EVERY
+@pytest.mark.matrix
+@pytest.mark.parametrize("every", [False, True])
 def test_magnitudes_are_those_of_peft(write: Callable[..., Decision], every: bool) -> None:
     """With tied embeddings, wherever states rest, and when a run goes on."""
     tied = [write("tied", **DORA, **memory) for memory in (ONE[2], *([ONE[1], *ELSEWHERE] if every else []))]
@@ -344,7 +345,8 @@ def test_pissa_is_that_of_peft(write: Callable[..., Decision], every: bool) -> N
     goes_on_with_the_same_bits(write, alone[0], "tied", recompute="none", **keys)
 
 
-@EVERY
+@pytest.mark.matrix
+@pytest.mark.parametrize("every", [False, True])
 def test_pissa_over_4_bits_is_that_of_peft_over_what_they_leave(write: Callable[..., Decision], every: bool) -> None:
     keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12, "quantize": "nf4"}}
     alone = write("tied", **keys, recompute="full", micro_batch=1)

@@ -151,7 +151,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Ways to train that change no number."""
 
 
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "adapter"])
+@pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["full", "adapter"])
 @pytest.mark.slow
 def test_every_layout_gives_the_same_steps(make: Make, adapter: bool) -> None:
     """The teacher is asked anew in each: nothing of another run is there."""

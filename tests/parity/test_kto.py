@@ -182,7 +182,7 @@ def test_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, LAYOUTS)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_more_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, MORE)
 

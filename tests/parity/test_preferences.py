@@ -242,15 +242,16 @@ TRAINED: dict[str, dict[str, Any]] = {
     "nf4": {"adapter": {"rank": 4, "quantize": "nf4"}, "optimizer": {"lr": 2e-3, "schedule": "constant", "warmup": 0}},
 }
 QUICK = ("micro-batches of one", "prompts twice", "2 workers, zero 3")
+SOME = [pytest.param(name, marks=[] if name == "nf4" else pytest.mark.matrix) for name in TRAINED]
 
 
-@pytest.mark.parametrize("trained", [*TRAINED])
+@pytest.mark.parametrize("trained", SOME)
 @pytest.mark.slow
 def test_every_layout_gives_the_same_steps(make: Make, trained: str) -> None:
     assert_alike(make, TRAINED[trained], LAYOUTS)
 
 
-@pytest.mark.parametrize("trained", [*TRAINED])
+@pytest.mark.parametrize("trained", SOME)
 @pytest.mark.slow
 def test_workers_stages_and_micro_batches_change_no_step(make: Make, trained: str) -> None:
     """As many pairs a step as four workers have in micro-batches of four. At the rate of the other tests, weights of a

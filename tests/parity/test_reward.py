@@ -208,7 +208,7 @@ FIGURES_SAME = ("loss", "grad_norm", "reward_chosen", "reward_rejected", "tokens
 
 
 @pytest.mark.parametrize("trained", [{}, ADAPTER], ids=["full", "adapter"])
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_layout_gives_the_same_steps(make: Make, trained: dict[str, Any]) -> None:
     assert_alike(make, trained, [*LAYOUTS])
 
