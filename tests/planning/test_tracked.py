@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import (
     GPTNeoXConfig,
     Lfm2Config,
@@ -25,20 +26,23 @@ from transformers import (
 from forked import work
 from planning import fake_step
 from planning.profiles import layout
+from tonnage.kernels.muon import Muon
 from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import KERNELS, switched_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
+from tonnage.model.groups import matrices_of
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
-from tonnage.optim.tiers import TrainedParameter
+from tonnage.optim.tiers import Group, TrainedParameter
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement, Layout, Tier
 from tonnage.planning.memory import instants
 from tonnage.planning.profile import ModelProfile, head_chunk
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import held_states, states
+from tonnage.planning.states import held_states, of_a_matrix, states
 from tonnage.planning.tiling import block_tile, gathered_bytes, vocabulary_tile
 from tonnage.training.isolation import isolation_of
 from tonnage.training.weigh import Conditions, weigh
@@ -498,6 +502,28 @@ def test_buffers_of_state_on_disk_are_those_of_a_part(tensor: int, stage: int | 
     assert states(cut, part).optimizer == tier.state_bytes
     assert held_states(cut, part).optimizer == pytest.approx(tier.host_bytes, rel=2e-3)
     tier.close()
+
+
+@pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
+def test_bytes_of_an_update_by_muon(moments: Literal["fp32", "bf16", "int8"]) -> None:
+    """Its state, and what it makes and forgets."""
+    model, profile = build_on_meta(NEOX, torch.bfloat16), weigh(NEOX, None, Conditions())
+    matrices = matrices_of(model, dissect(model))
+    held = {name: nn.Parameter(torch.zeros(one.shape, dtype=one.dtype)) for name, one in model.named_parameters()}
+    groups = {name: Group(0.1, 1.0, Muon() if name in matrices else None) for name in held}
+    optimizer = AdamW(held, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=moments, groups=groups)
+    cut = replace(layout(workers=1, micro_batches=1, optimizer="muon"), moments=moments)
+    assert states(cut, profile).optimizer == pytest.approx(optimizer.state_bytes, rel=5e-3)
+    for parameter in held.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(1e-3)
+    tracker = MemTracker()
+    tracker.track_external(*held.values())
+    with tracker:
+        optimizer.step(1e-3)
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    made = next(size for kind, size in peak.items() if getattr(kind, "value", kind) == "Other")
+    assert of_a_matrix(cut, profile) == pytest.approx(made, rel=1e-2)
 
 
 IN_FP16: list[Setting] = [
