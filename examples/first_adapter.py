@@ -11,9 +11,9 @@ NUM_ROWS = 200
 EPOCHS = 4
 
 # %% [markdown]
-# The rows come with tonnage, and so do questions about words and numbers that are in no row. Of your own, `"train"` is a
-# file or a data set of the hub, such as `{"path": "databricks/databricks-dolly-15k", "first": 200}`, and `"validation"`
-# a file or a share of them, such as 0.1.
+# The rows come with tonnage, and so do questions about words and numbers that are in no row. Of your own, `"train"` is
+# a file or a data set of the hub, such as `{"path": "databricks/databricks-dolly-15k", "first": 200}`, and
+# `"validation"` a file or a share of them, such as 0.1.
 
 # %%
 from typing import Any
@@ -55,7 +55,8 @@ run = tonnage.train(MODEL, data, output="runs/adapter", **settings)
 print(run.summary())
 
 # %% [markdown]
-# Before and after, on questions that it was not trained on: their loss, and the share of answers that are exactly right.
+# Before and after, on questions that it was not trained on: their loss, and the share of answers that are exactly
+# right.
 
 # %%
 for line in run.comparison.lines():

@@ -27,7 +27,7 @@ EXTRAS = {"ray_cluster": "ray"}
 """What a notebook needs besides."""
 CELL = re.compile(r"^# %%(?: (\[markdown\]))?(?: tags=(\[.*\]))?$")
 INSTALL = """\
-# Installs tonnage where it is not installed, as on Colab and Kaggle. If torch was loaded before, restart the kernel then.
+# Installs tonnage where it is not installed, as on Colab and Kaggle.
 import importlib.util
 
 if importlib.util.find_spec("tonnage") is None:
@@ -79,7 +79,12 @@ def notebook(name: str, address: str | None) -> dict[str, Any]:
         lines = cell["source"].splitlines(keepends=True)
         complete.append(cell | own | {"id": f"cell-{number}", "source": lines})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "accelerator": "GPU", "colab": {"gpuType": "T4"}}
+    metadata = {
+        "kernelspec": kernel,
+        "language_info": {"name": "python"},
+        "accelerator": "GPU",
+        "colab": {"gpuType": "T4"},
+    }
     return {"cells": complete, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 

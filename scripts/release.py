@@ -7,9 +7,10 @@
 missing (kernels, templates, tables, the page's style and script, ``py.typed``), and nothing else be there.
 
 ``prove`` builds them and, for each Python, puts the wheel into a fresh environment and works in an empty folder: every
-module is imported, a run is planned, trained, asked, exported, verified and shown, and so is ``tonnage demo`` whole with
-``--demo``. Every extra is resolved, and those that are small are installed and used. Then ``uv tool install`` and ``pipx
-install`` put the command elsewhere, which is asked for its version. Pythons are versions that uv finds, or programs.
+module is imported, a run is planned, trained, asked, exported, verified and shown, and with ``--demo`` the whole of
+``tonnage demo`` follows. Every extra is resolved, and those that are small are installed and used. Then ``uv tool
+install`` and ``pipx install`` put the command elsewhere, which is asked for its version. Pythons are versions that uv
+finds, or programs.
 
 uv is installed by pip where it is not on the path. torch is of the version in ``constraints.txt``: its build for CUDA,
 as PyPI has no other for Linux (4 GB for each Python, once; ``UV_FIND_LINKS`` may name a folder with another build).
@@ -181,7 +182,11 @@ class Proof:
             bounds = self.bounds if name == "uv tool" else ["--pip-args", " ".join(self.bounds)]
             python = str(self.place / "bin" / "python")
             program = Path(python).resolve()  # pipx makes its environment of the Python that this one is of
-            self.run(f"{name} install", [*command, "install", "--python", str(program), *bounds, str(self.wheel)], **variables)
+            self.run(
+                f"{name} install",
+                [*command, "install", "--python", str(program), *bounds, str(self.wheel)],
+                **variables,
+            )
             (bin_folder,) = (value for key, value in variables.items() if "BIN" in key)
             self.run(f"{name}: tonnage", [f"{bin_folder}/tonnage", "--version"])
             self.run(f"{name} uninstall", [*command, "uninstall", "tonnage"], **variables)

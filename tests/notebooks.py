@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-NOTEBOOKS = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
 
 
 def carry_out(name: str, folder: Path, parameters: Mapping[str, Any] | None = None) -> str:
@@ -21,13 +20,14 @@ def carry_out(name: str, folder: Path, parameters: Mapping[str, Any] | None = No
     nbclient, nbformat = pytest.importorskip("nbclient"), import_module("nbformat")
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     if parameters:
-        (place,) = (number for number, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
+        (place,) = (
+            number for number, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])
+        )
         lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in parameters.items())
         notebook.cells.insert(place + 1, import_module("nbformat.v4").new_code_cell(lines))
     where = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where)
-    with mock.patch.dict(os.environ, {"TONNAGE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}):
-        client.execute()
+    client.execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     complaints = [output["text"] for output in outputs if output.get("name") == "stderr"]
     assert not any("Warning" in text for text in complaints), complaints
