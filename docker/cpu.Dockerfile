@@ -9,8 +9,8 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 COPY constraints.txt pyproject.toml README.md LICENSE /opt/tonnage/
 COPY src /opt/tonnage/src
 RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
-RUN pip install --extra-index-url https://download.pytorch.org/whl/cpu --constraint /opt/tonnage/constraints.txt \
-        "/opt/tonnage[serve]" \
+RUN pip install --no-deps --index-url https://download.pytorch.org/whl/cpu --constraint /opt/tonnage/constraints.txt torch \
+    && pip install --constraint /opt/tonnage/constraints.txt "/opt/tonnage[serve]" \
     && rm -rf /opt/tonnage \
     && useradd --create-home --uid 1000 tonnage \
     && mkdir /work \

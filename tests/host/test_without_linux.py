@@ -21,17 +21,16 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
 def test_a_function_that_only_linux_has_is_asked_for_first() -> None:
-    used = 0
-    for path in SOURCES:
-        text = path.read_text()
-        for module, names in GONE.items():
-            for name in names:
-                if re.search(rf"\b{module.__name__}\.{name}\b", text):
-                    used += 1
-                    kind = name.split("_")[0] if "_FADV_" in name else name
-                    asked = rf'(?:has|get)attr\({module.__name__}, "(?:{name}|{kind.lower()}_fadvise)"'
-                    assert re.search(asked, text), f"{path.relative_to(ROOT)}: {module.__name__}.{name}"
-    assert used >= 6
+    gone = {f"{module.__name__}.{name}" for module, names in GONE.items() for name in names}
+    pattern = re.compile(rf"\b(?:{'|'.join(module.__name__ for module in GONE)})\.\w+")
+    used = [(path, name) for path in SOURCES for name in gone & set(pattern.findall(path.read_text()))]
+    assert len(used) >= 6
+    for path, full in used:
+        module, name = full.split(".")
+        asked = "posix_fadvise" if "_FADV_" in name else name
+        assert re.search(rf'(?:has|get)attr\({module}, "{asked}"', path.read_text()), (
+            f"{path.relative_to(ROOT)}: {full}"
+        )
 
 
 def test_processes_are_counted_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +61,10 @@ from tonnage.launch.forkserver import can_fork
 assert pretends != can_fork()
 folder = write_folder(Path("demo"))
 data = {{"train": str(folder.train), "validation": 0.01, "max_length": 128}}
-run = tonnage.train(
+tonnage.train(
     folder.model, data, init="random", precision="fp32", batch={{"tokens": 512}}, steps=6, seed=1, output="run",
     launch={{"workers": 2, "threads": 1}}, memory={{"optimizer_tier": "disk"}}, checkpoint={{"every": 4}},
 )
-assert run.generate(["Sort these numbers: 9 4 7"], max_new_tokens=2)
 """
 
 

@@ -142,4 +142,9 @@ def test_ways_in_are_there() -> None:
     assert re.search(rf"^{make[1]}:", makefile, re.MULTILINE)
     for number in re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", first):
         assert f">={number}" in f"{project['requires-python']} {project['dependencies']}", number
-    assert README.index("```") < README.index("examples/notebooks/") < README.index("## Beside others") < README.index("```yaml")
+    assert (
+        README.index("```")
+        < README.index("examples/notebooks/")
+        < README.index("## Beside others")
+        < README.index("```yaml")
+    )

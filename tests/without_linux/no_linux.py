@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -115,6 +116,7 @@ def begin() -> None:
         for name in names:
             if hasattr(source, name):
                 delattr(source, name)
+    tempfile._O_TMPFILE_WORKS = False  # type: ignore[attr-defined]
     ctypes.CDLL.__getattr__ = of_library  # type: ignore[method-assign]
     os.stat, os.lstat, os.readlink = hidden(os.stat), hidden(os.lstat), hidden(os.readlink)
     sys.addaudithook(refuse)
