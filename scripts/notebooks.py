@@ -25,6 +25,8 @@ EXAMPLES = ROOT / "examples"
 TARGET = EXAMPLES / "notebooks"
 EXTRAS = {"ray_cluster": "ray"}
 """What a notebook needs besides."""
+ON_GPU = ("first_adapter",)
+"""Those that ask Colab for a GPU; the others are made for processors."""
 CELL = re.compile(r"^# %%(?: (\[markdown\]))?(?: tags=(\[.*\]))?$")
 INSTALL = """\
 # Installs tonnage where it is not installed, as on Colab and Kaggle.
@@ -79,12 +81,9 @@ def notebook(name: str, address: str | None) -> dict[str, Any]:
         lines = cell["source"].splitlines(keepends=True)
         complete.append(cell | own | {"id": f"cell-{number}", "source": lines})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    metadata = {
-        "kernelspec": kernel,
-        "language_info": {"name": "python"},
-        "accelerator": "GPU",
-        "colab": {"gpuType": "T4"},
-    }
+    metadata: dict[str, Any] = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    if name in ON_GPU:
+        metadata |= {"accelerator": "GPU", "colab": {"gpuType": "T4"}}
     return {"cells": complete, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
