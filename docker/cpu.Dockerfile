@@ -2,6 +2,7 @@
 # docker run --rm -it -v "$PWD:/work" tonnage:cpu train config.yaml
 #
 # GNU's OpenMP is what the loops for CPUs run on; the image has none. What is in /work must be writable for user 1000.
+# Weights that were downloaded stay with: -v "$HOME/.cache/huggingface:/home/tonnage/.cache/huggingface".
 FROM python:3.11-slim
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1

@@ -3,6 +3,7 @@
 #
 # torch brings CUDA's libraries in its wheel; the host needs NVIDIA's driver and container toolkit. Triton needs a C
 # compiler where it runs. What is in /work must be writable for user 1000.
+# Weights that were downloaded stay with: -v "$HOME/.cache/huggingface:/home/tonnage/.cache/huggingface".
 FROM python:3.11-slim
 
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
