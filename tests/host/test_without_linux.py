@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tonnage.data.building.processes import SMALL_BYTES, num_processes
 from tonnage.host.threads import available_cpus
-from without_linux.no_linux import GONE, TREES
+from without_linux.no_linux import GONE
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -48,46 +46,3 @@ def test_windows_is_told_of_wsl() -> None:
         "ImportError: found Windows, needed Linux or macOS: install tonnage inside WSL 2 (`wsl --install`), or use a "
         "container"
     )
-
-
-RUN = f"""
-import os, sys
-from pathlib import Path
-import tonnage
-from tonnage.demo.folder import write_folder
-pretends = "TONNAGE_TESTS_WITHOUT_LINUX" in os.environ
-assert pretends == (not any(os.path.exists(tree) for tree in {TREES}))
-from tonnage.launch.forkserver import can_fork
-assert pretends != can_fork()
-folder = write_folder(Path("demo"))
-data = {{"train": str(folder.train), "validation": 0.01, "max_length": 128}}
-tonnage.train(
-    folder.model, data, init="random", precision="fp32", batch={{"tokens": 512}}, steps=6, seed=1, output="run",
-    launch={{"workers": 2, "threads": 1}}, memory={{"optimizer_tier": "disk"}}, checkpoint={{"every": 4}},
-)
-"""
-
-
-def losses(folder: Path, path: str) -> list[float]:
-    """Of a run of two workers, with what rests on disk."""
-    folder.mkdir()
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    return [record["loss"] for record in records if "grad_norm" in record]
-
-
-@pytest.mark.slow
-def test_a_run_without_linux_has_the_same_bits(tmp_path: Path) -> None:
-    path = os.environ.get("PYTHONPATH", "")
-    here, elsewhere = (
-        losses(tmp_path / "here", path),
-        losses(tmp_path / "elsewhere", f"{ROOT}/tests/without_linux:{path}"),
-    )
-    assert len(here) == 6
-    assert here == elsewhere
