@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 import subprocess
 import tomllib
@@ -64,3 +65,17 @@ def test_nothing_is_installed_unasked_that_trackers_or_clusters_need() -> None:
     assert len(core) < 12
     assert not {"tensorboard", "wandb", "mlflow", "trackio", "ray"} & core
     assert {"tensorboard", "wandb", "mlflow", "trackio", "ray"} <= project["optional-dependencies"].keys()
+
+
+def test_every_file_of_the_package_goes_into_the_wheel() -> None:
+    """``scripts/release.py build`` compares the wheel itself."""
+    package = ROOT / "src" / "tonnage"
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tonnage"]
+    packed = {name for pattern in settings for name in glob.glob(pattern, root_dir=package, recursive=True)}  # noqa: PTH207
+    names = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file()}
+    files = {name for name in names if "__pycache__" not in name}
+    data = {name for name in files if not name.endswith(".py")}
+    assert len(data) > 40
+    assert data <= packed
+    for name in files - data:  # or it is no package for setuptools
+        assert (package / name).parent.joinpath("__init__.py").exists(), name

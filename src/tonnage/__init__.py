@@ -17,6 +17,10 @@ import sys
 import warnings
 from typing import TYPE_CHECKING
 
+if sys.platform == "win32":
+    raise ImportError(
+        "found Windows, needed Linux or macOS: install tonnage inside WSL 2 (`wsl --install`), or use a container"
+    )
 if "ipykernel" in sys.modules:  # tqdm, which transformers loads, asks for widgets; progress is drawn without them here
     warnings.filterwarnings("ignore", "IProgress not found")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,20 @@ def test_the_pages_show_the_same_config_and_short_sentences() -> None:
     assert max(len(sentence.split()) for sentence in sentences) <= 40
 
 
-def test_make_has_the_two_commands() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+def test_ways_in_are_there() -> None:
+    """``scripts/release.py prove`` installs it in both ways, on every Python."""
+    makefile, project = (ROOT / "Makefile").read_text(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first, *_ = re.findall(r"^```\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    pip, uv, make = (shlex.split(line, comments=True) for line in first.splitlines())
+    assert pip[:2] == ["pip", "install"]
+    assert uv == ["uv", "tool", "install", "."]
+    assert pip[2].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
+    assert re.search(rf"^{make[1]}:", makefile, re.MULTILINE)
+    for number in re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", first):
+        assert f">={number}" in f"{project['requires-python']} {project['dependencies']}", number
+    assert (
+        README.index("```")
+        < README.index("examples/notebooks/")
+        < README.index("## Beside others")
+        < README.index("```yaml")
+    )

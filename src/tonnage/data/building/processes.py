@@ -26,6 +26,7 @@ from tonnage.data.reading.rows import Part
 from tonnage.data.tokens.documents import PartTotals, part_file
 from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.forms.formats import Form
+from tonnage.host.threads import available_cpus
 
 SMALL_BYTES = 24 << 20
 MAX_PROCESSES = 16
@@ -35,7 +36,7 @@ def num_processes(total_bytes: int, num_parts: int) -> int:
     """How many processes are worth starting besides this one."""
     if total_bytes < SMALL_BYTES or num_parts < 2:
         return 0
-    return min(len(os.sched_getaffinity(0)), num_parts, MAX_PROCESSES)
+    return min(len(available_cpus()), num_parts, MAX_PROCESSES)
 
 
 def build_parts(

@@ -287,7 +287,8 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], No
         finally:
             ended = True
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+        if resource.getrlimit(resource.RLIMIT_AS) != limits:  # macOS may refuse what it says itself
+            resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, before)
 
