@@ -14,6 +14,7 @@ from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
 from tonnage.config.check_optimizer import check_optimizer
+from tonnage.config.check_rope import check_rope
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.rules import RULES, Setting, broken
 from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
@@ -36,6 +37,8 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     if isinstance(config.launch, RayLaunch):
         yield from check_ray(config.launch, config.parallel)
     yield from check_optimizer(config)
+    if config.rope is not None:
+        yield from check_rope(config.rope)
     if config.data.mixture == "rows":
         yield from _weights(config.data)
     yield from _pixels(config.data)

@@ -8,6 +8,7 @@ device.
 
     Config
     ├── model, revision, tokenizer, init, allow_missing, allow_unexpected, trust_remote_code
+    ├── rope        positions beyond those that the model was trained with
     ├── data        what to train on, and how rows become packs
     ├── objective   what is minimised
     ├── batch       what one step sees
@@ -292,6 +293,34 @@ class Data(Section):
     def pixels(self) -> tuple[int | None, int | None]:
         """The fewest and the most of an image."""
         return self.image_min_pixels, self.image_max_pixels
+
+
+class Rope(Section):
+    """How rotary position embeddings are changed for more positions than the model was trained with."""
+
+    type: Literal["yarn", "linear", "llama3", "default"]
+    """As transformers' `rope_type`; `default`: no frequency is scaled, `theta` alone is another."""
+    factor: Annotated[float, Field(ge=1, le=1e6)]
+    """How many times as many positions as before there are, which `data.max_length` may use."""
+    original_max_position_embeddings: Annotated[int, Field(ge=2, le=MOST)] | None = None
+    """Of `yarn` and `llama3`: positions before; none: the model's own, of one that is scaled already its original."""
+    theta: Annotated[float, Field(gt=1, le=1e15)] | None = None
+    """Base of the frequencies (`rope_theta`); none: the model's own."""
+    attention_factor: Annotated[float, Field(gt=0, le=1e3)] | None = None
+    """Of `yarn`: by which sines and cosines are multiplied; none: 0.1 ln(`factor`) + 1."""
+    beta_fast: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `yarn`: turns within the original positions above which a frequency stays as it is; none: 32."""
+    beta_slow: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `yarn`: turns below which a frequency is divided by `factor`; none: 1."""
+    low_freq_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `llama3`: turns below which a frequency is divided by `factor`; none: 1."""
+    high_freq_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `llama3`: turns above which a frequency stays as it is; none: 4."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What it says, by the names of its keys; nothing of what it leaves to the model or to transformers."""
+        return self.model_dump(exclude_none=True)
 
 
 class Batch(Section):
@@ -853,6 +882,8 @@ class Config(Section):
     """Tensors of the weight files that have no place in the model and are left out, as patterns such as `score.*`."""
     trust_remote_code: bool = False
     """Let the model's own Python code run on this machine."""
+    rope: Rope | None = None
+    """Rotary positions scaled for longer sequences, as `{type: yarn, factor: 4}`; none: as the model has them."""
     data: Data
     """What to train on, and how rows become packs."""
     objective: Annotated[
