@@ -29,6 +29,13 @@ def check_rope(rope: Rope) -> Iterator[Contradiction]:
             f"keys of {rope.type}: {', '.join(known[1:])}",
             f"leave rope.{key} out, or rope.type={owners[0]}",
         )
+    if rope.type != "default" and rope.factor == 1:
+        yield Contradiction(
+            ("rope.factor",),
+            f"rope.type is {rope.type}, and rope.factor is 1: as many positions as before",
+            "how many times as many positions there are to be",
+            "rope.factor=4 for instance, or leave rope out",
+        )
     if rope.type == "default" and rope.theta is None:
         yield Contradiction(
             ("rope.type", "rope.theta"),

@@ -298,9 +298,9 @@ class Data(Section):
 class Rope(Section):
     """How rotary position embeddings are changed for more positions than the model was trained with."""
 
-    type: Literal["yarn", "linear", "llama3", "default"]
+    type: Literal["yarn", "linear", "llama3", "default"] = "yarn"
     """As transformers' `rope_type`; `default`: no frequency is scaled, `theta` alone is another."""
-    factor: Annotated[float, Field(ge=1, le=1e6)]
+    factor: Annotated[float, Field(ge=1, le=1e6)] = 1.0
     """How many times as many positions as before there are, which `data.max_length` may use."""
     original_max_position_embeddings: Annotated[int, Field(ge=2, le=MOST)] | None = None
     """Of `yarn` and `llama3`: positions before; none: the model's own, of one that is scaled already its original."""

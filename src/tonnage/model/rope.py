@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 WHOLE = "full_attention"
 """The kind of layer whose positions go as far as documents do."""
 ORIGINAL, LONGEST = "original_max_position_embeddings", "max_position_embeddings"
+KEYS = ("rope_parameters", LONGEST)
+"""Of a configuration that a scaling changes."""
 SCALINGS = ("default", "linear", "yarn", "llama3")
 """Types of frequencies that others can take the place of: of the rest, some have sizes of the model in them."""
 OF_A_TYPE = ("factor", ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
@@ -60,6 +62,29 @@ def has_rope(config: PreTrainedConfig) -> bool:
     own = getattr(config, "rope_parameters", None)
     own = own.get(WHOLE, own) if isinstance(own, Mapping) else None
     return isinstance(own, Mapping) and own.get("rope_type") == "default"
+
+
+def positions_in(config: PreTrainedConfig) -> dict[str, Any]:
+    """What ``set_positions`` takes, of a configuration that was scaled."""
+    return {key: getattr(config, key) for key in KEYS}
+
+
+def set_positions(config: PreTrainedConfig, positions: Mapping[str, Any], where: str) -> None:
+    """Give a model the positions with which an adapter of it was trained. Raises ``UserError`` if it cannot have
+    them."""
+    rope, longest = (positions.get(key) for key in KEYS)
+    if set(positions) != set(KEYS) or not isinstance(rope, Mapping) or type(longest) is not int:
+        raise user_error(
+            where=where,
+            found=f"{', '.join(sorted(map(str, positions)))[:200] or 'nothing'}",
+            needed=f"{' and '.join(KEYS)} of the model that the adapter was trained with",
+            change="use a whole copy of the adapter",
+        )
+    nested = rope.get(WHOLE) if isinstance(rope.get(WHOLE), Mapping) else rope
+    for key, value in zip(KEYS, (copy.deepcopy(dict(rope)), longest), strict=True):
+        setattr(config, key, value)
+    assert isinstance(nested, Mapping)
+    _check_heard(config, str(nested.get("rope_type")))
 
 
 def _scaled(
@@ -125,7 +150,9 @@ def _check_heard(config: PreTrainedConfig, kind: str) -> None:
             model = on_meta(shorten(config), torch.float32)
     except Exception as error:  # whatever a family's class says to positions that it was not made for
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise _refused(config, f"positions that transformers cannot scale as {kind} ({lines[-1].strip()[:200]})") from error
+        raise _refused(
+            config, f"positions that transformers cannot scale as {kind} ({lines[-1].strip()[:200]})"
+        ) from error
     for module in model.modules():
         heard = getattr(module, "rope_type", None)
         if (heard.get(WHOLE) if isinstance(heard, Mapping) else heard) == kind:
