@@ -42,6 +42,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     if config.data.mixture == "rows":
         yield from _weights(config.data)
     yield from _pixels(config.data)
+    yield from _pieces(config.data)
     prompts = config.evaluate.prompts
     if config.track_samples and not (prompts and config.track):
         key = "evaluate.prompts" if config.track else "track"
@@ -75,6 +76,26 @@ def _pixels(data: Data) -> Iterator[Contradiction]:
             f"data.image_min_pixels is {least:,}, and data.image_max_pixels {most:,}",
             "a minimum that is no larger than the maximum",
             "exchange them, or leave data.image_min_pixels out",
+        )
+
+
+def _pieces(data: Data) -> Iterator[Contradiction]:
+    """Pieces of documents that are not split, and such as would hold little more than context."""
+    if data.over_length != "split":
+        for key in ("split_at", "overlap"):
+            if (value := getattr(data, key)) not in ("tokens", 0):
+                yield Contradiction(
+                    (f"data.{key}", "data.over_length"),
+                    f"data.{key} is {value}, and data.over_length is {data.over_length}: no document is split",
+                    "data.over_length of split where pieces are described",
+                    f"data.over_length=split, or leave data.{key} out",
+                )
+    elif data.overlap > data.max_length // 2:
+        yield Contradiction(
+            ("data.overlap", "data.max_length"),
+            f"data.overlap is {data.overlap}, of pieces of {data.max_length} tokens (data.max_length)",
+            f"at most {data.max_length // 2}, half of a piece",
+            f"data.overlap={data.max_length // 8}, or a larger data.max_length",
         )
 
 

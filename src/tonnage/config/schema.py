@@ -238,6 +238,10 @@ class Data(Section):
     """Tokens in a pack, and so the longest conversation that fits."""
     over_length: Literal["error", "drop", "truncate", "split"] = "error"
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
+    split_at: Literal["tokens", "sentences", "turns"] = "tokens"
+    """Of `split`: where pieces end: full, or after the last paragraph or sentence that fits, or the last turn."""
+    overlap: CountOrNone = 0
+    """Of `split`: tokens of a piece that the next one begins with, as context that is not supervised again."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Fraction of the supervised tokens that `over_length` may lose, and of a file damage, before a run is refused."""
     template: Annotated[
