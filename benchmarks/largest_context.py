@@ -75,7 +75,15 @@ SWIFT = "[ms-swift's example](https://github.com/modelscope/ms-swift/blob/main/e
 SWIFT += "sequence_parallel_512k.sh)"
 NF4, LORA, FULL = "LoRA on 4 bits (nf4)", "LoRA", "full weights"
 PUBLISHED: list[tuple[str, str, str, str, int, str, str]] = [
-    ("8B (Llama 3.1)", "H100:512GB", FULL, "one H100", 500_000, ALST, "weights and optimizer on the host, MLP in tiles"),
+    (
+        "8B (Llama 3.1)",
+        "H100:512GB",
+        FULL,
+        "one H100",
+        500_000,
+        ALST,
+        "weights and optimizer on the host, MLP in tiles",
+    ),
     ("8B (Llama 3.1)", "8xH100:2000GB", FULL, "eight H100", 3_700_000, ALST, "the sequence divided among all eight"),
     ("8B (Llama 3.1)", "RTX4090:128GB", NF4, "24 GB", 78_475, UNSLOTH, "rank 32"),
     ("8B (Llama 3.1)", "A100-80GB:512GB", NF4, "80 GB", 342_733, UNSLOTH, "rank 32"),

@@ -1,4 +1,4 @@
-"""Documents longer than a pack in pieces: borders, context, and each supervised token once, beside a plain reference."""
+"""Documents longer than a pack in pieces: borders, context, each supervised token once, beside a plain reference."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_texts_beside_a_plain_reference(tmp_path: Path, tokenizer: Any, overlap:
                 assert stop == min(len(ids), start + ROOM)
             elif number < len(of_document) - 1 and stop < start + ROOM:
                 assert ends[stop - 1] in borders, text[ends[stop - 1] - 30 : ends[stop - 1] + 9]
-            later = [place for place in range(own + (start + ROOM - own) // 2 + 1, min(start + ROOM, len(ids)))]
+            later = range(own + (start + ROOM - own) // 2 + 1, min(start + ROOM, len(ids)))
             if at == "sentences" and stop == start + ROOM and stop < len(ids):
                 assert not any(ends[place - 1] in borders for place in later)
             own = stop

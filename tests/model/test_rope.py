@@ -154,5 +154,5 @@ def test_positions_of_an_adapter(tmp_path: Path) -> None:
     scale(scaled, {"type": "yarn", "factor": 64.0})
     set_positions(other, positions_in(scaled), "there")
     assert (other.rope_parameters, other.max_position_embeddings) == (scaled.rope_parameters, 524288)
-    with pytest.raises(UserError, match="max_position_embeddings and rope_parameters|rope_parameters and max_position"):
+    with pytest.raises(UserError, match="rope_parameters and max_position_embeddings"):
         set_positions(other, {"vocab_size": 3}, "there")

@@ -105,7 +105,7 @@ def told(folder: str, told_of: dict[str, Any]) -> Any:
     """A configuration of transformers with other positions, as its users write them."""
     config = AutoConfig.from_pretrained(folder)
     rope = copy.deepcopy(config.rope_parameters)
-    (rope["full_attention"] if "full_attention" in rope else rope).update(told_of)
+    rope.get("full_attention", rope).update(told_of)
     return type(config).from_dict(config.to_dict() | {"rope_parameters": rope, "max_position_embeddings": 128})
 
 

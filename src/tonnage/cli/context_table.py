@@ -14,9 +14,7 @@ DEFAULT_HARDWARE = "RTX4090:128GB,A100-80GB,8xH100"
 INPUTS = {"device": "on the GPU", "host": "on the host"}
 
 
-def show_contexts(
-    model: str, words: Sequence[str], hardware: str | None, console: Console, *, in_json: bool
-) -> None:
+def show_contexts(model: str, words: Sequence[str], hardware: str | None, console: Console, *, in_json: bool) -> None:
     """Find and print the table for a model on hardware whose names are separated by commas. Raises ``UserError``."""
     from tonnage.api.said import ENDINGS
     from tonnage.display.bar import progress_bar
@@ -68,8 +66,8 @@ def lines(contexts: Contexts) -> list[list[str]]:
     """Cells of the table as text: hardware, then the ways, each with inputs of blocks on the device and on the host."""
     by_place = {(cell.hardware, cell.way, cell.inputs): cell for cell in contexts.cells}
     ways = dict.fromkeys(cell.way for cell in contexts.cells)
-    made = []
+    shown = []
     for hardware in dict.fromkeys(cell.hardware for cell in contexts.cells):
         cells = [by_place[hardware, way, tier] for way in ways for tier in TIERS]
-        made.append([hardware, *((">= " if cell.is_open else "") + rounded(cell.tokens) for cell in cells)])
-    return made
+        shown.append([hardware, *((">= " if cell.is_open else "") + rounded(cell.tokens) for cell in cells)])
+    return shown

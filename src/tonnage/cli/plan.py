@@ -65,7 +65,7 @@ def plan(
     packs that are supposed, unless data.train names rows."""
     from tonnage.api.said import ENDINGS
     from tonnage.cli.context_table import show_contexts
-    from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_ladder, show_largest, show_ways
+    from tonnage.cli.plan_answers import plan_as_json, show_ladder, show_largest, show_ways
     from tonnage.cli.zero_tables import show_zero_tables
     from tonnage.config.read import overridden_key
     from tonnage.decide.decision import asked
@@ -103,10 +103,7 @@ def plan(
         elif not is_config and not says_what_is_trained(words):
             ways = compared(question, progress)
     if solution is not None:
-        if json:
-            put(as_json_text(largest_as_json(solution)))
-        else:
-            show_largest(solution, console)
+        show_largest(solution, console, in_json=json)
         return
     full = ways[0].plan if ways else None
     try:

@@ -20,13 +20,13 @@ BOUNDS = {"yarn": ("beta_slow", 1.0, "beta_fast", 32.0), "llama3": ("low_freq_fa
 
 def check_rope(rope: Rope) -> Iterator[Contradiction]:
     """Keys and values that do not go together."""
-    known = ("type", "factor", "theta", *KEYS[rope.type])
-    for key in sorted(rope.said.keys() - set(known)):
-        owners = [type for type, keys in KEYS.items() if key in keys]
+    keys = ("type", "factor", "theta", *KEYS[rope.type])
+    for key in sorted(rope.parameters.keys() - set(keys)):
+        owners = [type for type, others in KEYS.items() if key in others]
         yield Contradiction(
             (f"rope.{key}", "rope.type"),
             f"rope.{key}, and rope.type is {rope.type}",
-            f"keys of {rope.type}: {', '.join(known[1:])}",
+            f"keys of {rope.type}: {', '.join(keys[1:])}",
             f"leave rope.{key} out, or rope.type={owners[0]}",
         )
     if rope.type != "default" and rope.factor == 1:

@@ -322,7 +322,7 @@ class Rope(Section):
     """Of `llama3`: turns above which a frequency stays as it is; none: 4."""
 
     @property
-    def said(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """What it says, by the names of its keys; nothing of what it leaves to the model or to transformers."""
         return self.model_dump(exclude_none=True)
 

@@ -108,7 +108,7 @@ class Selection:
         self.num_pieces, self.context = np.zeros_like(self.lost_ends), np.zeros_like(self.lost_ends)
         cut = long[self.image_tokens[long] == 0].tolist() if policy in ("truncate", "split") else []
         borders = Borders(self.tokenizer, self.options.split_at) if cut and policy == "split" else None
-        made: list[tuple[int, int, int, int, int]] = []
+        cut_pieces: list[tuple[int, int, int, int, int]] = []
         for at in cut:
             spans, whole = self.documents.spans(at), int(self.lengths[at])
             parts = [Piece(0, 0, room)]
@@ -121,7 +121,7 @@ class Selection:
                 )
                 if inside == 0:
                     continue
-                made.append((at, start, own - start, stop - start, inside))
+                cut_pieces.append((at, start, own - start, stop - start, inside))
                 kept_tokens[at] += stop - own
                 kept_supervised[at] += inside
                 self.context[at] += own - start
@@ -132,7 +132,7 @@ class Selection:
             )
             (self.split if policy == "split" else self.truncated)[at] = kept_supervised[at] > 0
         short = np.flatnonzero(self.lengths <= room)
-        documents, starts, contexts, lengths, supervised = np.array(made, dtype=np.int64).reshape(-1, 5).T
+        documents, starts, contexts, lengths, supervised = np.array(cut_pieces, dtype=np.int64).reshape(-1, 5).T
         self.piece_document = np.concatenate([short, documents])
         self.piece_start = np.concatenate([np.zeros_like(short), starts]).astype(np.int32)
         self.piece_context = np.concatenate([np.zeros_like(short), contexts]).astype(np.int32)

@@ -73,7 +73,7 @@ class _Trained:
             trust_remote_code=config.trust_remote_code,
             untied=plan.weights.untied,
             scores=config.objective.scores,
-            rope=config.rope.said if config.rope else None,
+            rope=config.rope.parameters if config.rope else None,
         )
         model.vocab_size = plan.model.vocab_size
         whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)

@@ -41,7 +41,7 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
         "versions": [version(name) for name in ("torch", "transformers")],
     } | ({"begins": begins} if begins.get("init", "zero") != "zero" else {})
     if config.rope is not None and other is None:
-        parts["rope"] = config.rope.said
+        parts["rope"] = config.rope.parameters
     return cache / "references" / store.key(parts)
 
 

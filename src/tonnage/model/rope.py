@@ -103,8 +103,8 @@ def _scaled(
             change="rope.type=linear, or write rope.original_max_position_embeddings with yarn or llama3",
         )
     original = original or (whole if own_kind == "default" else round(whole / own_factor))
-    kept = {key: value for key, value in before.items() if is_same or key not in (*OF_A_TYPE, *OF_LLAMA, "type")}
-    scaled: dict[str, Any] = {**kept, "rope_type": kind}
+    remaining = {key: value for key, value in before.items() if is_same or key not in (*OF_A_TYPE, *OF_LLAMA, "type")}
+    scaled: dict[str, Any] = {**remaining, "rope_type": kind}
     if "type" in scaled:  # the name before transformers 5
         scaled["type"] = kind
     if rope.get("theta") is not None:
@@ -112,7 +112,7 @@ def _scaled(
     if kind != "default":
         scaled["factor"] = factor
     if kind == "llama3":
-        scaled |= {key: kept.get(key, value) for key, value in OF_LLAMA.items()}
+        scaled |= {key: remaining.get(key, value) for key, value in OF_LLAMA.items()}
     if kind in ("yarn", "llama3"):
         scaled[ORIGINAL] = original
     scaled |= {key: rope[key] for key in (*OF_A_TYPE, *OF_LLAMA) if key in rope and key not in ("factor", ORIGINAL)}

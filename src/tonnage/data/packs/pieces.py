@@ -46,11 +46,11 @@ def pieces(length: int, room: int, overlap: int, borders: Sequence[np.ndarray]) 
     """The pieces of a document of ``length`` tokens, each of at most ``room``; ``borders``: by kind, the best first,
     where a piece may end, ascending."""
     assert 0 <= overlap < room
-    made = [Piece(0, 0, _end(0, min(room, length), length, borders))]
-    while (own := made[-1].stop) < length:
+    cut = [Piece(0, 0, _end(0, min(room, length), length, borders))]
+    while (own := cut[-1].stop) < length:
         start = max(own - overlap, 0)
-        made.append(Piece(start, own, _end(own, min(start + room, length), length, borders)))
-    return made
+        cut.append(Piece(start, own, _end(own, min(start + room, length), length, borders)))
+    return cut
 
 
 def _end(own: int, limit: int, length: int, borders: Sequence[np.ndarray]) -> int:
@@ -75,17 +75,17 @@ class Borders:
         if self._at == "tokens":
             return []
         kinds = np.zeros(len(tokens) + 1, dtype=np.uint8)
-        known = tokens < len(self._kinds)
-        kinds[:-1][known] = self._kinds[tokens[known]]
+        is_token = tokens < len(self._kinds)
+        kinds[:-1][is_token] = self._kinds[tokens[is_token]]
         this, after = kinds[:-1], kinds[1:]
         breaks = (this & BREAK > 0) & (after & STARTS_BREAK == 0)
         before = np.concatenate([[0], this[:-1]])
         paragraphs = breaks & ((this & TWO_BREAKS > 0) | (before & BREAK > 0))
         sentences = (this & WIDE_MARK > 0) | ((this & MARK > 0) & (after & SPACE > 0))
-        found = [np.flatnonzero(paragraphs) + 1, np.flatnonzero(breaks | sentences) + 1]
+        borders = [np.flatnonzero(paragraphs) + 1, np.flatnonzero(breaks | sentences) + 1]
         if self._at == "turns":
-            found.insert(0, np.array(sorted({stop for _, stop, _ in spans}), dtype=np.int64))
-        return found
+            borders.insert(0, np.array(sorted({stop for _, stop, _ in spans}), dtype=np.int64))
+        return borders
 
 
 def _kinds(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
