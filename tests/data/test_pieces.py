@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import make_tokenizer, write_rows
+from data.conftest import make_tokenizer, write_rows
 from tonnage.config import Data, Source
 from tonnage.data import Prepared, prepare
 from tonnage.data.packs.pieces import Borders, Piece, pieces

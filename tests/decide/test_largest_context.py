@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks import largest_context as page
 
 import entry
-from benchmarks import largest_context as page
 from tiny import llama_config
 from tonnage.cli.context_table import lines
 from tonnage.decide.largest_context import MOST, STEP, Contexts, as_json, largest_contexts, rounded
