@@ -47,7 +47,7 @@ def pieces_in(prepared: Prepared) -> list[tuple[int, int, list[int], list[float]
 
 
 def prepared_of(path: Path, tokenizer: Any, **changes: Any) -> Prepared:
-    keys = {"max_length": ROOM, "over_length": "split", "max_loss": 1.0, "template": "chatml"} | changes
+    keys: dict[str, Any] = {"max_length": ROOM, "over_length": "split", "max_loss": 1.0, "template": "chatml"} | changes
     return prepare(Data(train=(Source(path=str(path)),), **keys), tokenizer, cache=path.parent / "cache", processes=1)
 
 

@@ -33,6 +33,8 @@ LLAMA_3_1: dict[str, Any] = {
     "original_max_position_embeddings": 8192,
 }
 
+PARTIAL: dict[str, Any] = {"max_position_embeddings": 4096, "partial_rotary_factor": 0.5, "num_hidden_layers": 2}
+
 
 def llama(positions: int = 131072, rope: dict[str, Any] | None = None) -> LlamaConfig:
     rope = dict(LLAMA_3_1 if rope is None else rope)
@@ -74,7 +76,7 @@ def gemma3(**full: Any) -> Gemma3TextConfig:
             {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
         ),
         (
-            Qwen3Config(max_position_embeddings=4096, partial_rotary_factor=0.5, num_hidden_layers=2),
+            Qwen3Config(**PARTIAL),
             {"type": "default", "factor": 8.0, "theta": 1e6},
             32768,
             {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
@@ -92,6 +94,7 @@ def test_what_a_configuration_says_then(
 
 def test_layers_of_full_attention_alone_are_scaled() -> None:
     config = gemma3(rope_type="linear", factor=8.0)
+    assert config.rope_parameters is not None
     local = dict(config.rope_parameters["sliding_attention"])
     scale(config, {"type": "linear", "factor": 16.0})
     assert config.rope_parameters == {
