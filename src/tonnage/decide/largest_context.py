@@ -1,8 +1,8 @@
 """The longest sequence that fits, for a model on several kinds of hardware (``tonnage plan MODEL --largest-context``).
 
 A table: rows are hardware and numbers of GPUs, columns ways to train and where inputs of blocks rest. Every cell is the
-planner's answer to ``--largest max_length`` with one pack for every worker and pass, without regard to how many
-positions the model has (``rope`` gives it more). Moments stay fp32.
+planner's answer to ``--largest max_length`` with one pack for every worker and pass and whole blocks recomputed, without
+regard to how many positions the model has (``rope`` gives it more). Moments stay fp32.
 
 The model is weighed once for a cell, in rows of ``WEIGHED`` tokens, as what a step holds grows in a line with the
 tokens of a row; what fits is rounded down to ``STEP``.
@@ -35,7 +35,14 @@ WEIGHED = 8192
 """Tokens of the rows with which a model is weighed."""
 TIERS = ("device", "host")
 """Where inputs of blocks wait for their backward pass."""
-KEYS = ("data.max_length", "batch", "memory.activation_tier", "memory.micro_batch", "launch.workers")
+KEYS = (
+    "data.max_length",
+    "batch",
+    "memory.activation_tier",
+    "memory.micro_batch",
+    "memory.recompute",
+    "launch.workers",
+)
 """What a table sets itself."""
 DIVIDED = {"context": "auto"}
 """Axes along which the workers of several GPUs divide a sequence, where the planner has them."""
@@ -90,7 +97,7 @@ def largest_contexts(
         raise user_error(
             where="--largest-context",
             found=f"{', '.join(taken) or 'adapter or train'} on the command line, which the table varies itself",
-            needed="words for what all of its cells have in common, such as precision or memory.recompute",
+            needed="words for what all of its cells have in common, such as precision or memory.budget.host",
             change="leave it out, or ask for one length: --largest max_length",
         )
     machines = [machine for name in hardware for machine in _machines(name)]
@@ -122,15 +129,17 @@ def _machines(name: str) -> Iterator[tuple[str, Machine]]:
 
 
 def _words(machine: Machine, tier: str) -> list[str]:
-    """What a cell says besides: one pack for a worker."""
+    """What a cell says besides: one pack for a worker, or for all where they can divide it; whole blocks recomputed."""
     workers = machine.num_devices if machine.kind == "cuda" else machine.nodes
     axes = [f"parallel.{axis}={value}" for axis, value in DIVIDED.items() if axis in Parallel.model_fields]
+    axes = axes if workers > 1 else []
     return [
         f"data.max_length={WEIGHED}",
-        f"batch.sequences={workers}",
+        f"batch.sequences={1 if axes else workers}",
         "memory.micro_batch=1",
+        "memory.recompute=full",
         f"memory.activation_tier={tier}",
-        *(axes if workers > 1 else []),
+        *axes,
     ]
 
 
