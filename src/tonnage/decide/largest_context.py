@@ -1,7 +1,7 @@
 """The longest sequence that fits, for a model on several kinds of hardware (``tonnage plan MODEL --largest-context``).
 
 A table: rows are hardware and numbers of GPUs, columns ways to train and where inputs of blocks rest. Every cell is the
-planner's answer to ``--largest max_length`` with one pack for every worker and pass and whole blocks recomputed, without
+planner's answer to ``--largest max_length`` with one pack for every worker and pass, blocks recomputed whole, without
 regard to how many positions the model has (``rope`` gives it more). Moments stay fp32.
 
 The model is weighed once for a cell, in rows of ``WEIGHED`` tokens, as what a step holds grows in a line with the
