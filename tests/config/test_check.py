@@ -33,8 +33,8 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
     [
         (["data.pack=false", "batch.tokens=4096"], "batch.tokens is 4096 without packing"),
         (["data.overlap=8"], "data.overlap is 8, and data.over_length is error: no document is split"),
-        (["data={over_length: drop, split_at: turns}"], "data.split_at is turns, and data.over_length is drop"),
-        (["data={over_length: split, overlap: 1025}"], "data.overlap is 1025, of pieces of 2048 tokens"),
+        (["data.over_length=drop", "data.split_at=turns"], "data.split_at is turns, and data.over_length is drop"),
+        (["data.over_length=split", "data.overlap=1025"], "data.overlap is 1025, of pieces of 2048 tokens"),
         (["rope={type: yarn}"], "rope.type is yarn, and rope.factor is 1: as many positions"),
         (["rope={type: dynamic, factor: 2}"], "rope.type is 'dynamic'"),
         (["rope={type: linear, factor: 2, beta_fast: 3}"], "rope.beta_fast, and rope.type is linear"),

@@ -80,7 +80,7 @@ def test_texts_beside_a_plain_reference(tmp_path: Path, tokenizer: Any, overlap:
                 assert ends[stop - 1] in borders, text[ends[stop - 1] - 30 : ends[stop - 1] + 9]
             later = range(own + (start + ROOM - own) // 2 + 1, min(start + ROOM, len(ids)))
             if at == "sentences" and stop == start + ROOM and stop < len(ids):
-                assert not any(ends[place - 1] in borders for place in later)
+                assert ends[stop - 1] in borders or not any(ends[place - 1] in borders for place in later)
             own = stop
         assert own == len(ids)
     account = prepared.account

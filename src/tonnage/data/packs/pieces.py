@@ -29,7 +29,7 @@ CLOSING = "\"'”’»)]}*_`」』）"
 """Characters that may stand behind such a mark."""
 SPACES = ("Ġ", "▁", "Ċ")
 """With which tokens begin that stand for white space in vocabularies of bytes and of SentencePiece."""
-BREAK, TWO_BREAKS, MARK, WIDE_MARK, SPACE, STARTS_BREAK = (1 << bit for bit in range(6))
+BREAK, TWO_BREAKS, MARK, WIDE_MARK, CLOSES, SPACE, STARTS_BREAK = (1 << bit for bit in range(7))
 
 
 class Piece(NamedTuple):
@@ -81,7 +81,11 @@ class Borders:
         breaks = (this & BREAK > 0) & (after & STARTS_BREAK == 0)
         before = np.concatenate([[0], this[:-1]])
         paragraphs = breaks & ((this & TWO_BREAKS > 0) | (before & BREAK > 0))
-        sentences = (this & WIDE_MARK > 0) | ((this & MARK > 0) & (after & SPACE > 0))
+        mark, wide, closes = (this & kind > 0 for kind in (MARK, WIDE_MARK, CLOSES))
+        for _ in range(2):  # closing characters may be tokens of their own
+            mark[1:] |= closes[1:] & mark[:-1]
+            wide[1:] |= closes[1:] & wide[:-1]
+        sentences = (wide & ~np.append(closes[1:], False)) | (mark & (after & SPACE > 0))
         borders = [np.flatnonzero(paragraphs) + 1, np.flatnonzero(breaks | sentences) + 1]
         if self._at == "turns":
             borders.insert(0, np.array(sorted({stop for _, stop, _ in spans}), dtype=np.int64))
@@ -101,6 +105,7 @@ def _kinds(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
             + TWO_BREAKS * text.endswith("\n\n")
             + MARK * closed.endswith(tuple(MARKS))
             + WIDE_MARK * closed.endswith(tuple(WIDE_MARKS))
+            + CLOSES * (text != "" and not closed)
             + SPACE * (text[:1].isspace() or (name or "").startswith(SPACES))
             + STARTS_BREAK * text.startswith("\n")
         )
