@@ -111,12 +111,26 @@ def planned() -> dict[str, Any]:
     return {"date": datetime.date.today().isoformat(), "versions": versions, "tables": tables}
 
 
-def rendered(result: dict[str, Any]) -> str:
-    """The part of the page between the marks."""
+def published() -> str:
+    """What others reach, alone."""
+    rows = [
+        [model, way, theirs, f"{tokens:,}", f"{source}: {how}"]
+        for model, _, way, theirs, tokens, source, how in PUBLISHED
+    ]
+    return "What others publish, in tokens:\n\n" + table(["model", "trained", "on", "they reach", "source"], rows)
+
+
+def rendered(result: dict[str, Any] | None) -> str:
+    """The part of the page between the marks; nothing planned where there is no result."""
     from tonnage.decide.largest_context import TIERS, rounded
 
+    if result is None:
+        return published()
     ways = list(dict.fromkeys(cell["way"] for cell in next(iter(result["tables"].values()))["cells"]))
-    parts = [f"Planned on {result['date']}, with torch {result['versions']['torch']}:"]
+    parts = [
+        f"Planned on {result['date']}, with torch {result['versions']['torch']}; nobody has run these plans. In a cell: "
+        "tokens with the inputs of blocks on the GPU / in the memory of the host; `-`: not even 1,024 fit."
+    ]
     best: dict[tuple[str, str, str], int] = {}
     for name, contexts in result["tables"].items():
         cells = {(cell["hardware"], cell["way"], cell["block_inputs"]): cell["tokens"] for cell in contexts["cells"]}
@@ -155,10 +169,11 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.plan:
         RESULT.write_text(json.dumps(planned(), indent=1) + "\n")
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else None
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    written = f"{before}{BEGIN}\n\n{rendered(json.loads(RESULT.read_text()))}\n\n{END}{after}"
+    written = f"{before}{BEGIN}\n\n{rendered(result)}\n\n{END}{after}"
     if not asked.check:
         PAGE.write_text(written)
     return int(asked.check and written != page)
