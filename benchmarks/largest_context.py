@@ -128,7 +128,7 @@ def rendered(result: dict[str, Any] | None) -> str:
         return published()
     ways = list(dict.fromkeys(cell["way"] for cell in next(iter(result["tables"].values()))["cells"]))
     parts = [
-        f"Planned on {result['date']}, with torch {result['versions']['torch']}; nobody has run these plans. In a cell: "
+        f"Planned on {result['date']}, with torch {result['versions']['torch']}; nobody has run these plans. A cell: "
         "tokens with the inputs of blocks on the GPU / in the memory of the host; `-`: not even 1,024 fit."
     ]
     best: dict[tuple[str, str, str], int] = {}
