@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
@@ -159,6 +158,6 @@ def test_what_tokens_end(tokenizer: Any) -> None:
     ids = np.array(tokenizer(text)["input_ids"])
     ends = np.array([stop for _, stop in tokenizer(text, return_offsets_mapping=True)["offset_mapping"]])
     paragraphs, others = Borders(tokenizer, "sentences").find(ids, [])
-    assert [text[: ends[place - 1]][-6:] for place in paragraphs] == ["said.\n\n"[-6:]]
-    shown = json.dumps([text[: ends[place - 1]][-3:] for place in others])
-    assert shown == json.dumps(["km.", '!" '[:2].rjust(3, "o"), "d.\n\n"[-3:], " 。\n"])
+    assert [text[: ends[place - 1]][-8:] for place in paragraphs] == [" said.\n\n"]
+    shown = [text[: ends[place - 1]][-8:] for place in others]  # a mark in several bytes is no token of this vocabulary
+    assert shown == [" 2.5 km.", 'm. "Go!"', "he said.", " said.\n\n", "。Then 。\n"]
