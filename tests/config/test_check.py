@@ -32,6 +32,18 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
     ("overrides", "message"),
     [
         (["data.pack=false", "batch.tokens=4096"], "batch.tokens is 4096 without packing"),
+        (["data.overlap=8"], "data.overlap is 8, and data.over_length is error: no document is split"),
+        (["data.over_length=drop", "data.split_at=turns"], "data.split_at is turns, and data.over_length is drop"),
+        (["data.over_length=split", "data.overlap=1025"], "data.overlap is 1025, of pieces of 2048 tokens"),
+        (["rope={type: yarn}"], "rope.type is yarn, and rope.factor is 1: as many positions"),
+        (["rope={type: dynamic, factor: 2}"], "rope.type is 'dynamic'"),
+        (["rope={type: linear, factor: 2, beta_fast: 3}"], "rope.beta_fast, and rope.type is linear"),
+        (
+            ["rope={type: llama3, factor: 2, attention_factor: 1.0}"],
+            "rope.attention_factor, and rope.type is llama3",
+        ),
+        (["rope={type: default, factor: 2}"], "rope.type is default, which scales no frequency, and no rope.theta"),
+        (["rope={type: yarn, factor: 2, beta_slow: 40}"], "rope.beta_slow is 40, and rope.beta_fast is 32"),
         (["data.train.0.weight=1e5"], "data.train.0.weight is 100000: an epoch would see each row of owner/rows so"),
         (["batch.tokens=1024"], "batch.tokens is 1024, less than a pack of 2048"),
         (["batch={tokens: 1, sequences: 1}"], "both batch.tokens (1) and batch.sequences (1)"),

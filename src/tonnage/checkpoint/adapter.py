@@ -2,6 +2,7 @@
 
     adapter_config.json          the fields that peft and vLLM need, and no others
     adapter_model.safetensors    what was trained, in fp32, under peft's names
+    adapter_positions.json       where the config scales positions (rope): what the model's config.json does not say
     tokenizer files, README.md, checksums.json
 
 The model's own weights are not in it. ``export.export`` with ``Additions`` writes a whole model instead.
@@ -14,7 +15,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,8 @@ class Described:
     revision: str | None
     origins: Origins | None = None
     """Where its additions began, if that was a part of the model's weights."""
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the model's configuration that were others in training, for a file of their own."""
 
 
 def export_adapter(
@@ -123,6 +126,9 @@ def export_adapter(
         digests = {weights.name: write_file(weights, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)}
         text = json.dumps(adapter_config(model, targets, whole, described, outer), indent=2, ensure_ascii=False)
         (temporary / adapter_files.CONFIG).write_text(f"{text}\n", encoding="utf-8")
+        if described.positions:
+            text = json.dumps(dict(described.positions), indent=2, sort_keys=True)
+            (temporary / adapter_files.POSITIONS).write_text(f"{text}\n", encoding="utf-8")
         shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")

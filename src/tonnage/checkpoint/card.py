@@ -15,6 +15,7 @@ from typing import Any, Literal
 from tonnage.checkpoint.save import RunForm, read_state
 from tonnage.files.reading import read_object
 from tonnage.files.visible import visible
+from tonnage.model.adapter_files import POSITIONS
 from tonnage.rundir.directory import RunDirectory
 
 BEGAN = {"pissa": ", which began as a part of the weights (PiSSA),", "loftq": ", which began as LoftQ's,"}
@@ -203,13 +204,14 @@ def model_card(
     packages = read_object(run.environment, EnvironmentForm)["packages"]
     scores = config.get("objective", {}).get("kind") == "reward"
     task = "text-classification" if scores else "image-text-to-text" if is_part else "text-generation"
+    scaled = is_adapter and ("rope" in config or (Path(config["model"]) / POSITIONS).is_file())
     sections = [
         _front_matter(config, account, task, is_adapter=is_adapter),
         f"# {run.path.resolve().name}",
         f"{origin} {linked} with tonnage {packages['tonnage']}: {_trained(config, is_part, is_adapter)}, with an exact "
         f"fp32 master. The weights here are {dtype}.",
         *notes,
-        f"## Use\n\n```python\n{_use(task, is_adapter=is_adapter)}```",
+        f"## Use\n\n```python\n{_use(task, is_adapter=is_adapter, scaled=scaled)}```",
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
@@ -218,8 +220,13 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def _use(task: str, *, is_adapter: bool) -> str:
-    """How to use the export, in Python."""
+def _use(task: str, *, is_adapter: bool, scaled: bool) -> str:
+    """How to use the export, in Python; ``scaled``: an adapter has a file of positions, which its model must have."""
+    if scaled:
+        plain = _use(task, is_adapter=is_adapter, scaled=False)
+        positions = f'**json.loads(Path(path, "{POSITIONS}").read_text())'
+        loads = re.sub(r"(model = \w+\.from_pretrained\(path)", rf"\1, {positions}", plain)
+        return f"import json\nfrom pathlib import Path\n\n{loads}"
     if task == "text-classification":
         package, prefix = ("peft", "AutoPeft") if is_adapter else ("transformers", "Auto")
         return USE_SCORES.replace("{package}", package).replace("{auto}", f"{prefix}ModelForSequenceClassification")

@@ -46,6 +46,13 @@ def plan(
         str | None,
         typer.Option(metavar="KEY", help="Solve backwards: the largest rank, max_length or micro_batch that fits."),
     ] = None,
+    largest_context: Annotated[
+        bool,
+        typer.Option(
+            "--largest-context",
+            help="The longest sequence that fits, by way to train and tier, for hardware separated by commas.",
+        ),
+    ] = False,
     why: Annotated[
         bool, typer.Option("--why", help="Show the ladder: what is given up for memory in which order, and its cost.")
     ] = False,
@@ -57,7 +64,8 @@ def plan(
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do, on full
     packs that are supposed, unless data.train names rows."""
     from tonnage.api.said import ENDINGS
-    from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_ladder, show_largest, show_ways
+    from tonnage.cli.context_table import show_contexts
+    from tonnage.cli.plan_answers import plan_as_json, show_ladder, show_largest, show_ways
     from tonnage.cli.zero_tables import show_zero_tables
     from tonnage.config.read import overridden_key
     from tonnage.decide.decision import asked
@@ -75,8 +83,11 @@ def plan(
         return
     if config is None:
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
-    machine = None if hardware is None else parse_hardware(hardware)
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
+    if largest_context:
+        show_contexts(config, words, hardware, console, in_json=json)
+        return
+    machine = None if hardware is None else parse_hardware(hardware)
     is_config = config.endswith(ENDINGS)
     names_rows = any(overridden_key(one) in ("data", "data.train") and "train" in one for one in words)
     ways: tuple[Compared, ...] = ()
@@ -92,10 +103,7 @@ def plan(
         elif not is_config and not says_what_is_trained(words):
             ways = compared(question, progress)
     if solution is not None:
-        if json:
-            put(as_json_text(largest_as_json(solution)))
-        else:
-            show_largest(solution, console)
+        show_largest(solution, console, in_json=json)
         return
     full = ways[0].plan if ways else None
     try:

@@ -55,10 +55,14 @@ def show_ladder(ladder: Sequence[Cost], console: Console) -> None:
     console.print(table)
 
 
-def show_largest(largest: Largest, console: Console) -> None:
+def show_largest(largest: Largest, console: Console, *, in_json: bool = False) -> None:
     """Print the value that was solved for, the plan with it, and why it is no larger."""
-    from tonnage.display.terminal import say
+    from tonnage.display.terminal import put, say
+    from tonnage.files.visible import as_json_text
 
+    if in_json:
+        put(as_json_text(largest_as_json(largest)))
+        return
     plan = largest.plan
     say(console, (largest.override, "bold"), " is the largest that fits:")
     say(

@@ -14,6 +14,7 @@ from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
 from tonnage.config.check_optimizer import check_optimizer
+from tonnage.config.check_rope import check_rope
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.rules import RULES, Setting, broken
 from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
@@ -36,9 +37,12 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     if isinstance(config.launch, RayLaunch):
         yield from check_ray(config.launch, config.parallel)
     yield from check_optimizer(config)
+    if config.rope is not None:
+        yield from check_rope(config.rope)
     if config.data.mixture == "rows":
         yield from _weights(config.data)
     yield from _pixels(config.data)
+    yield from _pieces(config.data)
     prompts = config.evaluate.prompts
     if config.track_samples and not (prompts and config.track):
         key = "evaluate.prompts" if config.track else "track"
@@ -72,6 +76,26 @@ def _pixels(data: Data) -> Iterator[Contradiction]:
             f"data.image_min_pixels is {least:,}, and data.image_max_pixels {most:,}",
             "a minimum that is no larger than the maximum",
             "exchange them, or leave data.image_min_pixels out",
+        )
+
+
+def _pieces(data: Data) -> Iterator[Contradiction]:
+    """Pieces of documents that are not split, and such as would hold little more than context."""
+    if data.over_length != "split":
+        for key in ("split_at", "overlap"):
+            if (value := getattr(data, key)) not in ("tokens", 0):
+                yield Contradiction(
+                    (f"data.{key}", "data.over_length"),
+                    f"data.{key} is {value}, and data.over_length is {data.over_length}: no document is split",
+                    "data.over_length of split where pieces are described",
+                    f"data.over_length=split, or leave data.{key} out",
+                )
+    elif data.overlap > data.max_length // 2:
+        yield Contradiction(
+            ("data.overlap", "data.max_length"),
+            f"data.overlap is {data.overlap}, of pieces of {data.max_length} tokens (data.max_length)",
+            f"at most {data.max_length // 2}, half of a piece",
+            f"data.overlap={data.max_length // 8}, or a larger data.max_length",
         )
 
 

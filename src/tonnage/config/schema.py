@@ -8,6 +8,7 @@ device.
 
     Config
     ├── model, revision, tokenizer, init, allow_missing, allow_unexpected, trust_remote_code
+    ├── rope        positions beyond those that the model was trained with
     ├── data        what to train on, and how rows become packs
     ├── objective   what is minimised
     ├── batch       what one step sees
@@ -237,6 +238,10 @@ class Data(Section):
     """Tokens in a pack, and so the longest conversation that fits."""
     over_length: Literal["error", "drop", "truncate", "split"] = "error"
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
+    split_at: Literal["tokens", "sentences", "turns"] = "tokens"
+    """Of `split`: where pieces end: full, or after the last paragraph or sentence that fits, or the last turn."""
+    overlap: CountOrNone = 0
+    """Of `split`: tokens of a piece that the next one begins with, as context that is not supervised again."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Fraction of the supervised tokens that `over_length` may lose, and of a file damage, before a run is refused."""
     template: Annotated[
@@ -292,6 +297,34 @@ class Data(Section):
     def pixels(self) -> tuple[int | None, int | None]:
         """The fewest and the most of an image."""
         return self.image_min_pixels, self.image_max_pixels
+
+
+class Rope(Section):
+    """How rotary position embeddings are changed for more positions than the model was trained with."""
+
+    type: Literal["yarn", "linear", "llama3", "default"] = "yarn"
+    """As transformers' `rope_type`; `default`: no frequency is scaled, `theta` alone is another."""
+    factor: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    """How many times as many positions as before there are, which `data.max_length` may use."""
+    original_max_position_embeddings: Annotated[int, Field(ge=2, le=MOST)] | None = None
+    """Of `yarn` and `llama3`: positions before; none: the model's own, of one that is scaled already its original."""
+    theta: Annotated[float, Field(gt=1, le=1e15)] | None = None
+    """Base of the frequencies (`rope_theta`); none: the model's own."""
+    attention_factor: Annotated[float, Field(gt=0, le=1e3)] | None = None
+    """Of `yarn`: by which sines and cosines are multiplied; none: 0.1 ln(`factor`) + 1."""
+    beta_fast: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `yarn`: turns within the original positions above which a frequency stays as it is; none: 32."""
+    beta_slow: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `yarn`: turns below which a frequency is divided by `factor`; none: 1."""
+    low_freq_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `llama3`: turns below which a frequency is divided by `factor`; none: 1."""
+    high_freq_factor: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of `llama3`: turns above which a frequency stays as it is; none: 4."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What it says, by the names of its keys; nothing of what it leaves to the model or to transformers."""
+        return self.model_dump(exclude_none=True)
 
 
 class Batch(Section):
@@ -853,6 +886,8 @@ class Config(Section):
     """Tensors of the weight files that have no place in the model and are left out, as patterns such as `score.*`."""
     trust_remote_code: bool = False
     """Let the model's own Python code run on this machine."""
+    rope: Rope | None = None
+    """Rotary positions scaled for longer sequences, as `{type: yarn, factor: 4}`; none: as the model has them."""
     data: Data
     """What to train on, and how rows become packs."""
     objective: Annotated[

@@ -114,6 +114,10 @@ class SourceAccount:
     rows_left_out: int = 0
     rows_truncated: int = 0
     rows_split: int = 0
+    pieces: int = 0
+    """That these became."""
+    context_tokens: int = 0
+    """Tokens that are in two pieces, as context of the second: among those that are repeated."""
     tokens: Flow = Flow()
     supervised: Flow = Flow()
     turns_without_end: int = 0

@@ -120,7 +120,7 @@ def prepare(
 
     def write(building: Path) -> None:
         progress("pack", 0, 1)
-        Selection(documents, sources, options, seed).write(building, choice, own, shown)
+        Selection(documents, sources, options, seed, own).write(building, choice, own, shown)
         progress("pack", 1, 1)
 
     store.entry(packs, write)
@@ -246,4 +246,5 @@ def _shown(options: Data, seed: int, date: str) -> dict[str, Any]:
     """The options in ``SHOWN`` as plain values; ``date`` is the one that templates were rendered with."""
     validation = options.validation if isinstance(options.validation, float | int) else "sources of their own"
     values = options.model_dump(include={*SHOWN}) | {"validation": validation, "seed": seed, "date": date}
-    return {name: values[name] for name in SHOWN}
+    cut = options.model_dump(include={"split_at", "overlap"}, exclude_defaults=True)
+    return {name: values[name] for name in SHOWN} | cut

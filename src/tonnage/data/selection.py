@@ -17,6 +17,7 @@ from tonnage.data.building.builder import CONTROL_ROWS
 from tonnage.data.packs.dataset import write_packs
 from tonnage.data.packs.order import mix
 from tonnage.data.packs.packing import best_fit, next_fit
+from tonnage.data.packs.pieces import Borders, Piece, pieces
 from tonnage.data.packs.prefixes import Prefix, find_prefixes, within
 from tonnage.data.sources.given import Sources
 from tonnage.data.sources.in_memory import shown_name
@@ -31,8 +32,16 @@ if TYPE_CHECKING:
 class Selection:
     """Decides which documents are trained, in which packs, and keeps the account."""
 
-    def __init__(self, documents: Documents, sources: Sources, options: Data, seed: int) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        sources: Sources,
+        options: Data,
+        seed: int,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
         self.documents = documents
+        self.tokenizer = tokenizer
         self.sources = sources
         self.options = options
         self.seed = seed
@@ -96,33 +105,37 @@ class Selection:
         long = np.flatnonzero(self.lengths > room)
         kept_tokens, kept_supervised = self.lengths.copy(), self.supervised.copy()
         kept_tokens[long] = kept_supervised[long] = 0
-        pieces: list[tuple[int, int, int, int]] = []
-        for at in long[self.image_tokens[long] == 0].tolist() if policy in ("truncate", "split") else []:
-            spans = self.documents.spans(at)
-            whole = int(self.lengths[at])
-            borders = range(0, whole if policy == "split" else 1, room)
-            for begin in borders:
-                size = min(room, whole - begin)
-                inside = [
-                    max(0, min(stop - begin, size) - max(first - begin, 1))
-                    for first, stop, weight in spans
-                    if weight > 0
-                ]
-                if sum(inside) == 0:
+        self.num_pieces, self.context = np.zeros_like(self.lost_ends), np.zeros_like(self.lost_ends)
+        cut = long[self.image_tokens[long] == 0].tolist() if policy in ("truncate", "split") else []
+        borders = Borders(self.tokenizer, self.options.split_at) if cut and policy == "split" else None
+        cut_pieces: list[tuple[int, int, int, int, int]] = []
+        for at in cut:
+            spans, whole = self.documents.spans(at), int(self.lengths[at])
+            parts = [Piece(0, 0, room)]
+            if borders is not None:
+                parts = pieces(whole, room, self.options.overlap, borders.find(self.documents.tokens(at), spans))
+            for start, own, stop in parts:
+                first_target = max(own, start + 1)
+                inside = sum(
+                    max(0, min(last, stop) - max(first, first_target)) for first, last, weight in spans if weight > 0
+                )
+                if inside == 0:
                     continue
-                pieces.append((at, begin, size, sum(inside)))
-                kept_tokens[at] += size
-                kept_supervised[at] += sum(inside)
-            cuts = [begin + room for begin in borders if begin + room < whole]
-            reach = whole if policy == "split" else room
+                cut_pieces.append((at, start, own - start, stop - start, inside))
+                kept_tokens[at] += stop - own
+                kept_supervised[at] += inside
+                self.context[at] += own - start
+                self.num_pieces[at] += policy == "split"
+            cuts, reach = [part.stop for part in parts if part.stop < whole], parts[-1].stop
             self.lost_ends[at] = sum(
-                any(first < cut < stop for cut in cuts) or stop > reach for first, stop, _ in spans
+                any(first < place < stop for place in cuts) or stop > reach for first, stop, _ in spans
             )
             (self.split if policy == "split" else self.truncated)[at] = kept_supervised[at] > 0
         short = np.flatnonzero(self.lengths <= room)
-        documents, starts, lengths, supervised = np.array(pieces, dtype=np.int64).reshape(-1, 4).T
+        documents, starts, contexts, lengths, supervised = np.array(cut_pieces, dtype=np.int64).reshape(-1, 5).T
         self.piece_document = np.concatenate([short, documents])
         self.piece_start = np.concatenate([np.zeros_like(short), starts]).astype(np.int32)
+        self.piece_context = np.concatenate([np.zeros_like(short), contexts]).astype(np.int32)
         self.piece_length = np.concatenate([self.lengths[short], lengths]).astype(np.int32)
         self.piece_supervised = np.concatenate([self.supervised[short], supervised]).astype(np.int32)
         self.kept_tokens, self.kept_supervised = kept_tokens, kept_supervised
@@ -201,29 +214,30 @@ class Selection:
         (building / "account.json").write_text(json.dumps(account.to_json(), indent=1) + "\n", encoding="utf-8")
 
     def _write_packs(self, path: Path, rows: np.ndarray) -> PackAccount:
-        pieces = np.repeat(np.arange(len(self.piece_document)), np.where(rows, self.copies, 0)[self.piece_document])
+        numbers = np.repeat(np.arange(len(self.piece_document)), np.where(rows, self.copies, 0)[self.piece_document])
         if self.options.order == "given":
-            pieces = pieces[np.lexsort((self.piece_start[pieces], self.piece_document[pieces]))]
-        lengths = self.piece_length[pieces]
+            numbers = numbers[np.lexsort((self.piece_start[numbers], self.piece_document[numbers]))]
+        lengths = self.piece_length[numbers]
         if self.options.pack and self.options.order == "given":
             packs = next_fit(lengths, self.options.max_length)
         elif self.options.pack:
-            keys = _mixed(np.arange(len(pieces), dtype=np.uint64), self.seed)
+            keys = _mixed(np.arange(len(numbers), dtype=np.uint64), self.seed)
             packs = best_fit(lengths, self.options.max_length, keys)
         else:
-            packs = np.arange(len(pieces), dtype=np.int64)
+            packs = np.arange(len(numbers), dtype=np.int64)
         order = np.argsort(packs, kind="stable")
         num_packs = int(packs.max()) + 1 if len(packs) else 0
         offsets = np.zeros(num_packs + 1, dtype=np.int64)
         np.cumsum(np.bincount(packs, minlength=num_packs), out=offsets[1:])
-        pieces = pieces[order]
-        prefixes = np.where(self.piece_start[pieces] == 0, self.prefix[self.piece_document[pieces]], np.int16(-1))
-        shared, lengths = self.shared[self.piece_document[pieces]], self.piece_length[pieces]
+        numbers = numbers[order]
+        is_whole = (self.piece_start[numbers] == 0) & (self.piece_context[numbers] == 0)
+        prefixes = np.where(is_whole, self.prefix[self.piece_document[numbers]], np.int16(-1))
+        shared, lengths = self.shared[self.piece_document[numbers]], self.piece_length[numbers]
         account = PackAccount(
             packs=num_packs,
             tokens=int(lengths.sum(dtype=np.int64)),
-            supervised=int(self.piece_supervised[pieces].sum(dtype=np.int64)),
-            documents=len(pieces),
+            supervised=int(self.piece_supervised[numbers].sum(dtype=np.int64)),
+            documents=len(numbers),
             max_length=self.options.max_length,
         )
         write_packs(
@@ -231,14 +245,15 @@ class Selection:
             f"../../../documents/{self.documents.path.name}",
             {
                 "offsets": offsets,
-                "documents": self.piece_document[pieces],
-                "starts": self.piece_start[pieces],
-                "lengths": self.piece_length[pieces],
+                "documents": self.piece_document[numbers],
+                "starts": self.piece_start[numbers],
+                "lengths": self.piece_length[numbers],
+                **({"contexts": self.piece_context[numbers]} if self.piece_context.any() else {}),
                 "prefixes": within(self.common_prefixes, prefixes, np.where(shared > 0, shared, lengths)),
             },
             {
                 "num_packs": num_packs,
-                "num_documents": len(pieces),
+                "num_documents": len(numbers),
                 "num_tokens": account.tokens,
                 "supervised_tokens": account.supervised,
                 "max_length": self.options.max_length,
@@ -278,8 +293,10 @@ class Selection:
             rows_left_out=rows(self.left_out),
             rows_truncated=rows(self.truncated & (self.train | self.validation)),
             rows_split=rows(self.split & (self.train | self.validation)),
-            tokens=self._flow(in_source, self.lengths, self.kept_tokens),
-            supervised=self._flow(in_source, self.supervised, self.kept_supervised),
+            pieces=int(self.num_pieces[in_source & (self.train | self.validation)].sum()),
+            context_tokens=int(self.context[in_source & (self.train | self.validation)].sum()),
+            tokens=self._flow(in_source, self.lengths, self.kept_tokens, self.context),
+            supervised=self._flow(in_source, self.supervised, self.kept_supervised, np.zeros_like(self.context)),
             turns_without_end=int(self.lost_ends[in_source & (self.train | self.validation)].sum()),
             rows_nothing_supervised=kinds.get("nothing_supervised", 0),
             bad_kinds=dict(sorted(kinds.items())),
@@ -299,16 +316,18 @@ class Selection:
             lengths=Lengths.of(self.lengths[in_source]),
         )
 
-    def _flow(self, in_source: np.ndarray, whole: np.ndarray, remaining: np.ndarray) -> Flow:
+    def _flow(self, in_source: np.ndarray, whole: np.ndarray, remaining: np.ndarray, again: np.ndarray) -> Flow:
+        """``again``: tokens of every document that are there a second time, as context."""
+
         def count(amounts: np.ndarray, state: np.ndarray) -> int:
             return int(amounts[in_source & state].sum(dtype=np.int64))
 
-        in_packs = self.train | self.validation
+        in_packs, copies = self.train | self.validation, self.copies.astype(np.int64)
         return Flow(
             read=int(whole[in_source].sum(dtype=np.int64)),
-            repeated=count(remaining.astype(np.int64) * (self.copies - 1), self.train),
-            train=count(remaining.astype(np.int64) * self.copies, self.train),
-            validation=count(remaining, self.validation),
+            repeated=count(remaining * (copies - 1) + again * copies, self.train) + count(again, self.validation),
+            train=count((remaining + again) * copies, self.train),
+            validation=count(remaining + again, self.validation),
             cut=count(whole - remaining, in_packs) + count(whole, self.dropped),
             duplicate=count(whole, self.duplicate_dropped),
             left_out=count(whole, self.left_out),

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.data.progress import silent
 from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
@@ -48,6 +48,14 @@ class _Trained:
         adapter = self.trains.adapter
         return None if adapter is None or adapter.init == "zero" else Origins(self.run.start, adapter)
 
+    @property
+    def positions(self) -> dict[str, Any]:
+        """Keys of the model's configuration that were others in training than in its files, where positions are."""
+        from tonnage.model.rope import positions_in
+
+        before = self.files.adapter
+        return positions_in(self.model) if self.config.rope or (before and before.positions) else {}
+
     @staticmethod
     def of(run: RunDirectory) -> _Trained:
         """Raises ``UserError``."""
@@ -65,6 +73,7 @@ class _Trained:
             trust_remote_code=config.trust_remote_code,
             untied=plan.weights.untied,
             scores=config.objective.scores,
+            rope=config.rope.parameters if config.rope else None,
         )
         model.vocab_size = plan.model.vocab_size
         whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
@@ -110,6 +119,13 @@ def export_checkpoint(
             found="a reward model, which scores texts and writes none",
             needed="transformers, whose AutoModelForSequenceClassification reads it",
             change=f"tonnage export {run.path} {directory}",
+        )
+    if is_adapter and trained.positions and wishes.target != "transformers":
+        raise user_error(
+            where=f"--for {wishes.target}",
+            found="an adapter of a model whose positions are scaled (rope), which its own config.json does not say",
+            needed="--merge, which writes the whole model with its positions",
+            change=f"tonnage export {run.path} {directory} --merge --for {wishes.target}",
         )
     if is_adapter and wishes.target == "vllm":
         _check_plain(trained, directory)
@@ -170,6 +186,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             files.adapter.base if files.adapter is not None else config.model,
             files.commit or config.revision,
             trained.origins,
+            trained.positions,
         ),
         files=files,
         tokenizer=run.tokenizer,

@@ -125,6 +125,7 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
         tokenizer=config.tokenizer is None,
         trust_remote_code=config.trust_remote_code,
         scores=config.objective.scores,
+        rope=config.rope.parameters if config.rope else None,
     )
     if config.tokenizer is not None:
         files = replace(files, tokenizer=find_tokenizer(config.tokenizer))

@@ -112,6 +112,7 @@ def supposed(
         tokenizer=False,
         trust_remote_code=config.trust_remote_code,
         scores=config.objective.scores,
+        rope=config.rope.parameters if config.rope else None,
     )
     check_division(config, model_config)
     place = where(config, machine, progress)

@@ -40,6 +40,8 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
         "quantize": config.adapter.quantize if adapted and not isinstance(config.adapter, str) else None,
         "versions": [version(name) for name in ("torch", "transformers")],
     } | ({"begins": begins} if begins.get("init", "zero") != "zero" else {})
+    if config.rope is not None and other is None:
+        parts["rope"] = config.rope.parameters
     return cache / "references" / store.key(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from tonnage.model.stored import StoredTensor, read_headers, read_json_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+POSITIONS = "adapter_positions.json"
+"""Positions of the model as the adapter was trained, where they are not the model's own: keys of its configuration, as
+``from_pretrained`` of transformers takes them by name. peft has no place for them."""
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", "SEQ_CLS", None),
@@ -87,6 +90,8 @@ class AdapterFiles:
     """The same of those that have another alpha."""
     magnitudes: bool = False
     """Whether it has lengths of rows (DoRA)."""
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the model's configuration that were others when it was trained (``POSITIONS``)."""
 
     @property
     def factor(self) -> float:
@@ -193,4 +198,5 @@ def read_adapter(directory: Path) -> AdapterFiles:
         ranks or (),
         tuple((named, float(alpha)) for named, alpha in alphas or ()),
         bool(fields.get("use_dora")),
+        read_json_object(directory / POSITIONS) if (directory / POSITIONS).is_file() else {},
     )

@@ -18,6 +18,7 @@ from tonnage.errors import Problem, UserError, user_error
 from tonnage.model import adapter_files
 from tonnage.model.adapter_files import AdapterFiles, read_adapter
 from tonnage.model.code import check_config_code, named_code, refused, without_code
+from tonnage.model.rope import has_rope, scale, set_positions
 from tonnage.model.stored import read_json_object
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def find_model(
 
 def _adapted(directory: Path, *, random_weights: bool, tokenizer: bool, code: bool) -> ModelFiles:
     """The files of the model that an adapter belongs to, with the adapter's; its own tokenizer comes first."""
-    _check_inside(directory, [adapter_files.CONFIG, adapter_files.WEIGHTS])
+    _check_inside(directory, [adapter_files.CONFIG, adapter_files.WEIGHTS, adapter_files.POSITIONS])
     adapter = read_adapter(directory)
     own = any((directory / name).is_file() for name in TOKENIZER_FILES)
     base, revision = adapter.base, adapter.revision
@@ -295,6 +296,8 @@ def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False, sco
 
     whole = read_whole_config(files, trust_remote_code=trust_remote_code)
     config = text_config(whole)
+    if files.adapter is not None and files.adapter.positions:
+        set_positions(config, files.adapter.positions, str(files.adapter.directory / adapter_files.POSITIONS))
     if files.adapter is not None and files.adapter.scores != scores:
         raise user_error(
             where=str(files.adapter.directory),
@@ -363,17 +366,21 @@ def read_model(
     trust_remote_code: bool = False,
     untied: bool = False,
     scores: bool = False,
+    rope: Mapping[str, Any] | None = None,
 ) -> tuple[ModelFiles, PreTrainedConfig]:
     """The files of a model and its configuration; ``untied``, it has a head of its own whatever the files say;
-    ``scores``, it is the family's scorer. If an adapter has a larger embedding, the vocabulary is the adapter's.
+    ``scores``, it is the family's scorer; ``rope``, how its positions are scaled, if they are. If an adapter has a
+    larger embedding, the vocabulary is the adapter's.
 
     Raises:
-        UserError: as ``find_model`` and ``read_model_config``.
+        UserError: as ``find_model``, ``read_model_config`` and ``rope.scale``.
     """
     files = find_model(
         model, revision=revision, random_weights=random_weights, tokenizer=tokenizer, code=trust_remote_code
     )
     config = read_model_config(files, trust_remote_code=trust_remote_code, scores=scores)
+    if rope is not None:
+        scale(config, rope)
     if untied:
         config.tie_word_embeddings = False
     if files.adapter is not None:  # which may have been trained with more tokens
@@ -503,7 +510,8 @@ def check_fit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_
                 where="data.max_length",
                 found=f"max_length {max_length}",
                 needed=f"at most {positions}, the positions that the model knows",
-                change=f"data.max_length={positions}",
+                change=f"data.max_length={positions}"
+                + (f", or rope='{{type: yarn, factor: {-(-max_length // positions)}}}'" if has_rope(config) else ""),
             )
         )
     if problems:

@@ -232,6 +232,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
         scores=config.objective.scores,
+        rope=config.rope.parameters if config.rope else None,
     )
     largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
     largest_input = largest_row * layout.width * plan.model.hidden_size

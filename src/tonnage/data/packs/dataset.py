@@ -7,6 +7,7 @@ A data set is a directory of a few arrays beside the documents that it points in
     documents.npy    int64 (num_pieces,): the document of every piece
     starts.npy       int32 (num_pieces,): its first token in the document (0 unless the document was split)
     lengths.npy      int32 (num_pieces,): its number of tokens
+    contexts.npy     int32 (num_pieces,): how many of these only stand before what is its own; not there if none do
     prefixes.npy     int16 (num_pieces,): which of the common prefixes in packs.json it begins with, -1 for none
 """
 
@@ -32,6 +33,7 @@ from tonnage.data.text.masks import Span
 from tonnage.data.tokens.documents import Documents
 
 ARRAYS = ("offsets", "documents", "starts", "lengths", "prefixes")
+CONTEXTS = "contexts"
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class PackedDataset:
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
-        return {name: np.load(self.path / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        names = [*ARRAYS, *([CONTEXTS] if (self.path / f"{CONTEXTS}.npy").exists() else [])]
+        return {name: np.load(self.path / f"{name}.npy", mmap_mode="r") for name in names}
 
     @cached_property
     def document_tokens(self) -> float:
@@ -208,9 +211,10 @@ class PackedDataset:
             raise IndexError(f"pack {index} of {self.num_packs}")
         names = ("documents", "starts", "lengths", "prefixes")
         documents, starts, lengths, prefixes = (self._of_pack(index, name) for name in names)
-        pieces = list(zip(documents.tolist(), starts.tolist(), lengths.tolist(), strict=True))
-        input_ids = [self.source.tokens(document)[start : start + length] for document, start, length in pieces]
-        weights = [piece_weights(self.source.spans(document), start, length) for document, start, length in pieces]
+        contexts = self._of_pack(index, CONTEXTS) if CONTEXTS in self._arrays else np.zeros_like(lengths)
+        pieces = list(zip(documents.tolist(), starts.tolist(), lengths.tolist(), contexts.tolist(), strict=True))
+        input_ids = [self.source.tokens(document)[start : start + length] for document, start, length, _ in pieces]
+        weights = [piece_weights(self.source.spans(document), *borders) for document, *borders in pieces]
         carry = self.source.carry
         carried = np.array([self.source.carried(document) for document in documents.tolist()]).T if carry else ()
         forks = np.array([self.source.fork(document) for document in documents.tolist()]) if self.pairs else None
@@ -266,17 +270,18 @@ class PackedDataset:
         return self.source.where(document)
 
 
-def piece_weights(spans: Sequence[Span], start: int, length: int) -> np.ndarray:
-    """``Pack.weights`` of ``length`` tokens of a document from ``start`` on, float32, given the spans of all of it."""
+def piece_weights(spans: Sequence[Span], start: int, length: int, context: int = 0) -> np.ndarray:
+    """``Pack.weights`` of ``length`` tokens of a document from ``start`` on, float32, given the spans of all of it; the
+    first ``context`` of them are trained elsewhere."""
     weights = np.zeros(length, dtype=np.float32)
     for first, stop, weight in spans:
-        weights[max(first - start, 1) : max(stop - start, 0)] = weight
+        weights[max(first - start, context, 1) : max(stop - start, 0)] = weight
     return weights
 
 
 def write_packs(path: Path, documents: str, arrays: dict[str, np.ndarray], totals: dict[str, Any]) -> None:
     """Write a data set. ``documents`` is the path of the documents relative to ``path``."""
     path.mkdir(parents=True)
-    for name in ARRAYS:
-        np.save(path / f"{name}.npy", arrays[name])
+    for name, values in arrays.items():
+        np.save(path / f"{name}.npy", values)
     (path / "packs.json").write_text(json.dumps({**totals, "documents": documents}, indent=2) + "\n", encoding="utf-8")

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tonnage.data.text.masks import Marked, Span
+from tonnage.data.tokens.long_texts import LONG, ids_in_pieces, may_be_cut
 from tonnage.data.tokens.words import WINDOW_WORDS, Scanner, split_pattern
 from tonnage.forms.conversation import RowError, as_row_error
 
@@ -155,8 +156,8 @@ class TextBatch:
     """Words that the tokenizer has not been asked for yet."""
     known: list[Encoding] = field(default_factory=list)
     """Their encodings."""
-    whole: list[Encoding | RowError] = field(default_factory=list)
-    """Encodings of the texts that were not cut."""
+    whole: list[Encoding | np.ndarray | RowError] = field(default_factory=list)
+    """Encodings of the texts that were not cut; of very long ones, their tokens alone."""
 
 
 class Encoder:
@@ -171,6 +172,7 @@ class Encoder:
         """Names of tokens in messages, where they differ from the tokens themselves."""
         self._by_word = split_pattern(self._tokenizer) is not None
         self._normalizer = self._tokenizer.normalizer
+        self._in_pieces = self._by_word and may_be_cut(self._tokenizer)
         self._windows: dict[str, list[int]] = {}
         self._vocabulary = _Vocabulary()
         self._scanner = Scanner.of(self._tokenizer)
@@ -212,7 +214,14 @@ class Encoder:
     def run(self, batch: TextBatch) -> None:
         """What the tokenizer has to do for a batch: it does it on all cores and lets other threads go on."""
         batch.known = self._tokenizer.encode_batch(batch.new, add_special_tokens=False)
-        batch.whole = self._encode([text for (text, _), cut in zip(batch.texts, batch.by_word, strict=True) if not cut])
+        uncut = [
+            (text, ends)
+            for (text, _), ends, cut in zip(batch.texts, batch.borders, batch.by_word, strict=True)
+            if not cut
+        ]
+        of_long = [self._ids_of_long(text, ends) for text, ends in uncut]
+        others = iter(self._encode([text for (text, _), ids in zip(uncut, of_long, strict=True) if ids is None]))
+        batch.whole = [next(others) if ids is None else ids for ids in of_long]
 
     def documents(self, batch: TextBatch) -> Iterator[Document | RowError]:
         """The documents of a batch that was run, or why there is none, in the order of its texts."""
@@ -233,9 +242,21 @@ class Encoder:
             try:
                 if isinstance(encoding, RowError):
                     raise encoding
+                if isinstance(encoding, np.ndarray):
+                    yield Document(encoding, _in_tokens(spans, {0: 0, len(text): len(encoding)}))
+                    continue
                 yield self._place(text, encoding, spans)
             except Exception as error:
                 yield as_row_error(error)
+
+    def _ids_of_long(self, text: str, borders: Sequence[int]) -> np.ndarray | None:
+        """Tokens of a very long text without borders inside; None of any other, and of one that cannot be cut."""
+        if len(text) < LONG or len(borders) > 2 or not self._in_pieces:
+            return None
+        try:
+            return ids_in_pieces(text, self.ids)
+        except Exception:  # the whole says why
+            return None
 
     def _encode(self, texts: list[str]) -> list[Encoding | RowError]:
         """Encodings of whole texts; a text that is not valid Unicode gives a ``RowError`` in its place."""
