@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchao.quantization import quantize_
-from torchao.quantization.qat import QATConfig
+from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer, QATConfig
 
 from tonnage.errors import UserError
 from tonnage.kernels import fake_quantized
@@ -62,6 +62,14 @@ def test_it_computes_the_bits_of_torchaos_layer(
         assert torch.equal(mine, other)
     exact = F.linear(inputs, layer.weight, layer.bias)
     assert float((ours - exact).norm()) > 2e-3 * float(exact.norm())
+
+
+def test_int8_int4_has_the_bits_of_torchtunes_quantizer() -> None:
+    """In fp32: of 16 bits its scales have all digits."""
+    layer, inputs, _ = layer_and_inputs(torch.float32)
+    ours = fake_quantized_linear(inputs, layer.weight, layer.bias, FakeQuantizers(Scheme("int8-int4", 32)))
+    theirs = Int8DynActInt4WeightQATQuantizer(groupsize=32).prepare(nn.Sequential(layer))
+    assert torch.equal(ours, theirs(inputs))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
