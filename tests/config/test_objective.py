@@ -28,7 +28,7 @@ def config(*words: str) -> Config:
         (["objective=grpo"], "one of supervised, dft, eaft, distil, dpo, ipo, hinge, kto, orpo, simpo, reward"),
         (["objective={kind: dpo, gamma: 1}"], "unknown key objective.gamma"),
         (["objective={kind: dft, power: 2}"], "objective.kind eaft, which knows it"),
-        (["objective=eaft", "memory.tiles=4"], "the likeliest tokens are not looked for in tiles"),
+        (["objective=eaft", "memory.tiles=4"], "the likeliest are not looked for in tiles"),
         (["objective=dft", "data.carry=[score]"], "columns are for a loss of one's own"),
         (["objective=dpo", "data.over_length=truncate"], "whole rows: of an answer that is cut"),
         (["objective=dpo", "data.over_length=split"], "whole rows: of an answer that is cut"),

@@ -8,7 +8,12 @@ import pytest
 
 from tonnage.migration import Import, import_files
 
-AXOLOTL = "base_model: tiny/llama\nsequence_len: 512\nmicro_batch_size: 2\ndatasets: [{path: rows.jsonl, type: alpaca}]\n"
+AXOLOTL = """\
+base_model: tiny/llama
+sequence_len: 512
+micro_batch_size: 2
+datasets: [{path: rows.jsonl, type: alpaca}]
+"""
 FACTORY = "model_name_or_path: tiny/llama\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\n"
 SWIFT = "swift sft --model tiny/llama --dataset rows.jsonl"
 

@@ -112,7 +112,7 @@ def _of_tokens(config: Config) -> Iterator[Contradiction]:
         yield Contradiction(
             ("memory.tiles", "objective.kind"),
             f"memory.tiles is {tiles}, and objective.kind is {kind}",
-            "a vocabulary that is whole, or divided by parallel.tensor: the likeliest tokens are not looked for in tiles",
+            "a vocabulary that is whole, or divided by parallel.tensor: the likeliest are not looked for in tiles",
             "leave memory.tiles out, or use parallel.tensor",
         )
     if config.data.carry:

@@ -416,9 +416,7 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
-ObjectiveKind = Literal[
-    "supervised", "dft", "eaft", "distil", "dpo", "ipo", "hinge", "kto", "orpo", "simpo", "reward"
-]
+ObjectiveKind = Literal["supervised", "dft", "eaft", "distil", "dpo", "ipo", "hinge", "kto", "orpo", "simpo", "reward"]
 FOCUSED = ("dft", "eaft")
 """Kinds of ``objective`` in which tokens count by what the model makes of them."""
 REFERRED = ("dpo", "ipo", "hinge", "kto")
@@ -576,7 +574,7 @@ class QuantizeAware(Section):
     """Training with weights as they will be rounded once the model is quantised; torchao's numbers."""
 
     scheme: Literal["none", "int4", "int8", "int8-int4", "mxfp4", "nvfp4"] = "none"
-    """Rounds weights to 4 or 8 bits; `int8-int4`, `mxfp4` and `nvfp4` round inputs of layers too, to 8 bits and to 4."""
+    """Rounds weights to 4 or 8 bits; `int8-int4`, `mxfp4` and `nvfp4` inputs of layers too, to 8 bits and to 4."""
     group_size: Literal[32, 64, 128, 256] | None = None
     """Of `int4` and `int8-int4`: numbers of a row that share a scale; none: torchao's, 128 and 32."""
     after_steps: CountOrNone = 0
@@ -903,7 +901,9 @@ class Config(Section):
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of weights and arithmetic in the forward and backward."""
     quantize_aware: Annotated[
-        QuantizeAware, BeforeValidator(_scheme), Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4, nvfp4")
+        QuantizeAware,
+        BeforeValidator(_scheme),
+        Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4, nvfp4"),
     ] = Field(default_factory=QuantizeAware)
     """Round weights as a quantised model has them, so that it loses less; `int4` is short for `{scheme: int4}`."""
     memory: Memory = Field(default_factory=Memory)

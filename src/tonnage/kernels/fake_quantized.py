@@ -109,7 +109,6 @@ Maker = Callable[[Tensor], Quantizer]
 """Makes what rounds the rows of a matrix, which it is given whole."""
 
 
-
 class FakeQuantizers:
     """torchao's fake quantisers of a scheme, which the layers of a model share, and whether they are used."""
 
