@@ -81,6 +81,13 @@ def _length(config: Config) -> Iterator[Contradiction]:
         yield Contradiction(("epochs", "steps"), found, "one of them", "remove epochs or steps")
     if config.steps is None and config.epochs is None:
         yield Contradiction(("epochs", "steps"), "neither epochs nor steps", "one of them", "write epochs: 3")
+    if (data := config.data).min_length > data.max_length:
+        yield Contradiction(
+            ("data.min_length", "data.max_length"),
+            f"data.min_length is {data.min_length}, and data.max_length is {data.max_length}",
+            "at most data.max_length: no conversation would be left",
+            f"data.min_length=1, or data.max_length={data.min_length}",
+        )
 
 
 def _batch(config: Config) -> Iterator[Contradiction]:

@@ -1,4 +1,4 @@
-"""What other programs' losses that weigh tokens by what the model makes of them become."""
+"""Losses of other programs that weigh tokens by what the model makes of them, and rows that they leave out as short."""
 
 from __future__ import annotations
 
@@ -62,3 +62,8 @@ def test_axolotls_weights_are_larger(tmp_path: Path) -> None:
 )
 def test_what_is_not_there_is_refused(lines: str, lost: list[str], tmp_path: Path) -> None:
     assert [entry.setting.shown for entry in of_file(lines, tmp_path).lost] == lost
+
+
+def test_short_rows_are_left_out(tmp_path: Path) -> None:
+    assert of_file(f"{AXOLOTL}min_sample_len: 400\n", tmp_path).tree["data"]["min_length"] == 400
+    assert "min_length" not in of_file(f"{AXOLOTL}min_sample_len: 2\n", tmp_path).tree["data"]
