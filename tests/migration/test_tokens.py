@@ -1,4 +1,4 @@
-"""Losses of other programs that weigh tokens by what the model makes of them, and rows that they leave out as short."""
+"""How other programs weigh tokens by what the model makes of them, which rows they leave out, and what they measure."""
 
 from __future__ import annotations
 
@@ -67,3 +67,11 @@ def test_what_is_not_there_is_refused(lines: str, lost: list[str], tmp_path: Pat
 def test_short_rows_are_left_out(tmp_path: Path) -> None:
     assert of_file(f"{AXOLOTL}min_sample_len: 400\n", tmp_path).tree["data"]["min_length"] == 400
     assert "min_length" not in of_file(f"{AXOLOTL}min_sample_len: 2\n", tmp_path).tree["data"]
+
+
+@pytest.mark.parametrize(("names", "is_whole"), [("[perplexity]", True), ("[perplexity, ter]", False), ("", False)])
+def test_perplexity_is_told_anyway(names: str, is_whole: bool, tmp_path: Path) -> None:
+    lines = f"{AXOLOTL}val_set_size: 0.1\neval_steps: 10\ndo_causal_lm_eval: true\n"
+    found = of_file(lines + (f"eval_causal_lm_metrics: {names}\n" if names else ""), tmp_path)
+    assert (found.is_whole, found.lost) == (is_whole, [])
+    assert of_file(lines.replace("lm_eval: true", "lm_eval: false"), tmp_path).is_whole

@@ -9,7 +9,6 @@ from tonnage.migration.keys import AXOLOTL
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.values import flag, optional, text, whole
 
-
 LEAST_ROW = 2
 """Tokens of a row that has anything to predict."""
 
