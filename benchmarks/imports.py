@@ -3,10 +3,11 @@
     python -m benchmarks.imports DIRECTORY... [--output benchmarks/results/imports.json] [--list]
 
 A directory is a checkout of Axolotl, LLaMA-Factory, TRL, ms-swift or torchtune; every YAML and shell script in its
-``examples`` (torchtune: ``recipes/configs``) is imported as it lies there. How many workers there are, torchtune's files
-leave to the command: one is said. Outcomes: ``whole`` (a config that ``tonnage train`` takes as it is, every key carried over or
-needless), ``asks`` (something must still be said), ``refused`` (a key that decides what is computed is not carried
-over), ``beside`` (only keys that say where bytes rest or what is shown are not), ``not read`` (nobody's configuration).
+``examples`` (torchtune: ``recipes/configs``) is imported as it lies there. How many workers there are, torchtune's
+files leave to the command: one is said. Outcomes: ``whole`` (a config that ``tonnage train`` takes as it is, every key
+carried over or needless), ``asks`` (something must still be said), ``refused`` (a key that decides what is computed is
+not carried over), ``beside`` (only keys that say where bytes rest or what is shown are not), ``not read`` (nobody's
+configuration).
 Of files that train on text and are not whole, ``needed`` counts the method that each would need: a file once, under the
 first of ``METHODS`` that one of its keys asks for. Nothing of the examples is kept, and no name of a file is written;
 ``--list`` prints them to the terminal. A checkout without its ``.git`` is given its commit with ``--commit``.
