@@ -235,10 +235,10 @@ class Data(Section):
     """Rows to evaluate on: a fraction of `train` (then not trained on), or sources of their own."""
     max_length: Annotated[int, Field(ge=2, le=MOST)] = 2048
     """Tokens in a pack, and so the longest conversation that fits."""
-    over_length: Literal["error", "drop", "truncate", "split"] = "error"
-    """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     min_length: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Tokens that a conversation has at least; a shorter one is left out."""
+    over_length: Literal["error", "drop", "truncate", "split"] = "error"
+    """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Fraction of the supervised tokens that `over_length` may lose, and of a file damage, before a run is refused."""
     template: Annotated[
