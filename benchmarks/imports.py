@@ -2,10 +2,12 @@
 
     python -m benchmarks.imports DIRECTORY... [--output benchmarks/results/imports.json] [--list]
 
-A directory is a checkout of Axolotl, LLaMA-Factory or TRL; every YAML and shell script in its ``examples`` is imported
-as it lies there. Outcomes: ``whole`` (a config that ``tonnage train`` takes as it is, every key carried over or
-needless), ``asks`` (something must still be said), ``refused`` (a key that decides what is computed is not carried
-over), ``beside`` (only keys that say where bytes rest or what is shown are not), ``not read`` (nobody's configuration).
+A directory is a checkout of Axolotl, LLaMA-Factory, TRL, ms-swift or torchtune; every YAML and shell script in its
+``examples`` (torchtune: ``recipes/configs``) is imported as it lies there. How many workers there are, torchtune's
+files leave to the command: one is said. Outcomes: ``whole`` (a config that ``tonnage train`` takes as it is, every key
+carried over or needless), ``asks`` (something must still be said), ``refused`` (a key that decides what is computed is
+not carried over), ``beside`` (only keys that say where bytes rest or what is shown are not), ``not read`` (nobody's
+configuration).
 Of files that train on text and are not whole, ``needed`` counts the method that each would need: a file once, under the
 first of ``METHODS`` that one of its keys asks for. Nothing of the examples is kept, and no name of a file is written;
 ``--list`` prints them to the terminal. A checkout without its ``.git`` is given its commit with ``--commit``.
@@ -77,11 +79,12 @@ def counted(directory: Path, commits: dict[str, str], is_listed: bool) -> dict[s
     reasons: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     unknown = 0
-    folder = directory / "examples"
+    of_recipes = directory / "recipes" / "configs"
+    folder, workers = (of_recipes, 1) if of_recipes.is_dir() else (directory / "examples", None)
     for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file()):
         kind = kind_of(path)
         try:
-            found = import_files([path])
+            found = import_files([path], workers=workers)
         except UserError as error:
             outcome, why = "not read", error.problems[0].found
         else:
@@ -141,13 +144,15 @@ def reason_of(name: str, note: str) -> str:
 def kind_of(path: Path) -> str:
     """What a file trains, as its own keys say."""
     if path.suffix == ".sh":
-        return "commands"
+        return of_command(path.read_text())
     try:
         said = yaml.safe_load(path.read_text())
     except yaml.YAMLError:
         return "no YAML"
     if not isinstance(said, dict):
         return "no keys"
+    if "checkpointer" in said or "tokenizer" in said:
+        return of_components(said)
     sets = said.get("datasets") or []
     has_media = said.get("processor_type") or any(
         "llava" in str(one.get("path")) for one in sets if isinstance(one, dict)
@@ -168,6 +173,27 @@ def kind_of(path: Path) -> str:
         name = said.get("finetuning_type", "lora")
         return f"text, {'all weights' if name == 'full' else name}"
     return "no training"
+
+
+def of_command(script: str) -> str:
+    """What a shell script trains: ms-swift's commands say it."""
+    words = re.findall(r"^[^#\n]*\bswift (sft|pt|rlhf)\b", script, re.MULTILINE)
+    if not words:
+        return "commands"
+    method = re.search(r"--rlhf_type\s+(\w+)", script)
+    return f"swift {words[0]}" + (f" {method[1]}" if words[0] == "rlhf" and method else "")
+
+
+def of_components(said: dict[str, Any]) -> str:
+    """What torchtune's components train."""
+    named = json.dumps(said)
+    if "optimizer" not in said and not re.search(r"ppo_|grpo|reward_", named):
+        return "no training"
+    if re.search(r"rlhf|grpo|ppo_|reward_", named):
+        return "preferences and rewards"
+    if re.search(r"vision|multimodal|_transform|image_size", named):
+        return "images and sounds"
+    return f"text, {'lora' if 'lora_attn_modules' in named else 'all weights'}"
 
 
 def commit_of(directory: Path) -> str:

@@ -84,6 +84,8 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
             "quantize_aware is int8, and adapter.quantize is nf4: a base",
         ),
         (["quantize_aware=int4", "compile=on"], "quantize_aware is int4, and compile is on: layers quantise again"),
+        (["data.min_length=4096", "data.max_length=2048"], "data.min_length is 4096, and data.max_length is 2048"),
+        (["quantize_aware=nvfp4", "precision=fp16"], "quantize_aware is nvfp4, and precision is fp16: torchao takes"),
         (["quantize_aware=mxfp4", "precision=fp16"], "quantize_aware is mxfp4, and precision is fp16: torchao takes"),
         (
             ["quantize_aware=int4", "parallel={pipeline: 2, schedule: zero_bubble}"],

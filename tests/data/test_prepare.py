@@ -367,6 +367,20 @@ def test_only_the_first_rows_of_a_source_are_trained_on(
     assert (account.rows_read, account.rows_train, account.rows_left_out) == (20, kept, 20 - kept)
 
 
+def test_short_rows_are_left_out_and_count_as_nothing_lost(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.json", alpaca_rows(20))
+    whole = prepare(options(file, max_loss=0.0), tokenizer, cache=tmp_path / "cache")
+    lengths = sorted(len(ids) for ids, _ in documents(whole))
+    least = lengths[12]
+    assert lengths[0] < least
+    kept = prepare(options(file, max_loss=0.0, min_length=least), tokenizer, cache=tmp_path / "cache")
+    assert sorted(len(ids) for ids, _ in documents(kept)) == [length for length in lengths if length >= least]
+    account = kept.account.total
+    assert account.rows_train + account.rows_left_out == account.rows_read == 20
+    with pytest.raises(UserError, match=r"(?s)no row is left to train on.*a smaller data\.min_length"):
+        prepare(options(file, min_length=512), tokenizer, cache=tmp_path / "cache")
+
+
 def test_the_first_rows_are_taken_before_a_validation_fraction(tmp_path: Path, tokenizer: Any) -> None:
     file = write_rows(tmp_path / "a.json", alpaca_rows(20))
     given = Data(train=(Source(path=str(file), first=10),), max_length=512, validation=0.2)

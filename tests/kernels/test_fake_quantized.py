@@ -9,15 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchao.prototype.qat import nvfp4
 from torchao.quantization import quantize_
-from torchao.quantization.qat import QATConfig
+from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer, QATConfig
 
 from tonnage.errors import UserError
 from tonnage.kernels import fake_quantized
 from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of
 from tonnage.kernels.fake_quantized import Addition, FakeQuantizers, Scheme, check_torchao, fake_quantized_linear
 
-SCHEMES = (Scheme("int4", 32), Scheme("int8"), Scheme("int8-int4", 32), Scheme("mxfp4", 32))
+SCHEMES = (Scheme("int4", 32), Scheme("int8"), Scheme("int8-int4", 32), Scheme("mxfp4", 32), Scheme("nvfp4", 16))
 
 
 def layer_and_inputs(dtype: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -40,8 +41,12 @@ def gradients(tensors: list[Tensor]) -> list[Tensor | None]:
 def test_it_computes_the_bits_of_torchaos_layer(
     scheme: Scheme, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces of a few rows; but for the gradient of a bias, of which torchao has none in mxfp4."""
+    """In pieces of a few rows; but for the gradient of a bias, of which torchao has none in mxfp4 and nvfp4. Products
+    of nvfp4 that torchao leaves to a card are made of the same numbers, widened."""
     monkeypatch.setattr(fake_quantized, "PIECE", 5 * 128)
+    monkeypatch.setattr(
+        nvfp4, "_addmm_nvfp4_dispatch", lambda a, b, _, bias: torch.addmm(bias, a.dequantize(), b.dequantize())
+    )
     layer, inputs, gradient = layer_and_inputs(dtype)
     assert layer.bias is not None
     x = inputs.requires_grad_()
@@ -53,7 +58,7 @@ def test_it_computes_the_bits_of_torchaos_layer(
     theirs = holder(x)
     theirs.backward(gradient)
     wanted = gradients([x, holder[0].weight, holder[0].bias])
-    if scheme.name == "mxfp4":
+    if scheme.name in ("mxfp4", "nvfp4"):
         assert wanted[2] is None
         wanted[2] = gradient.flatten(0, 1).sum(0)
     for mine, other in zip([ours, *found], [theirs, *wanted], strict=True):
@@ -62,6 +67,14 @@ def test_it_computes_the_bits_of_torchaos_layer(
         assert torch.equal(mine, other)
     exact = F.linear(inputs, layer.weight, layer.bias)
     assert float((ours - exact).norm()) > 2e-3 * float(exact.norm())
+
+
+def test_int8_int4_has_the_bits_of_torchtunes_quantizer() -> None:
+    """In fp32: of 16 bits its scales have all digits."""
+    layer, inputs, _ = layer_and_inputs(torch.float32)
+    ours = fake_quantized_linear(inputs, layer.weight, layer.bias, FakeQuantizers(Scheme("int8-int4", 32)))
+    theirs = Int8DynActInt4WeightQATQuantizer(groupsize=32).prepare(nn.Sequential(layer))
+    assert torch.equal(ours, theirs(inputs))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
@@ -120,3 +133,11 @@ def test_torchao_must_be_there(installed: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fake_quantized, "version", version)
     with pytest.raises(UserError, match=r"pip install 'tonnage\[torchao\]'"):
         check_torchao()
+
+
+def test_a_matrix_of_zeros_or_of_no_rows_is_rounded_to_itself() -> None:
+    """Its largest number scales no other."""
+    quantizers = FakeQuantizers(Scheme("nvfp4", 16))
+    for rows in (0, 3):
+        zeros = torch.zeros(rows, 32)
+        assert torch.equal(quantizers.of_weight(zeros)(zeros), zeros)

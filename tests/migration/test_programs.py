@@ -508,6 +508,22 @@ def test_batches_of_version_1_that_are_filled_are_packs(strategy: str, tmp_path:
     assert lost(import_files([tmp_path / "run.yaml"])) == {"batching_strategy"}
 
 
+def test_of_a_stream_that_is_known_the_first_files_are_read(tmp_path: Path) -> None:
+    stream = [{"path": "allenai/c4", "name": "en", "type": "pretrain"}]
+    keys: dict[str, Any] = {"datasets": None, "num_epochs": None, "pretraining_dataset": stream, "sequence_len": 2048}
+    found = axolotl(tmp_path, **keys, max_steps=300)
+    assert found.is_whole
+    assert not [need for need in found.needs if need.key == "data.train"]
+    (source,) = at(found, "data.train")
+    assert source == {"path": "allenai/c4", "files": ["en/c4-train.00000-of-01024.json.gz"], "format": "text"}
+    assert any("the first files are read (1 of them)" in note for note in found.notes)
+    sequences = at(found, "batch.sequences")
+    longer = axolotl(tmp_path, **keys, max_steps=250_000_000 // (2048 * sequences))
+    assert [file[12:17] for file in at(longer, "data.train")[0]["files"]] == ["00000", "00001", "00002"]
+    in_epochs = axolotl(tmp_path, **(keys | {"num_epochs": 1}))
+    assert [need for need in in_epochs.needs if need.key == "data.train"]
+
+
 def test_a_stream_of_text_is_left_to_the_user(tmp_path: Path) -> None:
     stream = {"path": "a/text", "name": "en", "split": "train", "type": "pretrain", "text_column": "body"}
     found = axolotl(tmp_path, datasets=None, pretraining_dataset=[stream])

@@ -21,6 +21,7 @@ LINES = "base_model: tiny/llama\nsequence_len: 512\nmicro_batch_size: 2\ndataset
             {"scheme": "int8-int4", "group_size": 64, "after_steps": 100},
         ),
         ("{weight_dtype: mxfp4, activation_dtype: mxfp4, group_size: 32}", {"scheme": "mxfp4"}),
+        ("{weight_dtype: nvfp4, activation_dtype: nvfp4, group_size: 16}", {"scheme": "nvfp4"}),
         ("{weight_dtype: int4, quantize_embedding: false}", {"scheme": "int4", "group_size": 32}),
     ],
 )
@@ -36,6 +37,7 @@ def test_what_axolotl_rounds_is_rounded_here(qat: str, ours: dict[str, Any], tmp
     ("qat", "lost"),
     [
         ("{weight_dtype: nvfp4}", {"qat.weight_dtype"}),
+        ("{weight_dtype: nvfp4, activation_dtype: nvfp4, group_size: 32}", {"qat.group_size"}),
         ("{weight_dtype: int4, activation_dtype: fp8}", {"qat.weight_dtype", "qat.activation_dtype"}),
         ("{weight_dtype: int4, quantize_embedding: true}", {"qat.quantize_embedding"}),
         ("{weight_dtype: int4, group_size: 16}", {"qat.group_size"}),

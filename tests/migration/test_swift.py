@@ -165,6 +165,8 @@ swift infer --adapters output
             {"data.validation": [{"path": "test.jsonl", "between": "\n"}], "evaluate.every": 500},
         ),
         ("--eval_steps 10", {"evaluate": None}),
+        ("--use_dora true --lora_dropout 0", {"adapter.kind": "dora"}),
+        ("--init_weights pissa_niter_8", {"adapter.init": "pissa", "adapter.rounds": 8}),
         ("--lorap_lr_ratio 16", {"optimizer.groups": [{"match": "*lora_B", "lr": 1.6e-3}]}),
     ],
 )
@@ -205,7 +207,8 @@ def test_preferences_become_an_objective(arguments: str, objective: dict[str, An
         (f"{QWEN} --loss_type infonce", ["--loss_type"]),
         (f"{QWEN} --loss_scale react", ["--loss_scale"]),
         (f"{QWEN} --sequence_parallel_size 4", ["--sequence_parallel_size"]),
-        (f"{QWEN} --use_dora true", ["--use_dora"]),
+        (f"{QWEN} --use_dora true", ["--use_dora"]),  # its dropout is 0.05
+        (f"{QWEN} --init_weights olora", ["--init_weights"]),
         (f"{QWEN} --optimizer muon", ["--optimizer"]),
         (f"{QWEN} --streaming true", ["--streaming"]),
         (f"{QWEN} --truncation_strategy left", ["--truncation_strategy"]),

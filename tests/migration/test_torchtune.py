@@ -61,6 +61,8 @@ COSINE = {
     "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
     "num_warmup_steps": 100,
 }
+QUANTIZERS = "torchtune.training.quantization"
+ROUNDING = f"{QUANTIZERS}.Int8DynActInt4WeightQATQuantizer"
 SEVERAL: dict[str, Any] = {"fsdp_reshard_after_forward": True}
 
 
@@ -117,10 +119,28 @@ def test_ranks_that_are_not_said_are_the_builder_s(tmp_path: Path) -> None:
     }
 
 
+def test_directions_and_lengths_apart_are_dora(tmp_path: Path) -> None:
+    found = imported(tmp_path, model={**LORA, "use_dora": True})
+    assert found.is_whole
+    assert (found.tree["adapter"]["kind"], found.tree["adapter"]["rank"]) == ("dora", 64)
+    assert "kind" not in imported(tmp_path, model={**LORA, "use_dora": False}).tree["adapter"]
+
+
+def test_weights_are_rounded_as_its_quantizer_does(tmp_path: Path) -> None:
+    quantizer = {"_component_": ROUNDING, "groupsize": 128}
+    found = imported(tmp_path, quantizer=quantizer, fake_quant_after_n_steps=100)
+    assert found.is_whole
+    assert found.tree["quantize_aware"] == {"scheme": "int8-int4", "group_size": 128, "after_steps": 100}
+    assert any("also rounds the head" in note for note in found.notes)
+    by_default = imported(tmp_path, quantizer={"_component_": ROUNDING}, model=LORA)
+    assert by_default.tree["quantize_aware"] == {"scheme": "int8-int4", "group_size": 256}
+    assert any("the layers that have an addition" in note for note in by_default.notes)
+
+
 @pytest.mark.parametrize(
     ("changes", "keys"),
     [
-        ({"model": {**LORA, "use_dora": True}}, ["model.use_dora"]),
+        ({"model": {**LORA, "use_dora": True, "lora_dropout": 0.1}}, ["model.use_dora"]),
         ({"model": {**LORA, "apply_lora_to_output": True}}, ["model.apply_lora_to_output"]),
         (
             {"model": {**LORA, "_component_": "torchtune.models.phi3.lora_phi3_mini"}},
@@ -129,7 +149,10 @@ def test_ranks_that_are_not_said_are_the_builder_s(tmp_path: Path) -> None:
         ({"model": {"_component_": "mine.models.small"}}, ["model._component_"]),
         ({"optimizer": {"_component_": "torch.optim.SGD", "lr": 0.1}}, ["optimizer._component_"]),
         ({"loss": {"_component_": "mine.Loss"}}, ["loss._component_"]),
-        ({"quantizer": {"_component_": "torchtune.training.quantization.Q"}}, ["quantizer._component_"]),
+        ({"quantizer": {"_component_": f"{QUANTIZERS}.Int8DynActInt4WeightQuantizer"}}, ["quantizer._component_"]),
+        ({"quantizer": {"_component_": f"{QUANTIZERS}.Int4WeightOnlyQATQuantizer"}}, ["quantizer._component_"]),
+        ({"quantizer": {"_component_": ROUNDING, "groupsize": 512}}, ["quantizer.groupsize"]),
+        ({"quantizer": {"_component_": ROUNDING, "padding_allowed": True}}, ["quantizer.padding_allowed"]),
         ({"dataset": {"_component_": "mine.rows"}}, ["dataset._component_"]),
         ({"resume_from_checkpoint": True}, ["resume_from_checkpoint"]),
         ({"tasks": ["truthfulqa_mc2"]}, ["tasks"]),

@@ -26,6 +26,7 @@ MOST_COPIES = 10_000
 def contradictions(config: Config) -> Iterator[Contradiction]:
     """Values that do not go together."""
     yield from _length(config)
+    yield from _shortest(config.data)
     yield from _batch(config)
     yield from broken(RULES, Setting.of(config))
     yield from check_adapter(config)
@@ -105,6 +106,16 @@ def _length(config: Config) -> Iterator[Contradiction]:
         yield Contradiction(("epochs", "steps"), found, "one of them", "remove epochs or steps")
     if config.steps is None and config.epochs is None:
         yield Contradiction(("epochs", "steps"), "neither epochs nor steps", "one of them", "write epochs: 3")
+
+
+def _shortest(data: Data) -> Iterator[Contradiction]:
+    if data.min_length > data.max_length:
+        yield Contradiction(
+            ("data.min_length", "data.max_length"),
+            f"data.min_length is {data.min_length}, and data.max_length is {data.max_length}",
+            "at most data.max_length: no conversation would be left",
+            f"data.min_length=1, or data.max_length={data.min_length}",
+        )
 
 
 def _batch(config: Config) -> Iterator[Contradiction]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tonnage.config.contradiction import Contradiction
-from tonnage.config.schema import COMPARED, REFERRED, Config, Objective
+from tonnage.config.schema import COMPARED, FOCUSED, REFERRED, Config, Objective
 
 ONLY_OF: dict[str, tuple[str, ...]] = {
+    "power": ("eaft",),
     "beta": COMPARED,
     "label_smoothing": ("dpo",),
     "margin": ("simpo",),
@@ -40,6 +41,8 @@ def check_objective(config: Config) -> Iterator[Contradiction]:
         yield from _of_scores(config)
     if objective.distils:
         yield from _of_teacher(config)
+    if objective.kind in FOCUSED:
+        yield from _of_tokens(config)
 
 
 def _unknown(objective: Objective, name: str, default: Any) -> Contradiction:
@@ -99,6 +102,25 @@ def _of_scores(config: Config) -> Iterator[Contradiction]:
             "trust_remote_code, and objective.kind is reward",
             "a family that transformers itself can give a head of scores",
             "leave trust_remote_code out",
+        )
+
+
+def _of_tokens(config: Config) -> Iterator[Contradiction]:
+    """Of losses in which tokens count by what the model makes of them."""
+    kind, tiles = config.objective.kind, config.memory.tiles
+    if not config.objective.goes_with_tiles and tiles != "auto" and tiles > 1:
+        yield Contradiction(
+            ("memory.tiles", "objective.kind"),
+            f"memory.tiles is {tiles}, and objective.kind is {kind}",
+            "a vocabulary that is whole, or divided by parallel.tensor: the likeliest are not looked for in tiles",
+            "leave memory.tiles out, or use parallel.tensor",
+        )
+    if config.data.carry:
+        yield Contradiction(
+            ("data.carry", "objective.kind"),
+            f"data.carry is {', '.join(config.data.carry)}, and objective.kind is {kind}",
+            "objective.kind supervised: columns are for a loss of one's own",
+            "leave data.carry out",
         )
 
 

@@ -401,9 +401,9 @@ WITHIN: tuple[Rule, ...] = (
     ),
     _not_rounded(
         "precision",
-        lambda at: at.precision == "fp16" and at.rounded == "mxfp4",
+        lambda at: at.precision == "fp16" and at.rounded in ("mxfp4", "nvfp4"),
         "fp16",
-        "torchao takes numbers of bf16 or fp32 to mxfp4",
+        "torchao takes numbers of bf16 or fp32 to 4-bit floats",
         "precision=bf16",
     ),
     _not_of_scores("memory.tiles", lambda at: at.tiled, "does not come in tiles"),

@@ -236,6 +236,8 @@ class Data(Section):
     """Rows to evaluate on: a fraction of `train` (then not trained on), or sources of their own."""
     max_length: Annotated[int, Field(ge=2, le=MOST)] = 2048
     """Tokens in a pack, and so the longest conversation that fits."""
+    min_length: Annotated[int, Field(ge=1, le=MOST)] = 1
+    """Tokens that a conversation has at least; a shorter one is left out."""
     over_length: Literal["error", "drop", "truncate", "split"] = "error"
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     split_at: Literal["tokens", "sentences", "turns"] = "tokens"
@@ -449,7 +451,9 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
-ObjectiveKind = Literal["supervised", "distil", "dpo", "ipo", "hinge", "kto", "orpo", "simpo", "reward"]
+ObjectiveKind = Literal["supervised", "dft", "eaft", "distil", "dpo", "ipo", "hinge", "kto", "orpo", "simpo", "reward"]
+FOCUSED = ("dft", "eaft")
+"""Kinds of ``objective`` in which tokens count by what the model makes of them."""
 REFERRED = ("dpo", "ipo", "hinge", "kto")
 """Kinds of ``objective`` that compare with the model as it was."""
 COMPARED = (*REFERRED, "orpo", "simpo")
@@ -471,7 +475,10 @@ class Objective(Section):
     """What is minimised: the loss of answers, alone or beside a teacher, or one that prefers some to others."""
 
     kind: ObjectiveKind = "supervised"
-    """`supervised`; `distil`: by a teacher; `kto`: rows with a `label`; `reward`: a model of scores; others: pairs."""
+    """`supervised`; `dft`, `eaft`: tokens count by their probability, by the model's entropy; `distil`: by a teacher;
+    `kto`: rows with a `label`; `reward`: a model of scores; others: pairs."""
+    power: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Of `eaft`: to which power the entropy of the likeliest tokens is taken (its alpha)."""
     beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -507,6 +514,11 @@ class Objective(Section):
         return self.kind == "distil"
 
     @property
+    def goes_with_tiles(self) -> bool:
+        """Whether the vocabulary may come in tiles, in which likeliest tokens are not looked for."""
+        return self.kind not in ("distil", "eaft")
+
+    @property
     def rows(self) -> RowPurpose:
         """What rows are for."""
         if self.kind == "kto":
@@ -522,6 +534,11 @@ class Objective(Section):
     def compares(self) -> bool:
         """Whether the loss is made of log-probabilities of two answers."""
         return self.kind in COMPARED
+
+    @property
+    def scores_first(self) -> bool:
+        """Whether the loss needs log-probabilities of all answers before it has a gradient."""
+        return self.compares or self.kind in FOCUSED
 
     @property
     def has_reference(self) -> bool:
@@ -591,8 +608,8 @@ class Adapter(Section):
 class QuantizeAware(Section):
     """Training with weights as they will be rounded once the model is quantised; torchao's numbers."""
 
-    scheme: Literal["none", "int4", "int8", "int8-int4", "mxfp4"] = "none"
-    """Rounds weights to 4 or 8 bits; `int8-int4` and `mxfp4` round inputs of layers too, to 8 bits and to 4."""
+    scheme: Literal["none", "int4", "int8", "int8-int4", "mxfp4", "nvfp4"] = "none"
+    """Rounds weights to 4 or 8 bits; `int8-int4`, `mxfp4` and `nvfp4` inputs of layers too, to 8 bits and to 4."""
     group_size: Literal[32, 64, 128, 256] | None = None
     """Of `int4` and `int8-int4`: numbers of a row that share a scale; none: torchao's, 128 and 32."""
     after_steps: CountOrNone = 0
@@ -921,7 +938,9 @@ class Config(Section):
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of weights and arithmetic in the forward and backward."""
     quantize_aware: Annotated[
-        QuantizeAware, BeforeValidator(_scheme), Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4")
+        QuantizeAware,
+        BeforeValidator(_scheme),
+        Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4, nvfp4"),
     ] = Field(default_factory=QuantizeAware)
     """Round weights as a quantised model has them, so that it loses less; `int4` is short for `{scheme: int4}`."""
     memory: Memory = Field(default_factory=Memory)

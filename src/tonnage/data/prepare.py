@@ -236,8 +236,8 @@ def _documents(
 
 
 SHOWN = (
-    *("max_length", "over_length", "train_on", "pack", "order", "duplicates", "mixture", "validation", "seed"),
-    *("template_arguments", "date", "fold_system", "control_tokens"),
+    *("max_length", "min_length", "over_length", "train_on", "pack", "order", "duplicates", "mixture", "validation"),
+    *("seed", "template_arguments", "date", "fold_system", "control_tokens"),
 )
 """The options that an account repeats."""
 

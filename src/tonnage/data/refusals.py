@@ -57,7 +57,8 @@ def refuse(account: Account, options: Data, documents: Documents, sources: Sourc
     if problems:
         raise DataError(account, *problems)
     if account.train.packs == 0:
-        raise DataError(account, Problem("no row is left to train on", "at least one", where="data.train"))
+        change = "a smaller data.min_length" if options.min_length > 1 else ""
+        raise DataError(account, Problem("no row is left to train on", "at least one", change, where="data.train"))
     if account.validation is None and isinstance(options.validation, tuple):
         raise DataError(account, Problem("no row is left to validate on", "at least one", where="data.validation"))
     if account.validation is None and options.validation:

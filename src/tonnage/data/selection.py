@@ -60,7 +60,7 @@ class Selection:
             self.duplicate[np.delete(indices, first)] = True
 
         # Every document is in exactly one state; those that are packed have pieces.
-        beyond = self._beyond_the_first()
+        beyond = self._beyond_the_first() | (self.lengths < options.min_length)
         self.duplicate_dropped = self.duplicate & (options.duplicates == "drop") & ~beyond
         self.truncated = np.zeros(len(documents), dtype=bool)
         self.split = np.zeros(len(documents), dtype=bool)

@@ -399,7 +399,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
             part.blocks.pop(mode, None)
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
-    if objective.compares:
+    if objective.scores_first:
         parts = {
             degree: replace(part, outside=part.outside and part.outside.scoring_first())
             for degree, part in parts.items()

@@ -32,6 +32,13 @@ def check_quantized(scheme: Scheme | None, run: Path, directory: Path, *, target
             needed="int8, int8-int4 or mxfp4",
             change=f"{plain}, and load that with TorchAoConfig(Int4WeightOnlyConfig(group_size={scheme.group_size}))",
         )
+    if scheme.name == "nvfp4":
+        raise user_error(
+            where="--quantized",
+            found="nvfp4, whose weights torchao makes on a Blackwell card, where the model is served",
+            needed="int8, int8-int4 or mxfp4",
+            change=f"{plain}, and load that with TorchAoConfig(NVFP4DynamicActivationNVFP4WeightConfig())",
+        )
     if not is_whole or target not in ("transformers", "vllm"):
         raise user_error(
             where="--quantized",

@@ -32,7 +32,7 @@ from tonnage.kernels.dropout import Mask
 from tonnage.kernels.products import product
 from tonnage.kernels.sums import handed_over
 
-SchemeName = Literal["int4", "int8", "int8-int4", "mxfp4"]
+SchemeName = Literal["int4", "int8", "int8-int4", "mxfp4", "nvfp4"]
 PIECE = 1 << 18
 """Numbers of a weight that are quantised at a time on a CPU: 1 MB for each result, which stay in its cache."""
 MOST_PIECES = 4
@@ -40,7 +40,7 @@ MOST_PIECES = 4
 INPUT_PIECES = 2
 """Of a layer's inputs, however many they are."""
 OLDEST_TORCHAO = (0, 18)
-GROUPS: dict[SchemeName, int] = {"int4": 128, "int8-int4": 32, "mxfp4": 32}
+GROUPS: dict[SchemeName, int] = {"int4": 128, "int8-int4": 32, "mxfp4": 32, "nvfp4": 16}
 """torchao's numbers of a row that share a scale, where no other is asked for; ``int8`` has one for a row."""
 
 
@@ -77,6 +77,10 @@ class Scheme:
                 four = torch.float4_e2m1fn_x2
                 emulated = KernelPreference.EMULATED  # by products in 16 bits: the same numbers on every device
                 return MXDynamicActivationMXWeightConfig(self.group_size, four, four, kernel_preference=emulated)
+            case "nvfp4":
+                from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
+
+                return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False)
 
 
 def check_torchao() -> str:
@@ -100,6 +104,9 @@ def check_torchao() -> str:
 
 
 Quantizer = Callable[[Tensor], Tensor]
+"""Rounds rows of a matrix."""
+Maker = Callable[[Tensor], Quantizer]
+"""Makes what rounds the rows of a matrix, which it is given whole."""
 
 
 class FakeQuantizers:
@@ -115,13 +122,16 @@ class FakeQuantizers:
         holder = nn.Sequential(nn.Linear(max(scheme.group_size, 1), 1, bias=False))
         quantize_(holder, QATConfig(scheme.for_torchao(), step="prepare"))
         layer: Any = holder[0]
-        self.of_inputs: Quantizer | None
+        self.of_weight: Maker
+        self.of_inputs: Maker | None
         if scheme.name == "mxfp4":
             self.of_weight, self.of_inputs = _microscaled(layer.weight_config), _microscaled(layer.activation_config)
-            return
-        self.of_weight = _forgetful(layer.weight_fake_quantizer)
-        inputs = layer.activation_fake_quantizer
-        self.of_inputs = None if inputs is None else _forgetful(inputs)
+        elif scheme.name == "nvfp4":
+            self.of_weight = self.of_inputs = _scaled_twice
+        else:
+            self.of_weight = _forgetful(layer.weight_fake_quantizer)
+            inputs = layer.activation_fake_quantizer
+            self.of_inputs = None if inputs is None else _forgetful(inputs)
 
     @contextmanager
     def used(self, enabled: bool) -> Iterator[None]:
@@ -133,7 +143,7 @@ class FakeQuantizers:
             self.enabled = before
 
 
-def _forgetful(quantizer: Any) -> Quantizer:
+def _forgetful(quantizer: Any) -> Maker:
     """A fake quantiser that does not keep the scales of what it saw last."""
 
     def quantized(numbers: Tensor) -> Tensor:
@@ -141,10 +151,10 @@ def _forgetful(quantizer: Any) -> Quantizer:
         quantizer.scale = quantizer.zero_point = None
         return result
 
-    return quantized
+    return lambda matrix: quantized
 
 
-def _microscaled(config: Any) -> Quantizer:
+def _microscaled(config: Any) -> Maker:
     """What torchao's layer for MX formats multiplies. Its function is the whole layer, of a weight and inputs of any
     size, and has no gradient for a bias."""
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -154,6 +164,28 @@ def _microscaled(config: Any) -> Quantizer:
         result: Tensor = MXTensor.to_mx(numbers.contiguous(), *how).dequantize(numbers.dtype)
         return result
 
+    return lambda matrix: _straight_through(rounded)
+
+
+def _scaled_twice(matrix: Tensor) -> Quantizer:
+    """torchao's NVFP4: a scale in 8 bits for 16 numbers, under one of the whole matrix. torchao's layer multiplies such
+    numbers on cards that have products of them; here they are widened first."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    low, high = torch.aminmax(matrix.detach()) if matrix.numel() else (matrix.new_zeros(()),) * 2
+    scale = per_tensor_amax_to_scale(torch.maximum(-low, high)).clamp_(min=torch.finfo(torch.float32).tiny)
+
+    def rounded(numbers: Tensor) -> Tensor:
+        narrow = NVFP4Tensor.to_nvfp4(numbers.contiguous(), per_tensor_scale=scale)
+        result: Tensor = narrow.dequantize(numbers.dtype)
+        return result
+
+    return _straight_through(rounded)
+
+
+def _straight_through(rounded: Quantizer) -> Quantizer:
+    """A function whose gradient is that of its result, as it comes."""
+
     def quantized(numbers: Tensor) -> Tensor:
         result: Tensor = _StraightThrough.apply(numbers, rounded)  # type: ignore[no-untyped-call]
         return result
@@ -162,7 +194,7 @@ def _microscaled(config: Any) -> Quantizer:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A function whose gradient is that of its result, as it comes."""
+    """As autograd sees it."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, rounded: Quantizer) -> Tensor:
@@ -246,9 +278,10 @@ def _pieces(weight: Tensor) -> int:
     return min(MOST_PIECES, max(1, weight.numel() // PIECE))
 
 
-def _quantized(numbers: Tensor, quantizer: Quantizer, pieces: int, slopes: Tensor | None = None) -> Tensor:
+def _quantized(numbers: Tensor, maker: Maker, pieces: int, slopes: Tensor | None = None) -> Tensor:
     """The rounded twin of a matrix, made in so many pieces. Where there are ``slopes``, the gradient of the twin, they
     become in place that of ``numbers``."""
+    quantizer = maker(numbers)
     result = torch.empty_like(numbers, memory_format=torch.contiguous_format)
     at_a_time = max(1, -(-len(numbers) // pieces))
     for first in range(0, len(numbers), at_a_time):

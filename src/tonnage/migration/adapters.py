@@ -126,12 +126,17 @@ def _parts(draft: Draft, kind: Pick[bool] | None) -> None:
     draft.refuse(task, "Next tokens are predicted, or scores (objective.kind reward).")
     draft.copy("adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
     _ranks(draft)
-    dora = draft.first("dora", flag)
-    if dora is not None and dora.value and draft.tree.get("adapter.dropout"):
-        draft.refuse(dora, "DoRA has no dropout here: set that of the adapter to 0.")
-    elif dora is not None and dora.value:
-        draft.put("adapter.kind", "dora", dora)
-    draft.drop(dora, "The default.")
+    dora(draft)
+
+
+def dora(draft: Draft) -> None:
+    """Directions and lengths of weights apart, where that is asked for."""
+    pick = draft.first("dora", flag)
+    if pick is not None and pick.value and draft.tree.get("adapter.dropout"):
+        draft.refuse(pick, "DoRA has no dropout here: set that of the adapter to 0.")
+    elif pick is not None and pick.value:
+        draft.put("adapter.kind", "dora", pick)
+    draft.drop(pick, "The default.")
 
 
 def _ranks(draft: Draft) -> None:

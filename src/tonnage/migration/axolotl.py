@@ -6,6 +6,7 @@ of all sources here, so those that want different ones are refused.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -127,12 +128,30 @@ def _stream(draft: Draft, leaves: Leaves, sources: ImportedSources) -> None:
     if parts.get("column", "text") != "text":
         source["columns"] = "{text: " + parts["column"] + "}"
     shown = ", ".join(f"{name}: {value}" for name, value in source.items() if (name, value) != ("split", "train"))
+    sources.shown.add("text")
+    draft.note("pieces of a stream")
+    if files := _first_files(draft, source):
+        columns = {"columns": {"text": parts["column"]}} if "columns" in source else {}
+        named = {"path": source["path"], "files": files, "format": "text"}
+        draft.put("data.train", [named | columns], *leaves.values())
+        draft.note("files of a stream", path=path.value, number=len(files))
+        return
     sentence = (
         f"the rows: {path.value} is streamed there, and read here before the first step; files can name less of it"
     )
     draft.leave_open("data.train", sentence, *leaves.values(), example=f"{{{shown}}}")
-    sources.shown.add("text")
-    draft.note("pieces of a stream")
+
+
+def _first_files(draft: Draft, source: Mapping[str, str]) -> list[str]:
+    """Files of a data set that is known, with as many tokens as all steps see; none of another one, nor where nothing
+    says how many that are."""
+    known = _TABLE["streams"].get(f"{source['path']} {source.get('name', '')}")
+    lengths = draft.every("data.max_length", whole)
+    is_counted = {"steps", "batch.sequences"} <= draft.tree.keys() and lengths
+    if known is None or not is_counted or "files" in source or source.get("split", "train") != "train":
+        return []
+    tokens = draft.tree["steps"] * draft.tree["batch.sequences"] * lengths[0].value
+    return [known["files"].format(number=number) for number in range(math.ceil(tokens / known["tokens"]))]
 
 
 def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:

@@ -193,6 +193,7 @@ def _rows_of_lists(draft: Draft) -> None:
         llama_factory.stage(draft, sources)
     rendering.template(draft, sources, AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES)
     model.tokens(draft)
+    lengths.shortest(draft)
     lengths.over_length(draft, sources.shown)
     rendering.mask(draft, sources.shown)
     if is_axolotl:

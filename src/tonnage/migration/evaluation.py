@@ -7,7 +7,7 @@ from typing import Any
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.programs import AXOLOTL_YAML
 from tonnage.migration.training import per_epoch, steps_of
-from tonnage.migration.values import flag, number, occasion, whole
+from tonnage.migration.values import flag, number, occasion, whole, words
 
 
 def evaluates(draft: Draft) -> bool:
@@ -35,8 +35,31 @@ def validation_fraction(draft: Draft) -> None:
         draft.refuse(pick, "A fraction of the rows, below 1.")
 
 
+MEASURED = {"perplexity"}
+"""What every evaluation tells beside the loss."""
+
+
+def measures(draft: Draft) -> None:
+    """What Axolotl measures in an evaluation beside the loss."""
+    switch, names = draft.first("measures", flag), draft.first("measured", words)
+    is_told = names is not None and set(names.value) <= MEASURED
+    is_off = switch is None or not switch.value
+    draft.drop(switch if is_off else None, "Off.")
+    draft.drop(switch if is_told else None, "Every evaluation tells perplexity: of whole rows, there of windows.")
+    draft.refuse(switch)
+    draft.drop(
+        names,
+        "Nothing is measured."
+        if is_off
+        else "Every evaluation tells it."
+        if is_told
+        else "Belongs to do_causal_lm_eval.",
+    )
+
+
 def evaluation(draft: Draft) -> None:
     """Steps between evaluations."""
+    measures(draft)
     if _evaluations_of_an_epoch(draft):
         draft.drop_every("evals_per_epoch counts.", "evaluate.every", "eval_strategy")
     strategy = draft.first("eval_strategy", occasion)

@@ -9,6 +9,9 @@ from tonnage.migration.keys import AXOLOTL
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.values import flag, optional, text, whole
 
+LEAST_ROW = 2
+"""Tokens of a row that has anything to predict."""
+
 
 def lengths(draft: Draft) -> None:
     """Longest conversation, what becomes of longer ones, packing."""
@@ -88,6 +91,14 @@ def _over_length(draft: Draft, *, is_packed: bool) -> None:
     elif draft.program is TRL:
         because = "TRL cuts what is longer; here more than data.max_loss lost stops the run"
         draft.imply("data.over_length", "truncate", because)
+
+
+def shortest(draft: Draft) -> None:
+    """Rows that are left out for being short. Rows of one token or none hold nothing to learn."""
+    pick = draft.first("data.min_length", whole)
+    if pick is not None and pick.value > LEAST_ROW and not draft.is_preference:
+        draft.put("data.min_length", pick.value, pick)
+    draft.drop(pick, "It leaves out no row." if not draft.is_preference else "Not of rows with preferences.")
 
 
 def over_length(draft: Draft, shown: Collection[str]) -> None:

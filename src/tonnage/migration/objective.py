@@ -25,6 +25,10 @@ LOSSES = {"dpo": "sigmoid", "cpo": "sigmoid"}
 """By the word for a way to learn from pairs: its loss where none is named, if that has another name."""
 OF_PAIRS = ("loss_weights", "objective.label_smoothing", "objective.margin", "cpo_alpha", "per_token")
 """Quantities that mean something where pairs of answers are learned from, and nowhere else."""
+OF_TOKENS = ("dft", "eaft", "eaft_tokens", "objective.power")
+"""Quantities that mean something where answers are learned as they are, and nowhere else."""
+LIKELIEST, LARGEST_ENTROPY = 20, 3.0
+"""Tokens whose entropy weighs a token, and what it is divided by here, but not in Axolotl."""
 OF_KTO = ("objective.desirable", "objective.undesirable")
 OF_PREFERENCES = (
     *(*OF_PAIRS, *OF_KTO, "objective.center", "objective.beta", "objective.supervised"),
@@ -42,7 +46,9 @@ def objective(draft: Draft) -> None:
     method = _method(draft)
     if method is None:
         _without_preferences(draft)
+        _weighing_tokens(draft)
         return
+    draft.drop_every("Belongs to supervised training.", *OF_TOKENS)
     draft.method = next(words[method.value] for words in methods.WORDS.values() if method.value in words)
     if draft.method == "pairs":
         _pairs(draft, method)
@@ -180,6 +186,8 @@ def _without_preferences(draft: Draft) -> None:
     losses = draft.first("loss", _names)
     if losses is not None and is_read:
         meaning = meaning_of("loss", " ".join(losses.value))
+        if meaning.outcome == "objective.kind":
+            draft.put("objective.kind", meaning.value, losses)
         draft.drop(losses if meaning.outcome == "needless" else None, meaning.value)
         draft.refuse(losses, meaning.value.format(no_command=NO_COMMAND))
     for quantity in ("loss", *OF_PREFERENCES):
@@ -187,6 +195,24 @@ def _without_preferences(draft: Draft) -> None:
             is_idle = asks_for_nothing(pick.value) or not is_read
             draft.drop(pick if is_idle else None, "Belongs to preferences, for which nothing asks.")
             draft.refuse(pick, NO_COMMAND)
+
+
+def _weighing_tokens(draft: Draft) -> None:
+    """Losses of supervised rows in which tokens count by what the model makes of them."""
+    dft, eaft = draft.first("dft", flag), draft.first("eaft", flag)
+    for kind, pick in (("dft", dft), ("eaft", eaft)):
+        if pick is not None and pick.value:
+            draft.put("objective.kind", kind, pick)
+        draft.drop(pick, "Off.")
+    if draft.tree.get("objective.kind") == "eaft":
+        power, tokens = draft.copy("objective.power", number), draft.first("eaft_tokens", whole)
+        draft.drop(tokens if tokens is not None and tokens.value == LIKELIEST else None, "So many are looked at.")
+        draft.refuse(tokens)
+        if draft.program is AXOLOTL_YAML:
+            draft.note("Axolotl's entropies", factor=LARGEST_ENTROPY ** (1.0 if power is None else power.value))
+    draft.drop_every("Belongs to eaft.", "objective.power", "eaft_tokens")
+    if "objective.kind" in draft.tree:
+        draft.note("tokens that are weighed")
 
 
 def _names(value: Any) -> list[str]:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from tonnage.migration.draft import Draft
 from tonnage.migration.values import optional, text, whole
 
-SCHEMES = {("int4", None): "int4", ("int4", "int8"): "int8-int4", ("mxfp4", None): "mxfp4", ("mxfp4", "mxfp4"): "mxfp4"}
+SCHEMES = {
+    ("int4", None): "int4",
+    ("int4", "int8"): "int8-int4",
+    ("mxfp4", None): "mxfp4",
+    ("mxfp4", "mxfp4"): "mxfp4",
+    ("nvfp4", "nvfp4"): "nvfp4",
+}
 """Types of weights and of inputs of layers, as Axolotl names them -> ``quantize_aware.scheme``."""
+FIXED_GROUPS = {"mxfp4": 32, "nvfp4": 16}
 AXOLOTL_GROUP = 32
 """Numbers that share a scale in Axolotl where nothing is said."""
 
@@ -26,8 +33,11 @@ def rounding(draft: Draft) -> None:
         draft.drop_every("Belongs to qat.", "rounded_inputs", "quantize_aware.group_size", "quantize_aware.after_steps")
         return
     draft.put("quantize_aware.scheme", scheme, weights, inputs)
-    if scheme == "mxfp4":
-        draft.drop_every("Groups of mxfp4 are 32 numbers.", "quantize_aware.group_size")
+    if scheme in FIXED_GROUPS:
+        groups, size = draft.first("quantize_aware.group_size", whole), FIXED_GROUPS[scheme]
+        sentence = f"Groups of {scheme} are {size} numbers."
+        draft.drop(groups if groups is not None and groups.value == size else None, sentence)
+        draft.refuse(groups, sentence)
     else:
         draft.copy("quantize_aware.group_size", whole)
         draft.imply("quantize_aware.group_size", AXOLOTL_GROUP, "groups of 32 are Axolotl's default")

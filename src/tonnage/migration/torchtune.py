@@ -10,6 +10,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
+from tonnage.migration.adapters import dora
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.methods import refusal
 from tonnage.migration.values import flag, number, optional, text, texts, whole
@@ -20,6 +21,8 @@ RECIPES = {recipe: kind for kind, recipes in _TABLE["recipes"].items() for recip
 """What a recipe trains: ``supervised``, ``pairs`` or ``distil``."""
 OTHER_RECIPES = {recipe: does for does, recipes in _TABLE["others"].items() for recipe in recipes.split()}
 KD_RATIO = 0.5
+QUANTIZER_GROUP = 256
+"""Numbers that share a scale in its quantisers where nothing is said."""
 OF_SEVERAL_DEVICES = ("offload_all", "sharding", "parallel.tensor", "shard_workers", "parallel.replicate")
 """Quantities of which recipes for one device read nothing."""
 LAYERS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -33,6 +36,7 @@ def components(draft: Draft) -> None:
     devices(draft)
     training(draft)
     model(draft)
+    rounding(draft)
     output(draft)
 
 
@@ -148,6 +152,21 @@ def model(draft: Draft) -> None:
     draft.drop_every("There is no adapter.", "tune_attention", "tune_mlp", "tune_quantize")
 
 
+def rounding(draft: Draft) -> None:
+    """Weights that are rounded in training, by a quantiser of torchao's."""
+    draft.follow("tune_quantizer")
+    if "quantize_aware.scheme" not in draft.tree:
+        draft.drop_every("Belongs to the quantizer.", "tune_groups", "quantize_aware.after_steps")
+        return
+    groups = draft.first("tune_groups", whole)
+    if groups is not None:
+        draft.put("quantize_aware.group_size", groups.value, groups)
+    draft.imply("quantize_aware.group_size", QUANTIZER_GROUP, f"groups of {QUANTIZER_GROUP} by default")
+    draft.copy("quantize_aware.after_steps", whole)
+    has_adapter = "adapter.rank" in draft.tree
+    draft.note("adapted layers that torchtune rounds" if has_adapter else "layers that torchtune rounds")
+
+
 def _adapter(draft: Draft, component: Pick[str], *, is_quantised: bool) -> None:
     """Rank, alpha and dropout, the layers by torchtune's names, and the 4 bits of the rest."""
     for key, parse in (("adapter.rank", whole), ("adapter.alpha", number), ("adapter.dropout", number)):
@@ -165,6 +184,7 @@ def _adapter(draft: Draft, component: Pick[str], *, is_quantised: bool) -> None:
     if is_quantised or (quantise is not None and quantise.value):
         draft.put("adapter.quantize", "nf4-double", quantise, component if is_quantised else None)
     draft.drop(quantise, "Off.")
+    dora(draft)
 
 
 def _layers(value: Any) -> list[str]:

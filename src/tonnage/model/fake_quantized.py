@@ -76,7 +76,7 @@ def _check_groups(layers: dict[str, nn.Linear], scheme: Scheme) -> None:
     if not wrong:
         return
     fitting = [one for one in FITTING if all(layer.in_features % one == 0 for layer in layers.values())]
-    adjustable = fitting and scheme.name != "mxfp4"
+    adjustable = fitting and scheme.name in ("int4", "int8-int4")
     raise user_error(
         where="quantize_aware.group_size",
         found=f"groups of {size}, and {wrong[0][0]} has rows of {wrong[0][1]}",

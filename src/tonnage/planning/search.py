@@ -48,8 +48,8 @@ class Search:
 
     @property
     def tiles_are_open(self) -> bool:
-        """Whether large weights may come in tiles, in which a teacher's tokens are not looked for."""
-        return self.config.memory.tiles == "auto" and not self.config.objective.distils
+        """Whether large weights may come in tiles, in which likeliest tokens are not looked for."""
+        return self.config.memory.tiles == "auto" and self.config.objective.goes_with_tiles
 
     @property
     def num_steps(self) -> int:

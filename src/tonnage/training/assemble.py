@@ -47,6 +47,7 @@ from tonnage.training.routing import ExpertLoad
 from tonnage.training.scorers import scorer_of
 from tonnage.training.setting import WorkerSetting
 from tonnage.training.teacher import ask_teacher, with_teacher
+from tonnage.training.token_losses import factors_of
 
 
 def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLoss | None = None) -> Job:
@@ -90,7 +91,7 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
     stages = stages_of(setting, load=checkpoint is None)
     pair_loss = _preference_loss(config.objective)
     for loss_model in stages.loss_models:
-        loss_model.own = loss or pair_loss
+        loss_model.own, loss_model.factors = loss or pair_loss, factors_of(config.objective)
         if config.objective.distils and loss is None:
             loss_model.distillation = Distillation(config.objective.supervised, config.objective.temperature)
 

@@ -211,8 +211,10 @@ class ByHand:
 
     def _settle(self, own: OwnLoss | None, rows: Packs) -> None:
         """Try a loss on the first rows that come, until some told something. Raises ``UserError``."""
-        if own is not None and (self.job.pair_loss is not None or self._distils):
-            observed = f"a loss of one's own, and an objective {'with a teacher' if self._distils else 'of pairs'}"
+        weighs = any(stage.factors is not None for stage in self.job.pipeline.stages)
+        if own is not None and (self.job.pair_loss is not None or self._distils or weighs):
+            kind = "with a teacher" if self._distils else "that weighs tokens" if weighs else "of pairs"
+            observed = f"a loss of one's own, and an objective {kind}"
             raise user_error(observed, "one of them", "leave objective out, or loss", "loss")
         if own is not None and own not in self._settled and check_sum(own, rows_of(rows, range(rows.num_packs))):
             self._settled.add(own)

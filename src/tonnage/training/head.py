@@ -160,6 +160,20 @@ class Head:
         ]
         return torch.cat(found, 1) if found else torch.zeros(2, 0, num_tokens, device=hidden.device)
 
+    @torch.no_grad()
+    def largest(self, hidden: Tensor, num_tokens: int) -> Tensor:
+        """The ``num_tokens`` largest logits of every row, fp32 (rows, tokens), or as many as there are, for which
+        nothing is kept."""
+        ranks, pieces = self.vocabulary.ranks, []
+        for _, logits in self._capped(hidden):
+            some = logits.topk(min(num_tokens, logits.shape[1])).values
+            if ranks is not None:  # each rank's beside those of the others
+                beside = some.new_zeros(len(some), ranks.size, num_tokens)
+                beside[:, ranks.rank] = F.pad(some, (0, num_tokens - some.shape[1]), value=-math.inf)
+                some = all_reduce(beside, ranks).flatten(1).topk(min(num_tokens, len(self.weight))).values
+            pieces.append(some)
+        return torch.cat(pieces) if pieces else torch.zeros(0, num_tokens, device=hidden.device)
+
     def _capped(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Rows of a chunk and their logits, fp32, chunk by chunk."""
         hidden, weight = hidden.detach(), local_part(self.weight).detach()

@@ -28,6 +28,7 @@ from tonnage.training.preferences import RewardLoss
 from tonnage.training.routing import Routing
 from tonnage.training.sight import Sight
 from tonnage.training.tiled_vocabulary import TiledHead
+from tonnage.training.token_losses import Factors
 
 
 class LikelihoodLoss(Protocol):
@@ -78,6 +79,8 @@ class LossModel(nn.Module):
         """By which the model's layers round what they multiply, where they do."""
         self.own: LikelihoodLoss | RewardLoss | None = None
         """The loss, where it is not cross-entropy."""
+        self.factors: Factors | None = None
+        """What the weights of tokens are multiplied by, where they do not count alike."""
         self.distillation: Distillation | None = None
         """How a teacher counts, where there is one."""
         self.sight: Sight | None = None
@@ -147,6 +150,8 @@ class LossModel(nn.Module):
                 judgement.append(head.divergences(picked, soft))
             return torch.stack(judgement)
         value, weights = None, sent(batch.weights, device) / denominator
+        if self.factors is not None:
+            weights = weights * self.factors(head, picked, targets)
         if own is not None:
             value, slopes = own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
             if not torch.is_grad_enabled():
