@@ -48,7 +48,7 @@ def show_table(contexts: Contexts, console: Console) -> None:
 
     title = "Longest sequence that fits, in tokens, by where inputs of blocks rest"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for way in dict.fromkeys(cell.way for cell in contexts.cells):
         for tier in TIERS:
             table.add_column(f"{way}\n{INPUTS[tier]}", justify="right")
