@@ -29,6 +29,7 @@ class Layout:
     zero: int
     recompute: Recompute
     precision: Literal["bf16", "fp16", "fp32"]
+    """Type of weights and activations in the forward and backward pass."""
     moments: Moments
     optimizer_tier: Tier
     gradient_tier: Tier
@@ -45,6 +46,8 @@ class Layout:
     """Tokens that stand for images at which the model looks, in one forward at most."""
     mean_image_tokens: float = 0.0
     """And on average."""
+    fp8: bool = False
+    """Whether matrix units multiply in fp8 what is rounded to it (``precision: fp8``)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     device: Literal["cpu", "cuda"] = "cpu"
     returns_memory: bool = True

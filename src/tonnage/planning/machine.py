@@ -66,7 +66,7 @@ class Machine:
     disk_bytes: int
     """Of a node, free in the directory that will be used."""
     flops: Mapping[str, float]
-    """Matrix products of one device in FLOP/s, by ``fp32``, ``bf16``, ``fp16``."""
+    """Matrix products of one device in FLOP/s, by ``fp32``, ``bf16``, ``fp16`` and, in the catalogue, ``fp8``."""
     memory_bytes_per_second: float
     """Read plus written, one device."""
     host_device_bytes_per_second: float
@@ -106,6 +106,13 @@ class Machine:
         device that is not in the catalogue its rates tell."""
         flops = next((device.flops for device in DEVICES if device.name == self.name), self.flops)
         return self.kind == "cpu" or flops.get("fp16", 0) <= 2 * flops.get("bf16", math.inf)
+
+    @property
+    def fp8_flops(self) -> float | None:
+        """Products in fp8 of one device in FLOP/s: as many times those in bf16 as its peak is. None of a device that
+        has none, or is not in the catalogue."""
+        peaks = next((device.flops for device in DEVICES if device.name == self.name), {})
+        return self.flops["bf16"] * peaks["fp8"] / peaks["bf16"] if "fp8" in peaks else None
 
     def attention_flops(self, precision: str) -> float:
         """At which a device attends, in FLOP/s: a CPU in fp32, by loops of ours."""

@@ -67,6 +67,13 @@ def product_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
     return of_text + tower_flops(layout, model)
 
 
+def fp8_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Those of linear layers that are computed in fp8."""
+    if not layout.fp8:
+        return 0.0
+    return _in_all(layout, model, work, lambda block: (block.fp8_flops, Line(0, 0)), lambda _: Line(0, 0))
+
+
 def tower_flops(layout: Layout, model: ModelProfile) -> float:
     """Products of what looks at images in one worker's step."""
     if (tower := model.tower) is None:
@@ -356,7 +363,9 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     """How long a worker that has the whole model computes in a step."""
     share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
     of_products, of_traffic = parts_of(machine, layout.precision)
-    seconds = product_flops(layout, model, work) / machine.flops[layout.precision]
+    in_fp8 = fp8_flops(layout, model, work)
+    seconds = (product_flops(layout, model, work) - in_fp8) / machine.flops[layout.precision]
+    seconds += in_fp8 / (machine.fp8_flops or machine.flops[layout.precision])
     seconds += attention_timed(layout, model, work) / machine.attention_flops(layout.precision)
     seconds /= share * of_products
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
