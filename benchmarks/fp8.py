@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=512, help="of a step")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--validation", type=float, default=0.03)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_a_card_must_have_it(
     with pytest.raises(UserError, match=r"fp8 on NVIDIA GeForce RTX 3090, of compute capability 8\.6"):
         check_card("fp8", card)
     check_card("fp8-emulated", card)
+
+
+@pytest.mark.parametrize(("torchs", "refused"), [("2.11.0+cu130", True), ("2.12.1", False)])
+def test_the_first_cards_need_a_product_that_waits(
+    torchs: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    monkeypatch.setattr(torch, "__version__", torchs)
+    with pytest.raises(UserError, match=r"NVIDIA L4.*8\.9, and torch 2\.11") if refused else nullcontext():
+        check_card("fp8", torch.device("cuda", 0))
 
 
 def test_a_processor_emulates_it_where_that_is_asked_for() -> None:

@@ -15,7 +15,7 @@ def test_names_are_unique() -> None:
 
 @NAMED
 def test_every_entry_is_whole(device: Device) -> None:
-    assert set(device.flops) == {"fp32", "bf16", "fp16"}
+    assert set(device.flops) - {"fp8"} == {"fp32", "bf16", "fp16"}
     rates = (*device.flops.values(), device.memory_bytes_per_second, device.network_bits_per_second)
     assert all(rate > 0 for rate in rates)
     assert device.source.split()[0] in ("NVIDIA", "AMD")
@@ -34,6 +34,14 @@ def test_sixteen_bits_are_dense_and_summed_in_fp32(device: Device) -> None:
     """Vendors print twice as much for sparsity, and twice for sums in fp16: matrix units make 2 to 31 times fp32."""
     assert 1.9 < device.flops["fp16"] / device.flops["fp32"] < 32
     assert device.flops["bf16"] in (device.flops["fp16"], device.flops["fp32"])
+
+
+@NAMED
+def test_eight_bits_are_as_dense(device: Device) -> None:
+    """NVIDIA's cards since Ada and Hopper multiply them twice as fast; others do not have them, or not as torchao has."""
+    new = device.family.startswith(("L4", "H", "GH", "B2", "B3", "GB", "RTX6000-Ada", "RTX4", "RTX5"))
+    assert ("fp8" in device.flops) == new
+    assert device.flops.get("fp8", 2 * device.flops["bf16"]) == pytest.approx(2 * device.flops["bf16"], rel=0.015)
 
 
 def test_efficiencies_are_parts() -> None:

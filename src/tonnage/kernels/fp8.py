@@ -31,6 +31,8 @@ MULTIPLE = 16
 """Of which inputs and outputs of a layer are numbers: matrix units take no others."""
 OLDEST = (8, 9)
 """Compute capability of the first cards with products in fp8."""
+FOR_OLDEST = (2, 12)
+"""Version of torch that these cards need."""
 
 
 def check_card(precision: Fp8, device: torch.device) -> None:
@@ -40,15 +42,24 @@ def check_card(precision: Fp8, device: torch.device) -> None:
     observed = "a CPU"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if capability >= OLDEST and torch.version.hip is None:
-            return
         observed = f"{torch.cuda.get_device_name(device)}, of compute capability {capability[0]}.{capability[1]}"
+        if capability >= OLDEST and torch.version.hip is None:
+            if capability > OLDEST or _version(torch.__version__) >= FOR_OLDEST:
+                return
+            # Before, the product that it has did not wait for the stream it was called on (pytorch#177651).
+            needed = "torch {}.{} or newer on such a card".format(*FOR_OLDEST)
+            raise user_error(f"fp8 on {observed}, and torch {torch.__version__}", needed, "precision=bf16", "precision")
     raise user_error(
         where="precision",
         found=f"fp8 on {observed}",
         needed="a card of NVIDIA's of compute capability {}.{} or newer, whose matrix units have fp8".format(*OLDEST),
         change="precision=bf16; for a test, precision=fp8-emulated has the same numbers by slower products in fp32",
     )
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 class Fp8Products:

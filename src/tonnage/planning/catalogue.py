@@ -56,6 +56,11 @@ COMPILED = 0.56
 """Part of the time of everything but products that is left where blocks are compiled: with it three shapes on an H200
 (docs/hardware.md) take as long as they did. What they take without was not measured."""
 
+ROUNDED, ROUNDED_COMPILED = 38.0, 5.5
+"""Bytes that are read and written for each number that is rounded to fp8 and multiplied: by torchao's operations, one
+after another, as counted (tests/planning/test_fp8.py); and where they are compiled, as a count of what must be: 2 are
+read, once more for scales along columns, and 1 is written, and results of products are scaled. Not measured."""
+
 ATTENTION_SHARE, ATTENTION_MOST = 0.8, 240e12
 """Rate of FlashAttention 2 on a GPU: a part of that of its products (190 of 312 TFLOP/s on an A100: Dao 2023), and at
 most so many FLOP/s. An H200, whose own instructions it does not use, reached 246 forward and 233 backward with heads of

@@ -92,6 +92,8 @@ class BlockCost:
     backward_made: Line = UNKNOWN
     fp8_flops: Line = UNKNOWN
     """Of its products, forward and backward, those in fp8."""
+    fp8_numbers: Line = UNKNOWN
+    """Numbers that are rounded to fp8 for them."""
     held: Line = UNKNOWN
     """Bytes of inputs of blocks that their callers hold to the end of a forward pass, whatever blocks keep."""
 

@@ -34,6 +34,8 @@ class Mark:
     flops: int
     fp8_flops: int
     """Of these, in fp8."""
+    fp8_numbers: int
+    """That were multiplied so."""
     traffic: int
     made: int
     heads: Heads | None
@@ -45,18 +47,18 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live = self._whole = self._flops = self._fp8_flops = self._traffic = self._made = 0
+        self._live = self._whole = self._flops = self._fp8_flops = self._fp8_numbers = self._traffic = self._made = 0
         self._heights, self._bare_heights = [0], [0]
         self._heads: Heads | None = None
         self._known: dict[int, int] = {}
 
     def mark(self) -> Mark:
         """The account since the last mark."""
-        sums = self._flops, self._fp8_flops, self._traffic, self._made
+        sums = self._flops, self._fp8_flops, self._fp8_numbers, self._traffic, self._made
         found = Mark(self._live, self._heights, self._bare_heights, *sums, self._heads)
         self._heads = None
         self._heights, self._bare_heights = [self._live], [self._live - self._whole]
-        self._flops = self._fp8_flops = self._traffic = self._made = 0
+        self._flops = self._fp8_flops = self._fp8_numbers = self._traffic = self._made = 0
         return found
 
     def is_whole(self, parameter: Tensor) -> None:
@@ -87,7 +89,9 @@ class Ledger(TorchDispatchMode):
             if "att" not in str(func):  # counted by length of documents, in the planner
                 flops = formula(*args, **(kwargs or {}), out_val=result)
                 self._flops += flops
-                self._fp8_flops += flops if func is torch.ops.aten._scaled_mm.default else 0
+                if func is torch.ops.aten._scaled_mm.default:
+                    self._fp8_flops += flops
+                    self._fp8_numbers += args[0].numel() + args[1].numel()
         elif outputs and not _is_view(func):
             inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))

@@ -537,6 +537,7 @@ def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
         forward_made=_line(trained, lambda m: m[3].made),
         backward_made=_line(trained, lambda m: m[6].made),
         fp8_flops=_line(trained, lambda m: m[3].fp8_flops + m[6].fp8_flops),
+        fp8_numbers=_line(trained, lambda m: m[3].fp8_numbers + m[6].fp8_numbers),
         held=_line(trained, _held),
     )
 
