@@ -100,7 +100,9 @@ def main() -> None:
             runs.append(run(Path(made), options, precision))
         result = {"benchmark": "fp8", "machine": machine(), "torchao": version("torchao")}
         model = {"model": options.model.name, "data": options.data.name, "settings": settings}
-        options.output.write_text(json.dumps(result | model | {"compared": compared(runs), "runs": runs}, indent=2) + "\n")
+        options.output.write_text(
+            json.dumps(result | model | {"compared": compared(runs), "runs": runs}, indent=2) + "\n"
+        )
         print(json.dumps({key: value for key, value in runs[-1].items() if key != "losses"}), flush=True)
     print(json.dumps(compared(runs), indent=2))
 

@@ -92,7 +92,12 @@ def test_every_layout_trains_as_plain_transformers_with_torchao(
     exact, _ = plain_loop(alone[0], with_peft(alone[0]) if keys else lambda model: model)
     for decision in [*alone, *together]:
         got = metrics(run_of(decision))
-        print([(record["loss"] / plain["loss"] - 1, record["grad_norm"] / plain["grad_norm"] - 1) for record, plain in zip(got, steps, strict=True)])
+        print(
+            [
+                (record["loss"] / plain["loss"] - 1, record["grad_norm"] / plain["grad_norm"] - 1)
+                for record, plain in zip(got, steps, strict=True)
+            ]
+        )
         for record, plain in zip(got, steps, strict=True):
             where = f"{decision.plan.layout}, step {record['step']}"
             assert record["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
@@ -118,7 +123,8 @@ def test_an_export_is_in_bf16(write: Callable[..., Decision], tmp_path: Path) ->
     for number, decision in enumerate(decisions):
         export_checkpoint(run_of(decision), tmp_path / str(number))
         with safe_open(tmp_path / str(number) / "model.safetensors", framework="pt") as file:
-            described.append({key: (file.get_slice(key).get_dtype(), file.get_slice(key).get_shape()) for key in file.keys()})  # noqa: SIM118
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            described.append({key: (one.get_dtype(), one.get_shape()) for key, one in slices.items()})
         AutoModelForCausalLM.from_pretrained(tmp_path / str(number))
     assert described[0] == described[1]
     assert {dtype for dtype, _ in described[0].values()} == {"BF16"}

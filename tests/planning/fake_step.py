@@ -205,11 +205,11 @@ def tracked(
 
 
 def trains_of(adapter: str) -> Trains:
-    """What is trained, as this module is told it; ``8+@int4`` is with layers that are fake-quantised, ``8@fp8-emulated`` with
-    layers in fp8."""
+    """What is trained, as this module is told it; ``8+@int4`` is with layers that are fake-quantised, and
+    ``8@fp8-emulated`` with layers in fp8."""
     adapter, _, scheme = adapter.partition("@")
     if scheme == "fp8-emulated":
-        return replace(trains_of(adapter), fp8=scheme)
+        return replace(trains_of(adapter), fp8="fp8-emulated")
     if scheme:
         assert scheme in GROUPS
         return replace(trains_of(adapter), aware=Scheme(scheme, 32))

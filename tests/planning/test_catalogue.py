@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tonnage.planning.catalogue import DEVICES, EFFICIENCY, Device
+from tonnage.planning.catalogue import DEVICES, EFFICIENCY, FP8_TFLOPS, Device
 
 NAMED = pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 
@@ -15,7 +15,7 @@ def test_names_are_unique() -> None:
 
 @NAMED
 def test_every_entry_is_whole(device: Device) -> None:
-    assert set(device.flops) - {"fp8"} == {"fp32", "bf16", "fp16"}
+    assert set(device.flops) == {"fp32", "bf16", "fp16"}
     rates = (*device.flops.values(), device.memory_bytes_per_second, device.network_bits_per_second)
     assert all(rate > 0 for rate in rates)
     assert device.source.split()[0] in ("NVIDIA", "AMD")
@@ -38,10 +38,10 @@ def test_sixteen_bits_are_dense_and_summed_in_fp32(device: Device) -> None:
 
 @NAMED
 def test_eight_bits_are_as_dense(device: Device) -> None:
-    """NVIDIA's cards since Ada and Hopper multiply them twice as fast; others do not have them, or not as torchao has."""
-    new = device.family.startswith(("L4", "H", "GH", "B2", "B3", "GB", "RTX6000-Ada", "RTX4", "RTX5"))
-    assert ("fp8" in device.flops) == new
-    assert device.flops.get("fp8", 2 * device.flops["bf16"]) == pytest.approx(2 * device.flops["bf16"], rel=0.015)
+    """NVIDIA's cards since Ada and Hopper multiply them twice as fast as 16."""
+    has = device.family.startswith(("L4", "H", "GH", "B2", "B3", "GB", "RTX6000-Ada", "RTX4", "RTX5"))
+    assert (device.family in FP8_TFLOPS) == has
+    assert not has or FP8_TFLOPS[device.family] * 1e12 == pytest.approx(2 * device.flops["bf16"], rel=0.015)
 
 
 def test_efficiencies_are_parts() -> None:

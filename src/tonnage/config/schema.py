@@ -949,12 +949,12 @@ class Config(Section):
     @property
     def dtype(self) -> Literal["bf16", "fp16", "fp32"]:
         """Type of weights and activations in the forward and backward pass: with fp8, products alone are in that."""
-        return "bf16" if self.precision in ("fp8", "fp8-emulated") else self.precision
+        return "bf16" if self.precision == "fp8" or self.precision == "fp8-emulated" else self.precision
 
     @property
     def fp8(self) -> Literal["fp8", "fp8-emulated"] | None:
         """How products are computed in fp8, if they are."""
-        return self.precision if self.precision in ("fp8", "fp8-emulated") else None
+        return self.precision if self.precision == "fp8" or self.precision == "fp8-emulated" else None
 
     @property
     def leaves_lr_open(self) -> bool:

@@ -76,17 +76,17 @@ class Fp8Products:
         layer: Any = convert_to_float8_training(holder, config=recipe)[0]
         self.config, self.of_products = layer.config, layer.linear_mm_config
 
-    def cast(self, numbers: Tensor, what: str, dim: int) -> Any:
-        """Numbers in fp8 with scales along ``dim``; ``what`` they are, as torchao's configuration names it."""
+    def cast(self, numbers: Tensor, role: str, dim: int) -> Any:
+        """Numbers in fp8 with scales along ``dim``; their ``role`` is named as in torchao's configuration."""
         from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
         from torchao.float8.float8_training_tensor import GemmInputRole
 
-        own = getattr(self.config, f"cast_config_{what}")
+        own = getattr(self.config, f"cast_config_{role}")
         return hp_tensor_to_float8_dynamic(
             numbers,
             own.target_dtype,
             self.of_products,
-            gemm_input_role=GemmInputRole[what.partition("_for_")[0].upper()],
+            gemm_input_role=GemmInputRole[role.partition("_for_")[0].upper()],
             scaling_granularity=own.scaling_granularity,
             axiswise_dim=dim,
             round_scales_to_power_of_2=self.config.round_scales_to_power_of_2,
@@ -94,9 +94,9 @@ class Fp8Products:
 
 
 def fp8_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, products: Fp8Products) -> Tensor:
-    """``F.linear`` by products in fp8, in the type of ``inputs``. Shapes: ``inputs`` (..., in), ``weight`` (out, in)."""
+    """``F.linear`` by products in fp8, in the type of ``inputs``, (..., in). The weight is (out, in)."""
     rows = inputs.reshape(-1, inputs.shape[-1])
-    output: Tensor = _Product.apply(rows, weight, products)
+    output: Tensor = _Product.apply(rows, weight, products)  # type: ignore[no-untyped-call]
     output = output.view(*inputs.shape[:-1], len(weight))
     return output if bias is None else output + bias
 

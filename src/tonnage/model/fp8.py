@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -34,7 +35,9 @@ class InFp8:
     """Other matrices of the blocks that are multiplied, each stack of experts as one."""
 
     def __str__(self) -> str:
-        beside = f"embedding, head and {self.others:,} other matrices of the blocks" if self.others else "embedding, head"
+        beside = (
+            f"embedding, head and {self.others:,} other matrices of the blocks" if self.others else "embedding, head"
+        )
         return f"products of {self.layers:,} linear layers in fp8 (torchao's rowwise scales); {beside} in bf16"
 
 
@@ -78,4 +81,4 @@ def _forward(module: Any, inputs: Tensor) -> Tensor:
     factor, dropout = module.lora_factor, module.__dict__.get("lora_dropout")
     if isinstance(dropout, LayerDropout) and (mask := dropout.mask(inputs)) is not None:
         inputs, factor = dropped(inputs, mask), factor / mask.kept_share
-    return output + factor * F.linear(F.linear(inputs, down), own["lora_B"])
+    return torch.add(output, F.linear(F.linear(inputs, down), own["lora_B"]), alpha=factor)

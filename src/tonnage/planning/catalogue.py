@@ -1,8 +1,8 @@
 """Accelerators that a plan can be made for without having them: peaks from datasheets, and what is expected of them.
 
-Rates are the vendors' dense peaks for one device: sums in fp32 for products of 16 and 8 bits (what training uses; on
-GeForce cards it is half of what sums in fp16 reach), no structured sparsity, and for fp32 plain fp32, not TF32, which
-torch leaves off unless asked. Links and host links are one direction, half of the "bidirectional" figure of datasheets.
+Rates are the vendors' dense peaks for one device: sums in fp32 for products of 16 bits (what training uses; on GeForce
+cards it is half of what sums in fp16 reach), no structured sparsity, and for fp32 plain fp32, not TF32, which torch
+leaves off unless asked. Links and host links are one direction, half of the "bidirectional" figure of datasheets.
 
 Memory is what the driver reports as the device's total in MiB (``nvidia-smi``, ``rocm-smi``), not the number in the
 name, which is neither GB nor GiB in a consistent way: an A100-80GB shows 81920 MiB, an H100-80GB 81559. Of that total a
@@ -119,10 +119,9 @@ fp32 (``kernels.products``), and whether a processor has them is not in its numb
 server with four channels of DDR4 at 3200 MT/s (102.4 GB/s)."""
 
 
-def _flops(fp32: float, bf16: float, fp16: float | None = None, *, fp8: float = 0.0) -> dict[str, float]:
-    """From TFLOP/s. A device without matrix units for fp8 has no rate of it."""
-    rates = {"fp32": fp32, "bf16": bf16, "fp16": bf16 if fp16 is None else fp16} | ({"fp8": fp8} if fp8 else {})
-    return {dtype: rate * 1e12 for dtype, rate in rates.items()}
+def _flops(fp32: float, bf16: float, fp16: float | None = None) -> dict[str, float]:
+    """From TFLOP/s."""
+    return {"fp32": fp32 * 1e12, "bf16": bf16 * 1e12, "fp16": (bf16 if fp16 is None else fp16) * 1e12}
 
 
 PCIE3, PCIE4, PCIE5 = 16e9, 32e9, 64e9
@@ -141,26 +140,49 @@ DEVICES: tuple[Device, ...] = (
     Device("A100-PCIe", 40, 40960, _flops(19.5, 312),    1555e9, PCIE4, PCIE4, FAST, "NVIDIA A100 datasheet, PCIe"),
     Device("A100-PCIe", 80, 81920, _flops(19.5, 312),    1935e9, PCIE4, PCIE4, FAST, "NVIDIA A100 datasheet, PCIe"),
     Device("A40",     48, 46068,  _flops(37.4, 149.7),     696e9, PCIE4, PCIE4, SLOW, "NVIDIA A40 datasheet"),
-    Device("L4", 24, 23034, _flops(30.3, 121, fp8=242.5), 300e9, PCIE4, PCIE4, SLOW, "NVIDIA L4 datasheet"),
-    Device("L40", 48, 46068, _flops(90.5, 181.05, fp8=362), 864e9, PCIE4, PCIE4, SLOW, "NVIDIA L40 datasheet"),
-    Device("L40S", 48, 46068, _flops(91.6, 362.05, fp8=733), 864e9, PCIE4, PCIE4, SLOW, "NVIDIA L40S datasheet"),
-    Device("H100", 80, 81559, _flops(67, 989.4, fp8=1979), 3350e9, 450e9, PCIE5, FAST, "NVIDIA H100 datasheet, SXM"),
-    Device("H100-PCIe", 80, 81559, _flops(51, 756, fp8=1513), 2000e9, PCIE5, PCIE5, FAST, "NVIDIA H100 datasheet, PCIe"),
-    Device("H100-NVL", 94, 95830, _flops(60, 835.5, fp8=1671), 3900e9, 300e9, PCIE5, FAST, "NVIDIA H100 NVL datasheet"),
-    Device("H800", 80, 81559, _flops(67, 989.4, fp8=1979), 3350e9, 200e9, PCIE5, FAST, "NVIDIA H800 datasheet, SXM"),
-    Device("H20", 96, 97871, _flops(44, 148, fp8=296), 4000e9, 450e9, PCIE5, FAST, "NVIDIA H20 datasheet"),
-    Device("GH200", 96, 97871, _flops(67, 989.4, fp8=1979), 4000e9, 450e9, 450e9, FAST, "NVIDIA GH200 datasheet"),
-    Device("H200-NVL", 141, 143771, _flops(60, 835.5, fp8=1671), 4800e9, 450e9, PCIE5, FAST, "NVIDIA H200 NVL datasheet"),
-    Device("H200", 141, 143771, _flops(67, 989.4, fp8=1979), 4800e9, 450e9, PCIE5, FAST, "NVIDIA H200 datasheet, SXM"),
-    Device("B200", 180, 183359, _flops(75, 2250, fp8=4500), 7700e9, 900e9, PCIE5, FAST, "NVIDIA HGX B200 datasheet"),
-    Device("GB200", 186, 189471, _flops(80, 2500, fp8=5000), 8000e9, 900e9, 225e9, FAST, "NVIDIA GB200 NVL72 datasheet"),
-    Device("B300", 288, 275040, _flops(75, 2250, fp8=4500), 8000e9, 900e9, PCIE5, FAST, "NVIDIA HGX B300 datasheet"),
-    Device("MI300X", 192, 196592, _flops(163.4, 1307.4), 5300e9, 448e9, PCIE5, FAST, "AMD Instinct MI300X data sheet"),
+    Device("L4",      24, 23034,  _flops(30.3, 121),       300e9, PCIE4, PCIE4, SLOW, "NVIDIA L4 datasheet"),
+    Device("L40",     48, 46068,  _flops(90.5, 181.05),    864e9, PCIE4, PCIE4, SLOW, "NVIDIA L40 datasheet"),
+    Device("L40S",    48, 46068,  _flops(91.6, 362.05),    864e9, PCIE4, PCIE4, SLOW, "NVIDIA L40S datasheet"),
+    Device("H100",    80, 81559,  _flops(67, 989.4),      3350e9, 450e9, PCIE5, FAST, "NVIDIA H100 datasheet, SXM"),
+    Device("H100-PCIe", 80, 81559, _flops(51, 756),      2000e9, PCIE5, PCIE5, FAST, "NVIDIA H100 datasheet, PCIe"),
+    Device("H100-NVL", 94, 95830, _flops(60, 835.5),     3900e9, 300e9, PCIE5, FAST, "NVIDIA H100 NVL datasheet"),
+    Device("H800",    80, 81559,  _flops(67, 989.4),      3350e9, 200e9, PCIE5, FAST, "NVIDIA H800 datasheet, SXM"),
+    Device("H20",     96, 97871,  _flops(44, 148),        4000e9, 450e9, PCIE5, FAST, "NVIDIA H20 datasheet"),
+    Device("GH200",   96, 97871,  _flops(67, 989.4),      4000e9, 450e9, 450e9, FAST, "NVIDIA GH200 datasheet"),
+    Device("H200-NVL", 141, 143771, _flops(60, 835.5),   4800e9, 450e9, PCIE5, FAST, "NVIDIA H200 NVL datasheet"),
+    Device("H200",   141, 143771, _flops(67, 989.4),      4800e9, 450e9, PCIE5, FAST, "NVIDIA H200 datasheet, SXM"),
+    Device("B200",   180, 183359, _flops(75, 2250),       7700e9, 900e9, PCIE5, FAST, "NVIDIA HGX B200 datasheet"),
+    Device("GB200",  186, 189471, _flops(80, 2500),       8000e9, 900e9, 225e9, FAST, "NVIDIA GB200 NVL72 datasheet"),
+    Device("B300",   288, 275040, _flops(75, 2250),       8000e9, 900e9, PCIE5, FAST, "NVIDIA HGX B300 datasheet"),
+    Device("MI300X", 192, 196592, _flops(163.4, 1307.4),  5300e9, 448e9, PCIE5, FAST, "AMD Instinct MI300X data sheet"),
     Device("RTX3090", 24, 24576,  _flops(35.6, 71),        936e9, PCIE4, PCIE4, SLOW, "NVIDIA Ampere GA102 paper"),
     Device("RTXA6000", 48, 49140, _flops(38.7, 154.8),    768e9, PCIE4, PCIE4, SLOW, "NVIDIA RTX A6000 datasheet"),
-    Device("RTX6000-Ada", 48, 49140, _flops(91.1, 364.2, fp8=728.5), 960e9, PCIE4, PCIE4, SLOW, "NVIDIA RTX 6000 Ada datasheet"),
-    Device("RTX4080", 16, 16376,  _flops(48.7, 97.5, fp8=195),    716.8e9, PCIE4, PCIE4, SLOW, "NVIDIA Ada paper"),
-    Device("RTX4090", 24, 24564,  _flops(82.6, 165.2, fp8=330.3),    1008e9, PCIE4, PCIE4, SLOW, "NVIDIA Ada paper"),
-    Device("RTX5090", 32, 32607, _flops(104.8, 209.5, fp8=419), 1792e9, PCIE5, PCIE5, SLOW, "NVIDIA RTX Blackwell paper"),
+    Device("RTX6000-Ada", 48, 49140, _flops(91.1, 364.2), 960e9, PCIE4, PCIE4, SLOW, "NVIDIA RTX 6000 Ada datasheet"),
+    Device("RTX4080", 16, 16376,  _flops(48.7, 97.5),    716.8e9, PCIE4, PCIE4, SLOW, "NVIDIA Ada paper"),
+    Device("RTX4090", 24, 24564,  _flops(82.6, 165.2),    1008e9, PCIE4, PCIE4, SLOW, "NVIDIA Ada paper"),
+    Device("RTX5090", 32, 32607,  _flops(104.8, 209.5),   1792e9, PCIE5, PCIE5, SLOW, "NVIDIA RTX Blackwell paper"),
 )
 # fmt: on
+
+FP8_TFLOPS: Mapping[str, float] = {
+    "L4": 242.5,
+    "L40": 362,
+    "L40S": 733,
+    "H100": 1979,
+    "H100-PCIe": 1513,
+    "H100-NVL": 1671,
+    "H800": 1979,
+    "H20": 296,
+    "GH200": 1979,
+    "H200-NVL": 1671,
+    "H200": 1979,
+    "B200": 4500,
+    "GB200": 5000,
+    "B300": 4500,
+    "RTX6000-Ada": 728.5,
+    "RTX4080": 195,
+    "RTX4090": 330.3,
+    "RTX5090": 419,
+}
+"""Dense peaks of products in fp8 with sums in fp32, by family, from the same datasheets and papers, which print twice
+as much for sparsity. Families that are not here have none, or have another fp8 (AMD's), with which nothing was tried."""

@@ -66,7 +66,7 @@ class Machine:
     disk_bytes: int
     """Of a node, free in the directory that will be used."""
     flops: Mapping[str, float]
-    """Matrix products of one device in FLOP/s, by ``fp32``, ``bf16``, ``fp16`` and, in the catalogue, ``fp8``."""
+    """Matrix products of one device in FLOP/s, by ``fp32``, ``bf16``, ``fp16``."""
     memory_bytes_per_second: float
     """Read plus written, one device."""
     host_device_bytes_per_second: float
@@ -111,8 +111,10 @@ class Machine:
     def fp8_flops(self) -> float | None:
         """Products in fp8 of one device in FLOP/s: as many times those in bf16 as its peak is. None of a device that
         has none, or is not in the catalogue."""
-        peaks = next((device.flops for device in DEVICES if device.name == self.name), {})
-        return self.flops["bf16"] * peaks["fp8"] / peaks["bf16"] if "fp8" in peaks else None
+        device = next((device for device in DEVICES if device.name == self.name), None)
+        if device is None or device.family not in catalogue.FP8_TFLOPS:
+            return None
+        return self.flops["bf16"] * catalogue.FP8_TFLOPS[device.family] * 1e12 / device.flops["bf16"]
 
     def attention_flops(self, precision: str) -> float:
         """At which a device attends, in FLOP/s: a CPU in fp32, by loops of ours."""

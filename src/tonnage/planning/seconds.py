@@ -72,9 +72,7 @@ def fp8_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
     return _of_blocks_in_fp8(layout, model, work, lambda block: block.fp8_flops)
 
 
-def _of_blocks_in_fp8(
-    layout: Layout, model: ModelProfile, work: Work, of_block: Callable[[BlockCost], Line]
-) -> float:
+def _of_blocks_in_fp8(layout: Layout, model: ModelProfile, work: Work, of_block: Callable[[BlockCost], Line]) -> float:
     """What products in fp8 cost in one worker's step, forward and backward."""
     if not layout.fp8:
         return 0.0

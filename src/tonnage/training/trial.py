@@ -58,9 +58,7 @@ def can_compile(
     return False
 
 
-def _trial(
-    config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, layout: Layout, fp8: Fp8 | None
-) -> str:
+def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, layout: Layout, fp8: Fp8 | None) -> str:
     """Why a block does not compile; empty if it does."""
     try:
         model = build_on_meta(_one_block(config), dtype, attention_name=layout.attention)

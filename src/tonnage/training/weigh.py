@@ -199,9 +199,7 @@ def _weigh(
     anatomy = dissect(model)
     targets = prepare(model, anatomy, trains, conditions.dtype)
     counts = count_adapted(model, anatomy, targets) if trains.adapter is not None else ()
-    if trains.aware is not None:
-        fake_quantize(model, anatomy, trains.aware)
-    in_fp8 = None if trains.fp8 is None else compute_in_fp8(model, anatomy, trains.fp8)
+    in_fp8 = _round(model, trains)
     embeddings = [target for target in targets if target.embeds]
     adapters = {target.path: trains.adapter for target in embeddings if trains.adapter is not None}
     backbone = _Backbone(config, conditions, _frozen_outside(model, anatomy), adapters)
@@ -251,8 +249,15 @@ def _weigh(
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
-        in_fp8="" if in_fp8 is None else str(in_fp8),
+        in_fp8=in_fp8,
     )
+
+
+def _round(model: PreTrainedModel, trains: Trains) -> str:
+    """Let linear layers round what they multiply, as ``trains`` says; of fp8, which do in words."""
+    if trains.aware is not None:
+        fake_quantize(model, dissect(model), trains.aware)
+    return "" if trains.fp8 is None else str(compute_in_fp8(model, dissect(model), trains.fp8))
 
 
 def _frozen_outside(model: PreTrainedModel, anatomy: Anatomy) -> frozenset[str]:
@@ -606,10 +611,7 @@ def _build_backbone(backbone: _Backbone, block: nn.Module) -> PreTrainedModel:
     model.get_input_embeddings().requires_grad_(True)
     for path, adapter in backbone.adapters.items():
         attach(embedding_at(model, path), adapter, conditions.dtype)
-    if conditions.trains.aware is not None:
-        fake_quantize(model, dissect(model), conditions.trains.aware)
-    if conditions.trains.fp8 is not None:
-        compute_in_fp8(model, dissect(model), conditions.trains.fp8)
+    _round(model, conditions.trains)
     model.eval()
     return model
 
