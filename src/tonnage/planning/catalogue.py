@@ -185,4 +185,4 @@ FP8_TFLOPS: Mapping[str, float] = {
     "RTX5090": 419,
 }
 """Dense peaks of products in fp8 with sums in fp32, by family, from the same datasheets and papers, which print twice
-as much for sparsity. Families that are not here have none, or have another fp8 (AMD's), with which nothing was tried."""
+as much for sparsity. Families that are not here have none, or another fp8 (AMD's), with which nothing was tried."""
