@@ -15,6 +15,7 @@ there. Unlike torchao's layer this one keeps no input, and computes no gradient,
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -76,27 +77,12 @@ class Fp8Products:
         layer: Any = convert_to_float8_training(holder, config=recipe)[0]
         self.config, self.of_products = layer.config, layer.linear_mm_config
 
-    def cast(self, numbers: Tensor, role: str, dim: int) -> Any:
-        """Numbers in fp8 with scales along ``dim``; their ``role`` is named as in torchao's configuration."""
-        from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-        from torchao.float8.float8_training_tensor import GemmInputRole
-
-        own = getattr(self.config, f"cast_config_{role}")
-        return hp_tensor_to_float8_dynamic(
-            numbers,
-            own.target_dtype,
-            self.of_products,
-            gemm_input_role=GemmInputRole[role.partition("_for_")[0].upper()],
-            scaling_granularity=own.scaling_granularity,
-            axiswise_dim=dim,
-            round_scales_to_power_of_2=self.config.round_scales_to_power_of_2,
-        )
-
 
 def fp8_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, products: Fp8Products) -> Tensor:
     """``F.linear`` by products in fp8, in the type of ``inputs``, (..., in). The weight is (out, in)."""
     rows = inputs.reshape(-1, inputs.shape[-1])
-    output: Tensor = _Product.apply(rows, weight, products)  # type: ignore[no-untyped-call]
+    settings = products.config, products.of_products  # of torchao's classes, which Dynamo can put into a graph
+    output: Tensor = _Product.apply(rows, weight, *settings)  # type: ignore[no-untyped-call]
     output = output.view(*inputs.shape[:-1], len(weight))
     return output if bias is None else output + bias
 
@@ -106,16 +92,16 @@ class _Product(torch.autograd.Function):
     """``rows @ weight'``. Operands are tensors of torchao's own class, whose product is that of fp8."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, products: Fp8Products) -> Tensor:
-        of_rows, of_weight, _ = ctx.needs_input_grad
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, config: Any, of_products: Any) -> Tensor:
+        of_rows, of_weight, *_ = ctx.needs_input_grad
         ctx.save_for_backward(rows if of_weight else None, weight if of_rows or of_weight else None)
-        ctx.products = products
-        return torch.mm(products.cast(rows, "input", -1), products.cast(weight.t(), "weight", 0))
+        ctx.cast = partial(_cast, config, of_products)
+        return torch.mm(ctx.cast(rows, "input", -1), ctx.cast(weight.t(), "weight", 0))
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        cast, of_rows, of_weight = ctx.products.cast, None, None
+        cast, of_rows, of_weight = ctx.cast, None, None
         if ctx.needs_input_grad[0]:
             turned = cast(weight.t(), "weight_for_grad_input", -1)
             of_rows = torch.mm(cast(slopes, "grad_output", -1), turned.t())
@@ -123,7 +109,24 @@ class _Product(torch.autograd.Function):
             turned = cast(slopes, "grad_output_for_grad_weight", 0)
             of_weight = torch.mm(turned.t(), cast(rows, "input_for_grad_weight", 0))
             of_weight = handed_over(weight, of_weight)
-        return of_rows, of_weight, None
+        return of_rows, of_weight, None, None
+
+
+def _cast(config: Any, of_products: Any, numbers: Tensor, role: str, dim: int) -> Any:
+    """Numbers in fp8 with scales along ``dim``; their ``role`` is named as in torchao's configuration."""
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import GemmInputRole
+
+    own = getattr(config, f"cast_config_{role}")
+    return hp_tensor_to_float8_dynamic(
+        numbers,
+        own.target_dtype,
+        of_products,
+        gemm_input_role=GemmInputRole[role.partition("_for_")[0].upper()],
+        scaling_granularity=own.scaling_granularity,
+        axiswise_dim=dim,
+        round_scales_to_power_of_2=config.round_scales_to_power_of_2,
+    )
 
 
 def dropped(inputs: Tensor, mask: Mask) -> Tensor:

@@ -73,7 +73,6 @@ def layouts(
         "pipeline": parallel.pipeline,
         "schedule": parallel.schedule,
         "precision": config.dtype,
-        "fp8": config.precision == "fp8",
         "optimizer": config.optimizer.kind,
         "share_prefixes": steps.share_prefixes,
         "arrangement": "padded" if steps.padded else "packed",

@@ -46,8 +46,6 @@ class Layout:
     """Tokens that stand for images at which the model looks, in one forward at most."""
     mean_image_tokens: float = 0.0
     """And on average."""
-    fp8: bool = False
-    """Whether matrix units multiply in fp8 what is rounded to it (``precision: fp8``)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     device: Literal["cpu", "cuda"] = "cpu"
     returns_memory: bool = True
