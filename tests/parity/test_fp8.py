@@ -64,45 +64,48 @@ TOGETHER: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keys", [{}, LORA], ids=["whole", "adapter"])
-def test_losses_are_those_of_torchaos_layers_in_the_same_loop(
-    write: Callable[..., Decision], keys: dict[str, Any]
+@pytest.mark.parametrize(
+    ("keys", "alone", "together"),
+    [({}, ALONE[1], TOGETHER[1]), pytest.param(LORA, ALONE[0], TOGETHER[0], marks=pytest.mark.matrix)],
+    ids=["whole", "adapter"],
+)
+def test_losses_have_the_bits_of_those_with_torchaos_layers(
+    write: Callable[..., Decision], keys: dict[str, Any], alone: dict[str, Any], together: dict[str, Any]
 ) -> None:
-    """To the bit over all steps, in bf16; by workers whose layers are torchao's (``by_torchao_runs``). Additions are
-    peft's beside such a layer, and equal the run's to rounding."""
-    ours, theirs = write("llama", **FP8, **keys, **ALONE[1]), write("llama", **FP8, **keys, **ALONE[1])
-    exact = write("llama", precision="bf16", **keys, **ALONE[1])
-    train((1, [run_of(ours), run_of(exact)]))
-    work("by_torchao_runs", (1, [str(run_of(theirs).path)]))
-    assert losses(ours) == losses(theirs)
-    assert max(abs(a / b - 1) for a, b in zip(losses(ours), losses(exact), strict=True)) > 1e-3
+    """Over ten steps in bf16, in the same layout, by workers that convert the model as torchao does
+    (``by_torchao_runs``)."""
+    ours, theirs = (
+        [write("llama", **FP8, **keys, **alone), write("llama", 2, **FP8, **keys, **together)] for _ in "12"
+    )
+    train((1, [run_of(ours[0])]), (2, [run_of(ours[1])]))
+    work("by_torchao_runs", (1, [str(run_of(theirs[0]).path)]), (2, [str(run_of(theirs[1]).path)]))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert losses(mine) == losses(other)
+        assert len(losses(mine)) == STEPS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, LORA], ids=["whole", "adapter"])
-def test_every_layout_trains_as_plain_transformers_with_torchao(
+def test_every_layout_computes_as_plain_transformers_with_torchao(
     write: Callable[..., Decision], keys: dict[str, Any]
 ) -> None:
-    """Computed in fp32 but for what is rounded to fp8, by workers to whom fp8 means that (``fp8_in_fp32``)."""
-    alone = [write("llama", **FP8, **keys, **memory) for memory in ALONE]
-    together = [write("llama", 2, **FP8, **keys, **memory) for memory in TOGETHER]
-    work("fp8_in_fp32", (1, [str(run_of(one).path) for one in alone]), (2, [str(run_of(one).path) for one in together]))
-    change = by_torchao if not keys else lambda model: with_peft(alone[0])(by_torchao(model))
-    steps, _ = plain_loop(alone[0], change)
-    exact, _ = plain_loop(alone[0], with_peft(alone[0]) if keys else lambda model: model)
+    """The first step, computed in fp32 but for what is rounded to fp8 (``fp8_in_fp32``). Later ones drift apart, as a
+    number on the border between two rounded ones goes to either side. Scales of what a weight's gradient sums up are
+    those of a micro-batch, so gradients of other micro-batches are others."""
+    alone = [write("llama", steps=1, **FP8, **keys, **memory) for memory in ALONE]
+    together = [write("llama", 2, steps=1, **FP8, **keys, **memory) for memory in TOGETHER]
+    paths = ([str(run_of(one).path) for one in decisions] for decisions in (alone, together))
+    work("fp8_in_fp32", *zip((1, 2), paths, strict=True))
+    added = with_peft(alone[0]) if keys else lambda model: model
+    (plain,), _ = plain_loop(alone[0], lambda model: added(by_torchao(model)))
+    (exact,), _ = plain_loop(alone[0], added)
     for decision in [*alone, *together]:
-        got = metrics(run_of(decision))
-        print(
-            [
-                (record["loss"] / plain["loss"] - 1, record["grad_norm"] / plain["grad_norm"] - 1)
-                for record, plain in zip(got, steps, strict=True)
-            ]
-        )
-        for record, plain in zip(got, steps, strict=True):
-            where = f"{decision.plan.layout}, step {record['step']}"
-            assert record["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
-            assert record["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3), where
-    assert abs(steps[0]["loss"] / exact[0]["loss"] - 1) > 1e-3
+        (got,) = metrics(run_of(decision))
+        whole = decision.plan.layout.micro_batch == SEQUENCES
+        assert got["loss"] == pytest.approx(plain["loss"], rel=1e-6), decision.plan.layout
+        assert got["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4 if whole else 3e-3), decision.plan.layout
+    assert abs(plain["loss"] / exact["loss"] - 1) > 1e-3
+    assert abs(plain["grad_norm"] / exact["grad_norm"] - 1) > 5e-3
 
 
 @pytest.mark.slow
