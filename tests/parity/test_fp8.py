@@ -109,6 +109,14 @@ def test_every_layout_computes_as_plain_transformers_with_torchao(
 
 
 @pytest.mark.slow
+def test_compiled_blocks_compute_the_same(write: Callable[..., Decision]) -> None:
+    eager, compiled = (write("llama", steps=1, compile=how, **FP8, **ALONE[0]) for how in ("off", "on"))
+    work("fp8_in_fp32", (1, [str(run_of(eager).path), str(run_of(compiled).path)]))
+    (loss,), (other,) = losses(eager), losses(compiled)
+    assert other == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) -> None:
     whole = write("llama", **FP8)
     train((1, [run_of(whole)]))
