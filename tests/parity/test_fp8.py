@@ -90,8 +90,8 @@ def test_every_layout_computes_as_plain_transformers_with_torchao(
     write: Callable[..., Decision], keys: dict[str, Any]
 ) -> None:
     """The first step, computed in fp32 but for what is rounded to fp8 (``fp8_in_fp32``). Later ones drift apart, as a
-    number on the border between two rounded ones goes to either side. Scales of what a weight's gradient sums up are
-    those of a micro-batch, so gradients of other micro-batches are others."""
+    number on the border between two rounded ones goes to either side. Gradients are others already: those of what
+    documents begin with alike are summed before they are rounded, and scales for a weight's are a micro-batch's."""
     alone = [write("llama", steps=1, **FP8, **keys, **memory) for memory in ALONE]
     together = [write("llama", 2, steps=1, **FP8, **keys, **memory) for memory in TOGETHER]
     paths = ([str(run_of(one).path) for one in decisions] for decisions in (alone, together))
@@ -101,19 +101,10 @@ def test_every_layout_computes_as_plain_transformers_with_torchao(
     (exact,), _ = plain_loop(alone[0], added)
     for decision in [*alone, *together]:
         (got,) = metrics(run_of(decision))
-        whole = decision.plan.layout.micro_batch == SEQUENCES
         assert got["loss"] == pytest.approx(plain["loss"], rel=1e-6), decision.plan.layout
-        assert got["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4 if whole else 3e-3), decision.plan.layout
+        assert got["grad_norm"] == pytest.approx(plain["grad_norm"], rel=3e-3), decision.plan.layout
     assert abs(plain["loss"] / exact["loss"] - 1) > 1e-3
     assert abs(plain["grad_norm"] / exact["grad_norm"] - 1) > 5e-3
-
-
-@pytest.mark.slow
-def test_compiled_blocks_compute_the_same(write: Callable[..., Decision]) -> None:
-    eager, compiled = (write("llama", steps=1, compile=how, **FP8, **ALONE[0]) for how in ("off", "on"))
-    work("fp8_in_fp32", (1, [str(run_of(eager).path), str(run_of(compiled).path)]))
-    (loss,), (other,) = losses(eager), losses(compiled)
-    assert other == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
