@@ -44,6 +44,7 @@ from tonnage.model.adapters import EVERYTHING, AdapterSpec, Trains, Whole, prepa
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.fake_quantized import fake_quantize
+from tonnage.model.fp8 import compute_in_fp8
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.ring import Pairs, Ring
 from tonnage.optim.gradients import GradientsInMemory, GradientsOnHost
@@ -167,6 +168,8 @@ def tracked(
             prepare(model, dissect(model), trains, precision.storage)
             if trains.aware is not None:
                 fake_quantize(model, dissect(model), trains.aware)
+            if trains.fp8 is not None:
+                compute_in_fp8(model, dissect(model), trains.fp8)
         anatomy, doors = dissect(model), None
         plan = tensor_plan(model, anatomy) if tensor > 1 else None
         if stage != "-":
@@ -202,8 +205,11 @@ def tracked(
 
 
 def trains_of(adapter: str) -> Trains:
-    """What is trained, as this module is told it; ``8+@int4`` is with layers that are fake-quantised."""
+    """What is trained, as this module is told it; ``8+@int4`` is with layers that are fake-quantised, and
+    ``8@fp8-emulated`` with layers in fp8."""
     adapter, _, scheme = adapter.partition("@")
+    if scheme == "fp8-emulated":
+        return replace(trains_of(adapter), fp8="fp8-emulated")
     if scheme:
         assert scheme in GROUPS
         return replace(trains_of(adapter), aware=Scheme(scheme, 32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tonnage.planning.catalogue import DEVICES, EFFICIENCY, Device
+from tonnage.planning.catalogue import DEVICES, EFFICIENCY, FP8_TFLOPS, Device
 
 NAMED = pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 
@@ -34,6 +34,14 @@ def test_sixteen_bits_are_dense_and_summed_in_fp32(device: Device) -> None:
     """Vendors print twice as much for sparsity, and twice for sums in fp16: matrix units make 2 to 31 times fp32."""
     assert 1.9 < device.flops["fp16"] / device.flops["fp32"] < 32
     assert device.flops["bf16"] in (device.flops["fp16"], device.flops["fp32"])
+
+
+@NAMED
+def test_eight_bits_are_as_dense(device: Device) -> None:
+    """NVIDIA's cards since Ada and Hopper multiply them twice as fast as 16."""
+    has = device.family.startswith(("L4", "H", "GH", "B2", "B3", "GB", "RTX6000-Ada", "RTX4", "RTX5"))
+    assert (device.family in FP8_TFLOPS) == has
+    assert not has or FP8_TFLOPS[device.family] * 1e12 == pytest.approx(2 * device.flops["bf16"], rel=0.015)
 
 
 def test_efficiencies_are_parts() -> None:

@@ -335,9 +335,15 @@ def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "adapter",
-    ["0@int4", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("0@int8-int4", "8+@int4", "0@mxfp4"))],
+    [
+        *("0@int4", "0@fp8-emulated"),
+        *(
+            pytest.param(one, marks=pytest.mark.matrix)
+            for one in ("0@int8-int4", "8+@int4", "0@mxfp4", "8+@fp8-emulated")
+        ),
+    ],
 )
-def test_categories_where_layers_are_fake_quantised(adapter: str, tmp_path: Path) -> None:
+def test_categories_where_layers_round_what_they_multiply(adapter: str, tmp_path: Path) -> None:
     settings: list[Setting] = [
         *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "full")],
         (4, 3, "full", 1, "device", "device"),

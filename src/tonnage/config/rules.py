@@ -229,6 +229,16 @@ def _not_rounded(key: str, is_so: Callable[[Setting], bool], shown: str, why: st
     )
 
 
+def _not_in_fp8(key: str, is_so: Callable[[Setting], bool], shown: str, why: str, change: str) -> Rule:
+    return Rule(
+        ("precision", key),
+        lambda at: at.precision in ("fp8", "fp8-emulated") and is_so(at),
+        f"precision is {{at.precision}}, and {key} is {shown}: {why}",
+        f"one of precision {{at.precision}} and {key}, so far",
+        f"set {change}, or precision=bf16",
+    )
+
+
 IN_FRONT: tuple[Rule, ...] = (
     Rule(
         ("parallel.tensor", "parallel.pipeline", "launch.workers"),
@@ -256,6 +266,13 @@ IN_FRONT: tuple[Rule, ...] = (
         lambda at: at.tensor not in ("auto", 1),
         "{at.tensor}",
         "a row that shares a scale would be divided",
+        "parallel.tensor=1",
+    ),
+    _not_in_fp8(
+        "parallel.tensor",
+        lambda at: at.tensor not in ("auto", 1),
+        "{at.tensor}",
+        "parts of matrices are multiplied in 16 bits",
         "parallel.tensor=1",
     ),
     _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
@@ -406,6 +423,28 @@ WITHIN: tuple[Rule, ...] = (
         "torchao takes numbers of bf16 or fp32 to 4-bit floats",
         "precision=bf16",
     ),
+    _not_in_fp8("memory.tiles", lambda at: at.tiled, "{at.tiles}", "tiles are multiplied in 16 bits", "memory.tiles=1"),
+    _not_in_fp8(
+        "adapter.quantize",
+        lambda at: at.adapter not in ("none", "auto", "unpacked"),
+        "{at.adapter}",
+        "a base that is quantised is multiplied by kernels of its own",
+        "adapter.quantize=none",
+    ),
+    _not_in_fp8(
+        "adapter.kind",
+        lambda at: at.magnitudes,
+        "dora",
+        "lengths are those of weights as they are",
+        "adapter.kind=lora",
+    ),
+    _not_in_fp8(
+        "quantize_aware",
+        lambda at: at.rounded != "none",
+        "{at.rounded}",
+        "what is rounded as a quantised model has it is multiplied in 16 bits",
+        "quantize_aware=none",
+    ),
     _not_of_scores("memory.tiles", lambda at: at.tiled, "does not come in tiles"),
     Rule(
         ("memory.tiles", "memory.zero"),
@@ -425,6 +464,13 @@ WITHIN: tuple[Rule, ...] = (
 )
 """What memory holds, and how."""
 OF_SCHEDULES: tuple[Rule, ...] = (
+    _not_in_fp8(
+        "parallel.schedule",
+        lambda at: at.staged and at.schedule == "zero_bubble",
+        "zero_bubble",
+        "gradients of weights come with the rest of the backward pass",
+        "parallel.schedule=1f1b",
+    ),
     _not_rounded(
         "parallel.schedule",
         lambda at: at.staged and at.schedule == "zero_bubble",

@@ -935,8 +935,8 @@ class Config(Section):
     """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`); none: all but a tower's."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto", "model"] = "auto"
     """Weight of the loss that evens out experts' shares; `model`: the config's; `auto`: that if it asks for one."""
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Precision of weights and arithmetic in the forward and backward."""
+    precision: Literal["bf16", "fp16", "fp32", "fp8", "fp8-emulated"] = "bf16"
+    """Precision of weights and arithmetic in the forward and backward; `fp8`: bf16, and products of blocks in fp8."""
     quantize_aware: Annotated[
         QuantizeAware,
         BeforeValidator(_scheme),
@@ -999,6 +999,16 @@ class Config(Section):
         lower = optimizer.model_copy(update={"lr": usual_lr(is_adapted=False, compares=True)})
         lower.model_fields_set.discard("lr")
         return lower
+
+    @property
+    def dtype(self) -> Literal["bf16", "fp16", "fp32"]:
+        """Type of weights and activations in the forward and backward pass: with fp8, products alone are in that."""
+        return "bf16" if self.precision == "fp8" or self.precision == "fp8-emulated" else self.precision
+
+    @property
+    def fp8(self) -> Literal["fp8", "fp8-emulated"] | None:
+        """How products are computed in fp8, if they are."""
+        return self.precision if self.precision == "fp8" or self.precision == "fp8-emulated" else None
 
     @property
     def leaves_lr_open(self) -> bool:

@@ -213,7 +213,7 @@ def _export_model(
             needed="a run with an adapter",
             change="leave --merge out: the export is the whole model",
         )
-    dtype = config.precision if wishes.dtype == "auto" else wishes.dtype
+    dtype = config.dtype if wishes.dtype == "auto" else wishes.dtype
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     weights = trained.plan.weights
     return export(

@@ -39,7 +39,7 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
         cache=cache,
     )
     conditions = Conditions(
-        config.precision,
+        config.dtype,
         max_length,
         machine.kind,
         arrangement=isolation.arrangement,
@@ -49,7 +49,7 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
     layout = replace(
         PLAIN,
         workers=plan.workers,
-        precision=config.precision,
+        precision=config.dtype,
         device=machine.kind,
         micro_batch=plan.layout.micro_batch,
         row_tokens=plan.layout.micro_batch * most_tokens,

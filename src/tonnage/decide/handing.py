@@ -133,7 +133,7 @@ def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge
     config = read_config(run.config, [], check_files=False)
     if config.objective.scores:
         return []
-    chosen = config.precision if dtype == "auto" else dtype
+    chosen = config.dtype if dtype == "auto" else dtype
     gguf = next((path.name for path in sorted(Path(directory).glob("*.gguf"))), "")
     if isinstance(config.adapter, str) or merge:
         return commands(target, Servable(directory, chosen, gguf=gguf))

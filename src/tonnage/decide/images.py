@@ -170,7 +170,7 @@ def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) 
         "processor": recipe.key(),
         "packs": packs.name,
         "visited": None if plan.num_packs >= plan.data.num_packs else [plan.num_packs, config.seed],
-        "precision": config.precision,
+        "precision": config.dtype,
         "torch": version("torch"),
     }
     return cache / "features" / store.key(parts)
@@ -207,10 +207,10 @@ class _Looks:
         datasets = [train] if validation is None else [train, validation]
         groups = same_images(train.source, datasets, visited_packs(train, validation, plan.num_packs, config.seed))
         tokens = sum(group.rows for group in groups)
-        each = (1 + added_features(whole)) * plan.model.hidden_size * BYTES.get(config.precision, 2)
+        each = (1 + added_features(whole)) * plan.model.hidden_size * BYTES.get(config.dtype, 2)
         num_bytes = tokens * each
         passes = max(1.0, plan.num_packs / train.num_packs)
-        rate = machine.flops[config.precision] * (plan.workers if machine.kind != "cpu" else 1)
+        rate = machine.flops[config.dtype] * (plan.workers if machine.kind != "cpu" else 1)
         a_token = tower.forward_flops / rate if tower is not None else 0.0
         read = passes * num_bytes / machine.disk_read_bytes_per_second
         return _Looks(

@@ -55,7 +55,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     """Keep how long the steps after ``since`` took on this machine, for its next plan.
 
     Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
-    on: other plans have them. Steps that other processes slowed down say nothing.
+    on and no products in fp8: other plans are so. Steps that other processes slowed down say nothing.
     """
     from tonnage.doctor.cache import calibration_file, describe_here, load_machine
     from tonnage.doctor.hardware import look
@@ -67,7 +67,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return
-    if layout.kernels_off or (layout.device != "cpu" and layout.uses_host):
+    if layout.kernels_off or plan.model.in_fp8 or (layout.device != "cpu" and layout.uses_host):
         return
     machine = load_machine(run.path) or describe_here(run.path)
     calibration.add(calibration_file(hardware), [sample_of(plan, machine, median(seconds))], "run")

@@ -352,11 +352,13 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     import torch
 
     from tonnage.host.cachedir import default_directory
+    from tonnage.planning.rules import check_fp8
     from tonnage.planning.scales import Scales
     from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import Conditions, weigh_once
 
     model_config, data, machine, objective = subject.model_config, subject.data, place.machine, config.objective
+    check_fp8(config, machine)
     if _is_elsewhere(config, place):  # on nodes that are taken to be like this one, where the config has no others
         assert isinstance(config.launch, SlurmLaunch | RayLaunch)
         machine = replace(machine, nodes=config.launch.nodes)
@@ -369,7 +371,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     )
     _check_recompute(config, model_config, isolation)
     conditions = Conditions(
-        config.precision,
+        config.dtype,
         subject.document_tokens,
         machine.kind,
         arrangement=isolation.arrangement,

@@ -37,7 +37,7 @@ def entry_of(config: Config, teacher: OtherModel, plan: Plan, progress: Progress
         "config": repr(sorted(described.items())),
         "packs": packs.name,
         "visited": None if sees_all else [plan.num_packs, config.seed],
-        "precision": config.precision,
+        "precision": config.dtype,
         "top_k": config.objective.top_k,
         "tokens": min(teacher.config.vocab_size, plan.model.vocab_size),
         "versions": [version(name) for name in ("torch", "transformers")],

@@ -83,7 +83,7 @@ def tower_cost(
         model_config,
         files,
         EVERYTHING if frozen else trains_of(config),
-        Precision.of(config.precision, 1).compute,
+        Precision.of(config.dtype, 1).compute,
         RowImages(source, document, recipe).inputs(),
         tokens,
         cache=default_directory(),

@@ -83,8 +83,8 @@ class Scheme:
                 return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False)
 
 
-def check_torchao() -> str:
-    """The version of torchao that is installed.
+def check_torchao(key: str = "quantize_aware", otherwise: str = "quantize_aware=none") -> str:
+    """The version of torchao that is installed, which a ``key`` of the config needs.
 
     Raises:
         UserError: there is none, or an older one than ours.
@@ -95,10 +95,10 @@ def check_torchao() -> str:
         installed = ""
     if tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) < OLDEST_TORCHAO:
         raise user_error(
-            where="quantize_aware",
+            where=key,
             found=f"torchao {installed}" if installed else "torchao, which is not installed",
-            needed="torchao {}.{} or newer, whose numbers quantize_aware computes with".format(*OLDEST_TORCHAO),
-            change="pip install 'tonnage[torchao]', or quantize_aware=none",
+            needed="torchao {}.{} or newer, whose numbers {} computes with".format(*OLDEST_TORCHAO, key),
+            change=f"pip install 'tonnage[torchao]', or {otherwise}",
         )
     return installed
 

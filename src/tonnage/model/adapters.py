@@ -40,6 +40,7 @@ from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
 from tonnage.kernels.embedding import adapted_embedding
 from tonnage.kernels.fake_quantized import Scheme
+from tonnage.kernels.fp8 import Fp8
 from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
 from tonnage.kernels.quantized import PackedWeight
 from tonnage.kernels.regions import region_of
@@ -127,6 +128,8 @@ class Trains:
     """Of patterns and targets those that name parts of a tower, where they are set apart (``apart``)."""
     aware: Scheme | None = None
     """How linear layers of the blocks round what they multiply; None: not at all."""
+    fp8: Fp8 | None = None
+    """How they multiply in fp8; None: not at all."""
 
     @property
     def all(self) -> bool:

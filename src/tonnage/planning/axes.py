@@ -72,7 +72,7 @@ def layouts(
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline,
         "schedule": parallel.schedule,
-        "precision": config.precision,
+        "precision": config.dtype,
         "optimizer": config.optimizer.kind,
         "share_prefixes": steps.share_prefixes,
         "arrangement": "padded" if steps.padded else "packed",

@@ -56,6 +56,11 @@ COMPILED = 0.56
 """Part of the time of everything but products that is left where blocks are compiled: with it three shapes on an H200
 (docs/hardware.md) take as long as they did. What they take without was not measured."""
 
+ROUNDED, ROUNDED_COMPILED = 38.0, 5.5
+"""Bytes that are read and written for each number that is rounded to fp8 and multiplied: by torchao's operations, one
+after another, as counted (tests/planning/test_fp8.py); and where they are compiled, as a count of what must be: 2 are
+read, once more for scales along columns, and 1 is written, and results of products are scaled. Not measured."""
+
 ATTENTION_SHARE, ATTENTION_MOST = 0.8, 240e12
 """Rate of FlashAttention 2 on a GPU: a part of that of its products (190 of 312 TFLOP/s on an A100: Dao 2023), and at
 most so many FLOP/s. An H200, whose own instructions it does not use, reached 246 forward and 233 backward with heads of
@@ -158,3 +163,26 @@ DEVICES: tuple[Device, ...] = (
     Device("RTX5090", 32, 32607,  _flops(104.8, 209.5),   1792e9, PCIE5, PCIE5, SLOW, "NVIDIA RTX Blackwell paper"),
 )
 # fmt: on
+
+FP8_TFLOPS: Mapping[str, float] = {
+    "L4": 242.5,
+    "L40": 362,
+    "L40S": 733,
+    "H100": 1979,
+    "H100-PCIe": 1513,
+    "H100-NVL": 1671,
+    "H800": 1979,
+    "H20": 296,
+    "GH200": 1979,
+    "H200-NVL": 1671,
+    "H200": 1979,
+    "B200": 4500,
+    "GB200": 5000,
+    "B300": 4500,
+    "RTX6000-Ada": 728.5,
+    "RTX4080": 195,
+    "RTX4090": 330.3,
+    "RTX5090": 419,
+}
+"""Dense peaks of products in fp8 with sums in fp32, by family, from the same datasheets and papers, which print twice
+as much for sparsity. Families that are not here have none, or another fp8 (AMD's), with which nothing was tried."""

@@ -125,8 +125,7 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}"
     if compiles := reasons.get("compile"):
         yield "compile", compiles
-    if kernels := reasons.get("kernels"):
-        yield "kernels", kernels
+    yield from ((name, reasons[name]) for name in ("fp8", "kernels") if reasons.get(name))
     yield "machine", plan.machine
     if how := reasons.get("machine"):
         yield "", how

@@ -29,6 +29,7 @@ class Layout:
     zero: int
     recompute: Recompute
     precision: Literal["bf16", "fp16", "fp32"]
+    """Type of weights and activations in the forward and backward pass."""
     moments: Moments
     optimizer_tier: Tier
     gradient_tier: Tier

@@ -107,6 +107,15 @@ class Machine:
         flops = next((device.flops for device in DEVICES if device.name == self.name), self.flops)
         return self.kind == "cpu" or flops.get("fp16", 0) <= 2 * flops.get("bf16", math.inf)
 
+    @property
+    def fp8_flops(self) -> float | None:
+        """Products in fp8 of one device in FLOP/s: as many times those in bf16 as its peak is. None of a device that
+        has none, or is not in the catalogue."""
+        device = next((device for device in DEVICES if device.name == self.name), None)
+        if device is None or device.family not in catalogue.FP8_TFLOPS:
+            return None
+        return self.flops["bf16"] * catalogue.FP8_TFLOPS[device.family] * 1e12 / device.flops["bf16"]
+
     def attention_flops(self, precision: str) -> float:
         """At which a device attends, in FLOP/s: a CPU in fp32, by loops of ours."""
         if self.kind == "cpu":

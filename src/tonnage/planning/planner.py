@@ -59,7 +59,7 @@ def make_plan(
     if not fitting and not force:
         raise UserError(refusal(config, choices, search.budget, lambda changed: _fits(changed, scales, free)))
     chosen = choose(refine(fitting, search), scales.machine) if fitting else nearest(choices, search.budget)
-    reasons = {"batch": why_so_many, "kernels": kernels_in_words(chosen.layout)}
+    reasons = {"batch": why_so_many, "kernels": kernels_in_words(chosen.layout), "fp8": scales.model.in_fp8}
     return _written(search, chosen, choices, threads_per_worker, reasons)
 
 
@@ -129,6 +129,7 @@ def _written(
         warnings=(
             *warnings(config, **numbers, num_steps=num_steps, warmup_steps=warmup_steps),
             *_warnings_of_saving(config, chosen, num_steps),
+            *_warnings_of_fp8(config, chosen),
         ),
     )
     if config.checkpoint.every != "auto":
@@ -147,6 +148,18 @@ def _warnings_of_saving(config: Config, chosen: Choice, num_steps: int) -> list[
         f"the run is saved {when}: if it dies, up to {lost / 3600:.1f} hours are lost. Set checkpoint.every=auto for "
         f"{MOST_LOST_SECONDS / 60:.0f} minutes at most"
     ]
+
+
+def _warnings_of_fp8(config: Config, chosen: Choice) -> list[str]:
+    """Where it is slower than bf16."""
+    if config.precision == "fp8-emulated":
+        return ["fp8 is emulated: slower than precision=bf16, and for tests alone"]
+    if config.precision == "fp8" and not chosen.layout.compiled:
+        return [
+            "blocks are not compiled, and without that rounding to fp8 takes longer than its products save. Set "
+            "compile=on, or precision=bf16"
+        ]
+    return []
 
 
 def _flops(model: ModelProfile, work: Work) -> float:

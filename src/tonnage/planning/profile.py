@@ -90,6 +90,10 @@ class BlockCost:
     forward_made: Line = UNKNOWN
     """Bytes of all tensors that its forward pass makes, whether they stay or go."""
     backward_made: Line = UNKNOWN
+    fp8_flops: Line = UNKNOWN
+    """Of its products, forward and backward, those in fp8."""
+    fp8_numbers: Line = UNKNOWN
+    """Numbers that are rounded to fp8 for them."""
     held: Line = UNKNOWN
     """Bytes of inputs of blocks that their callers hold to the end of a forward pass, whatever blocks keep."""
 
@@ -307,6 +311,8 @@ class ModelProfile:
     """Products of their update, for each of their parameters."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
+    in_fp8: str = ""
+    """What of the blocks is multiplied in fp8, and what is not, in words; nothing where all is in 16 bits."""
     tower: TowerCost | None = None
     """What looks at images while the model is trained, where something does; its parameters are among those outside of
     blocks."""

@@ -16,6 +16,7 @@ from tonnage.config import Config
 from tonnage.config.rules import TIERS, WITHIN, Rule, Setting, broken
 from tonnage.errors import Problem, UserError
 from tonnage.host.moments import BLOCK
+from tonnage.planning.catalogue import DEVICES
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.profile import ModelProfile
@@ -164,6 +165,21 @@ def check_precision(config: Config, machine: Machine) -> None:
             found=f"bf16 on {machine.name}, whose matrix units do not have it: {bf16:.3g} TFLOP/s, {fp16:.3g} in fp16",
             needed="a precision that the devices have",
             change="precision=fp16, or precision=fp32; --force starts all the same",
+        )
+    )
+
+
+def check_fp8(config: Config, machine: Machine) -> None:
+    """Refuse fp8 on devices that are known to have none; of others a worker asks. Raises ``UserError``."""
+    listed = any(device.name == machine.name for device in DEVICES)
+    if config.precision != "fp8" or machine.fp8_flops is not None or (machine.kind != "cpu" and not listed):
+        return
+    raise UserError(
+        Problem(
+            where="precision",
+            found=f"fp8 on {'a CPU' if machine.kind == 'cpu' else machine.name}, whose matrix units do not have it",
+            needed="a card of NVIDIA's of compute capability 8.9 or newer (Ada, Hopper, Blackwell)",
+            change="precision=bf16; for a test, precision=fp8-emulated has the same numbers by slower products in fp32",
         )
     )
 

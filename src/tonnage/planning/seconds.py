@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tonnage.planning.calibration import parts_of
-from tonnage.planning.catalogue import COMPILED, UPDATE_BYTES
+from tonnage.planning.catalogue import COMPILED, ROUNDED, ROUNDED_COMPILED, UPDATE_BYTES
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
@@ -67,6 +67,16 @@ def product_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
     return of_text + tower_flops(layout, model)
 
 
+def fp8_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Those of linear layers that are computed in fp8."""
+    return _of_blocks_in_fp8(layout, model, work, lambda block: block.fp8_flops)
+
+
+def _of_blocks_in_fp8(layout: Layout, model: ModelProfile, work: Work, of_block: Callable[[BlockCost], Line]) -> float:
+    """What products in fp8 cost in one worker's step, forward and backward."""
+    return _in_all(layout, model, work, lambda block: (of_block(block), Line(0, 0)), lambda _: Line(0, 0))
+
+
 def tower_flops(layout: Layout, model: ModelProfile) -> float:
     """Products of what looks at images in one worker's step."""
     if (tower := model.tower) is None:
@@ -117,7 +127,10 @@ def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     moved = _in_all(
         layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
     )
-    return moved * (COMPILED if layout.compiled else 1.0) + summing_bytes(layout, model)
+    if layout.compiled:
+        rounded = _of_blocks_in_fp8(layout, model, work, lambda block: block.fp8_numbers)
+        moved = COMPILED * max(0.0, moved - ROUNDED * rounded) + ROUNDED_COMPILED * rounded
+    return moved + summing_bytes(layout, model)
 
 
 def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -356,7 +369,9 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     """How long a worker that has the whole model computes in a step."""
     share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
     of_products, of_traffic = parts_of(machine, layout.precision)
-    seconds = product_flops(layout, model, work) / machine.flops[layout.precision]
+    in_fp8 = fp8_flops(layout, model, work)
+    seconds = (product_flops(layout, model, work) - in_fp8) / machine.flops[layout.precision]
+    seconds += in_fp8 / (machine.fp8_flops or machine.flops[layout.precision])
     seconds += attention_timed(layout, model, work) / machine.attention_flops(layout.precision)
     seconds /= share * of_products
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)

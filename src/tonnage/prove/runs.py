@@ -188,7 +188,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     run.clear_traces()
     if plan.layout.device == "cpu":
         use_threads(plan.threads_per_worker)
-        compile_loops(Precision.of(config.precision, 1).compute)
+        compile_loops(Precision.of(config.dtype, 1).compute)
     recorder, phases = Recorder(run, rank=0), _until_saved(PositionFile(run.worker_position(0)))
     finish, taken = list[Callable[[], None]](), -1
 

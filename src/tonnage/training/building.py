@@ -19,6 +19,7 @@ from tonnage.data.images.processing import ImageRecipe
 from tonnage.errors import UserError, user_error
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.fake_quantized import GROUPS, FakeQuantizers, Scheme
+from tonnage.kernels.fp8 import check_card
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.widening import processor_is_slow, settle
@@ -31,6 +32,7 @@ from tonnage.model.dropout import Drawn
 from tonnage.model.dtypes import DTYPES
 from tonnage.model.fake_quantized import fake_quantize
 from tonnage.model.files import ModelFiles, find_model, read_model
+from tonnage.model.fp8 import compute_in_fp8
 from tonnage.model.groups import groups_of, matrices_of
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places, keeps_buffers
@@ -357,7 +359,9 @@ def _compiles(blueprint: Blueprint) -> bool:
         blueprint.log("blocks are not compiled: their parameters come and go")
         return False
     world, compute = blueprint.world, blueprint.precision.compute
-    return can_compile(blueprint.compile, blueprint.config, world, compute, blueprint.log, blueprint.layout)
+    return can_compile(
+        blueprint.compile, blueprint.config, world, compute, blueprint.log, blueprint.layout, blueprint.trains.fp8
+    )
 
 
 def _draft(blueprint: Blueprint) -> _Draft:
@@ -377,6 +381,9 @@ def _draft(blueprint: Blueprint) -> _Draft:
     dropout = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, dropout)
     quantizers = None if trains.aware is None else fake_quantize(model, anatomy, trains.aware)
+    if trains.fp8 is not None:
+        check_card(trains.fp8, world.device)
+        blueprint.log(str(compute_in_fp8(model, anatomy, trains.fp8)))
     trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups, matrices = groups_of(model, anatomy, blueprint.groups), matrices_of(model, anatomy)
     has_room = not (blueprint.evaluates and world.size == 1 and has_no_room(model, world.device))
@@ -619,7 +626,7 @@ def trains_of(config: Config) -> Trains:
     assert config.adapter != "auto", "planning.ways says what it is"
     aware = scheme_of(config)
     if isinstance(config.adapter, str):
-        return Trains(patterns=config.train, aware=aware)
+        return Trains(patterns=config.train, aware=aware, fp8=config.fp8)
     own = config.adapter
     factor = partial(factor_of, rank_stabilised=own.scaling == "rank_stabilised")
     sizes = [(named.match, named.rank or own.rank, named.alpha or own.alpha) for named in own.patterns]
@@ -637,7 +644,7 @@ def trains_of(config: Config) -> Trains:
         init=own.init,
         rounds=own.rounds,
     )
-    return Trains(spec, quantize=quantize, aware=aware)
+    return Trains(spec, quantize=quantize, aware=aware, fp8=config.fp8)
 
 
 def scheme_of(config: Config) -> Scheme | None:

@@ -54,7 +54,7 @@ def load_guest(setting: WorkerSetting, name: str, revision: str | None) -> Guest
         long_documents=outgrows(model_config, max_length),
         cache=default_directory(),
     )
-    dtypes = Precision.of(config.precision, world.data_size)
+    dtypes = Precision.of(config.dtype, world.data_size)
     blueprint = Blueprint(
         files,
         model_config,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -32,6 +32,10 @@ class Mark:
     bare_heights: list[int]
     """Without gradients of parameters that are whole."""
     flops: int
+    fp8_flops: int
+    """Of these, in fp8."""
+    fp8_numbers: int
+    """That were multiplied so."""
     traffic: int
     made: int
     heads: Heads | None
@@ -43,17 +47,18 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live = self._whole = self._flops = self._traffic = self._made = 0
+        self._live = self._whole = self._flops = self._fp8_flops = self._fp8_numbers = self._traffic = self._made = 0
         self._heights, self._bare_heights = [0], [0]
         self._heads: Heads | None = None
         self._known: dict[int, int] = {}
 
     def mark(self) -> Mark:
         """The account since the last mark."""
-        found = Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made, self._heads)
+        sums = self._flops, self._fp8_flops, self._fp8_numbers, self._traffic, self._made
+        found = Mark(self._live, self._heights, self._bare_heights, *sums, self._heads)
         self._heads = None
         self._heights, self._bare_heights = [self._live], [self._live - self._whole]
-        self._flops = self._traffic = self._made = 0
+        self._flops = self._fp8_flops = self._fp8_numbers = self._traffic = self._made = 0
         return found
 
     def is_whole(self, parameter: Tensor) -> None:
@@ -71,6 +76,8 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # more than half of what is asked of fake tensors
             return args[0].fake_device
+        if any(map(is_traceable_wrapper_subclass_type, types)):  # torchao's fp8: what it is made of comes by itself
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for output in outputs:
@@ -80,7 +87,11 @@ class Ledger(TorchDispatchMode):
             self._heads = query.shape[1], query.shape[-1]
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
             if "att" not in str(func):  # counted by length of documents, in the planner
-                self._flops += formula(*args, **(kwargs or {}), out_val=result)
+                flops = formula(*args, **(kwargs or {}), out_val=result)
+                self._flops += flops
+                if func is torch.ops.aten._scaled_mm.default:
+                    self._fp8_flops += flops
+                    self._fp8_numbers += args[0].numel() + args[1].numel()
         elif outputs and not _is_view(func):
             inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))

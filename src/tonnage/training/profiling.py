@@ -76,6 +76,7 @@ _INSIDE = {
     ),
     PRODUCTS: (
         "aten::mm",
+        "aten::_scaled_mm",
         "aten::addmm",
         "aten::bmm",
         "aten::linear",

@@ -40,7 +40,7 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
         trackers.start(config.track, samples=config.track_samples)
         if plan.layout.device == "cpu":
             use_threads(plan.threads_per_worker)
-            compile_loops(Precision.of(config.precision, 1).compute)
+            compile_loops(Precision.of(config.dtype, 1).compute)
         with join_world(device_type=plan.layout.device) as world:
             phases.device = world.device
             job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))

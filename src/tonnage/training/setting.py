@@ -45,7 +45,7 @@ class WorkerSetting:
     @cached_property
     def precision(self) -> Precision:
         """Types of numbers in storage, in products and in sums."""
-        return Precision.of(self.config.precision, self.world.data_size)
+        return Precision.of(self.config.dtype, self.world.data_size)
 
     @cached_property
     def multiple(self) -> int:

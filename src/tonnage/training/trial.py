@@ -15,8 +15,10 @@ import torch
 from transformers import PreTrainedConfig
 
 from tonnage.errors import user_error
+from tonnage.kernels.fp8 import Fp8
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.model.fp8 import compute_in_fp8
 from tonnage.model.scorer import as_causal
 from tonnage.model.tiny import count_layers
 from tonnage.parallel.compile import Compile, compile_blocks
@@ -35,13 +37,14 @@ def can_compile(
     dtype: torch.dtype,
     log: Callable[[str], None],
     layout: Layout = PLAIN,
+    fp8: Fp8 | None = None,
 ) -> bool:
     """Whether the blocks compile on every rank. Where they do not, ``auto`` says so in the log.
 
     Raises:
         UserError: they do not, and ``mode`` is ``on``.
     """
-    reason = _trial(config, world.device, dtype, layout)
+    reason = _trial(config, world.device, dtype, layout, fp8)
     gc.collect()  # what was tried points at itself, and has a block's memory; a worker that starts collects nothing
     reasons = [text for text in world.gather(reason) if text]
     if not reasons:
@@ -55,11 +58,13 @@ def can_compile(
     return False
 
 
-def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, layout: Layout) -> str:
+def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, layout: Layout, fp8: Fp8 | None) -> str:
     """Why a block does not compile; empty if it does."""
     try:
         model = build_on_meta(_one_block(config), dtype, attention_name=layout.attention)
         anatomy = dissect(model)
+        if fp8 is not None:
+            compute_in_fp8(model, anatomy, fp8)
         loss_model = LossModel(model, anatomy)
         compile_blocks(anatomy.blocks)
         allocate(model, device)

@@ -56,6 +56,7 @@ from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.fake_quantized import fake_quantize
+from tonnage.model.fp8 import compute_in_fp8
 from tonnage.model.groups import matrices_of
 from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
@@ -83,7 +84,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 35
+FORMAT = 36
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -140,8 +141,8 @@ def weigh_once(
         trains = replace(trains, adapter=replace(trains.adapter, factor=1.0, patterns=patterns))
         conditions = replace(conditions, trains=trains)
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
-    if trains.aware is not None:
-        versions.append(check_torchao())
+    if trains.aware is not None or trains.fp8 is not None:
+        versions.append(check_torchao() if trains.fp8 is None else check_torchao("precision", "precision=bf16"))
     described, fields_by_name = config.to_dict(), sorted(vars(conditions).items())
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
@@ -198,8 +199,7 @@ def _weigh(
     anatomy = dissect(model)
     targets = prepare(model, anatomy, trains, conditions.dtype)
     counts = count_adapted(model, anatomy, targets) if trains.adapter is not None else ()
-    if trains.aware is not None:
-        fake_quantize(model, anatomy, trains.aware)
+    in_fp8 = _round(model, trains)
     embeddings = [target for target in targets if target.embeds]
     adapters = {target.path: trains.adapter for target in embeddings if trains.adapter is not None}
     backbone = _Backbone(config, conditions, _frozen_outside(model, anatomy), adapters)
@@ -249,7 +249,15 @@ def _weigh(
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
+        in_fp8=in_fp8,
     )
+
+
+def _round(model: PreTrainedModel, trains: Trains) -> str:
+    """Let linear layers round what they multiply, as ``trains`` says; of fp8, which do in words."""
+    if trains.aware is not None:
+        fake_quantize(model, dissect(model), trains.aware)
+    return "" if trains.fp8 is None else str(compute_in_fp8(model, dissect(model), trains.fp8))
 
 
 def _frozen_outside(model: PreTrainedModel, anatomy: Anatomy) -> frozenset[str]:
@@ -533,6 +541,8 @@ def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
         backward_traffic=_line(trained, lambda m: m[6].traffic),
         forward_made=_line(trained, lambda m: m[3].made),
         backward_made=_line(trained, lambda m: m[6].made),
+        fp8_flops=_line(trained, lambda m: m[3].fp8_flops + m[6].fp8_flops),
+        fp8_numbers=_line(trained, lambda m: m[3].fp8_numbers + m[6].fp8_numbers),
         held=_line(trained, _held),
     )
 
@@ -601,8 +611,7 @@ def _build_backbone(backbone: _Backbone, block: nn.Module) -> PreTrainedModel:
     model.get_input_embeddings().requires_grad_(True)
     for path, adapter in backbone.adapters.items():
         attach(embedding_at(model, path), adapter, conditions.dtype)
-    if conditions.trains.aware is not None:
-        fake_quantize(model, dissect(model), conditions.trains.aware)
+    _round(model, conditions.trains)
     model.eval()
     return model
 

@@ -95,7 +95,7 @@ def _prepare_kernels(config: Config, plan: Plan, phases: Phases, *, was_forked: 
         # Not watched: on a slow machine it takes longer than a step ever should.
         phases.enter("compile")
         use_threads(plan.threads_per_worker)
-        compile_loops(Precision.of(config.precision, 1).compute)
+        compile_loops(Precision.of(config.dtype, 1).compute)
     elif was_forked:  # then OMP_NUM_THREADS comes too late
         torch.set_num_threads(plan.threads_per_worker)
 

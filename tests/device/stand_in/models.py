@@ -57,6 +57,7 @@ def small() -> dict[str, PreTrainedConfig]:
         "mistral": MistralConfig(**SHAPE, head_dim=16, sliding_window=32),
         "qwen3": Qwen3Config(**SHAPE, head_dim=16),
         "deep": tiny.llama_config(num_hidden_layers=16),
+        "fp8": tiny.llama_config(num_hidden_layers=4, intermediate_size=208),
     }
     return found | {f"head{size}": Qwen3Config(**SHAPE, head_dim=size) for size in (20, 256, 320)}
 

@@ -56,6 +56,7 @@ def settings() -> Iterator[Setting]:
     yield from _several_gpus()
     yield from _commands()
     yield from _cards()
+    yield from _in_fp8()
     yield from _refusals()
     yield from _compiled()
     yield from _races()
@@ -200,6 +201,31 @@ def _cards() -> Iterator[Setting]:
     for card in ("A100", "H200", "RTX4090", "RTX5090"):
         yield Setting(f"{card}, bf16", on=Pretended(card))
         yield Setting(f"{card}, nf4", "adapter.rank=4 adapter.quantize=nf4", on=Pretended(card))
+
+
+def _in_fp8() -> Iterator[Setting]:
+    """Products in fp8, of layers whose sizes are multiples of 16."""
+    fp8, adapter = "precision=fp8", "adapter={rank: 4, dropout: 0.1}"
+    for card in ("H100", "RTX5090"):
+        yield Setting(f"fp8, {card}", f"{fp8} memory.recompute=none", config="fp8", on=Pretended(card))
+        for name, changes in (("", "memory.recompute=none"), (", recompute full", "memory.recompute=full")):
+            changes = f"{fp8} compile=on {changes} memory.micro_batch=1"
+            yield Setting(
+                f"compiled, fp8, {card}{name}", changes, config="fp8", on=Pretended(card), seconds=600, compiles=True
+            )
+    yield Setting("fp8, recompute selective", f"{fp8} memory.recompute=selective", config="fp8")
+    yield Setting("fp8, padded rows", f"{fp8} data.pack=false", config="fp8")
+    yield Setting("fp8, all on host", f"{fp8} {ALL_HOST}", config="fp8")
+    yield Setting("fp8, adapter with dropout", f"{fp8} '{adapter}'", config="fp8")
+    yield Setting("fp8, resumed", f"{fp8} steps=2", config="fp8", after=(_RESUME,))
+    for name, changes, on in (
+        ("ZeRO 3 on 2", "launch.workers=2 memory.zero=3 memory.micro_batch=1", TWO_EMPTY),
+        ("adapter with dropout", f"'{adapter}' memory.micro_batch=1", Pretended()),
+    ):
+        yield Setting(
+            f"compiled, fp8, {name}", f"{fp8} compile=on {changes}", config="fp8", on=on, seconds=600, compiles=True
+        )
+    yield Setting("refused: fp8 on A100", fp8, config="fp8", on=Pretended("A100"), expected="fp8 on A100-80GB, whose")
 
 
 def _refusals() -> Iterator[Setting]:
