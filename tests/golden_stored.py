@@ -45,7 +45,7 @@ Case = tuple[str, dict[str, Any], dict[str, Tensor], Tensor]
 
 def of_gptqmodel() -> Iterator[Case]:
     """What ``dequantize_weight`` of its layer in torch says, of both ways to store zeros."""
-    from gptqmodel.nn_modules.qlinear.torch import TorchQuantLinear
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
 
     for bits, group, acts, version, kind in (
@@ -56,7 +56,7 @@ def of_gptqmodel() -> Iterator[Case]:
         (8, -1, True, "gptq_v2", torch.float16),
     ):
         size = COLUMNS if group == -1 else group
-        layer = TorchQuantLinear(
+        layer = TorchLinear(
             bits=bits, group_size=group, sym=False, desc_act=acts, in_features=COLUMNS, out_features=32, bias=False
         )
         order = torch.randperm(COLUMNS) if acts else torch.arange(COLUMNS)
@@ -70,7 +70,6 @@ def of_gptqmodel() -> Iterator[Case]:
             setattr(layer, name, value.clone())
         if version == "gptq":
             convert_gptq_v1_to_v2_format_module(layer, bits, torch.int32)
-        layer.dequant_dtype = torch.int16
         expected = layer.dequantize_weight().t()
         entry = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": acts}
         entry["checkpoint_format"] = version

@@ -540,7 +540,9 @@ def test_the_origin_of_weights_of_few_bits_is_named(model: str, origin: str, tmp
     assert at(axolotl(tmp_path, base_model=model, **LORA, load_in_8bit=True), "adapter.quantize") == "int8"
 
 
-@pytest.mark.parametrize("model", ["of-nobody/Llama-2-7B-GPTQ", "of-nobody/Llama-3-8B-AWQ", "of-nobody/Llama-3-8B-NVFP4"])
+@pytest.mark.parametrize(
+    "model", ["of-nobody/Llama-2-7B-GPTQ", "of-nobody/Llama-3-8B-AWQ", "of-nobody/Llama-3-8B-NVFP4"]
+)
 def test_weights_of_few_bits_stay_under_an_adapter(model: str, tmp_path: Path) -> None:
     found = axolotl(tmp_path, base_model=model, **LORA, **({"gptq": True} if "GPTQ" in model else {}))
     assert found.is_whole

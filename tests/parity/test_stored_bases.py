@@ -21,7 +21,8 @@ from tiny import byte_tokenizer, llama_config, write_model
 from tonnage.decide.decision import Decision
 from tonnage.model.adapters import initialise
 
-TARGETS = ["q_proj", "v_proj", "o_proj"]
+TARGETS = {"deepseek_v3": ["q_b_proj", "o_proj"]}
+USUAL = ["q_proj", "v_proj", "o_proj"]
 OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5}
 
 
@@ -50,15 +51,19 @@ def write_base(kind: str, directory: Path) -> None:
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
     """What was decided for a run that is ready for its workers."""
-    adapter = {"rank": 4, "alpha": 12, "targets": TARGETS}
-    settings: dict[str, Any] = {"steps": 5, "optimizer": OPTIMIZER, "adapter": adapter}
-    return of_families(tmp_path_factory.mktemp("stored"), write_base, sequences=4, **settings)
+    folder = tmp_path_factory.mktemp("stored")
+    return of_families(folder, write_base, sequences=4, steps=5, optimizer=OPTIMIZER)
+
+
+def adapter(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rank": 4, "alpha": 12, "targets": TARGETS.get(kind, USUAL), **more}
 
 
 def with_peft(decision: Decision) -> Callable[[Any], Any]:
     def change(model: Any) -> Any:
-        targets = [target for target in TARGETS if any(name.endswith(target) for name, _ in model.named_modules())]
-        adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=targets))
+        own = decision.config.adapter
+        assert not isinstance(own, str)
+        adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=list(own.targets)))
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if parameter.requires_grad:
@@ -92,10 +97,11 @@ KINDS = tuple(MOST_BYTES)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.matrix if one == "awq" else ()) for one in KINDS])
 def test_losses_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..., Decision], kind: str) -> None:
-    alone = [write(kind, recompute="full", micro_batch=1)]
-    together = [write(kind, 2, zero=3, recompute="none", micro_batch=1)] if kind in ("gptq", "gpt_oss") else []
+    keys = {"adapter": adapter(kind), "recompute": "none", "micro_batch": 1}
+    alone = [write(kind, **keys)]
+    together = [write(kind, 2, zero=3, **keys)] if kind in ("gptq", "gpt_oss") else []
     if kind == "nvfp4":
-        alone.append(write(kind, recompute="none", parameter_tier="disk"))
+        alone.append(write(kind, **keys, parameter_tier="disk"))
     train((1, map(run_of, alone)), *([(2, map(run_of, together))] if together else []))
     assert_as_peft([*alone, *together])
     for decision in (*alone, *together):
@@ -106,8 +112,7 @@ def test_losses_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..
 
 @pytest.mark.slow
 def test_it_is_widened_on_request(write: Callable[..., Decision]) -> None:
-    adapter = {"rank": 4, "alpha": 12, "targets": TARGETS, "quantize": "widened"}
-    alone = write("gptq", adapter=adapter, recompute="none")
+    alone = write("gptq", adapter=adapter("gptq", quantize="widened"), recompute="none")
     train((1, [run_of(alone)]))
     assert_as_peft([alone])
     frozen = alone.plan.model.frozen

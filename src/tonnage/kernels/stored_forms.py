@@ -11,7 +11,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tonnage.host.locked import sent
 from tonnage.host.stored_forms import BYTES, StoredForm
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -27,6 +26,11 @@ def pairs_of(codes: str) -> Tensor:
     levels = torch.arange(16.0) if codes == "int4" else torch.tensor((*E2M1, *(-level for level in E2M1)))
     numbers = torch.arange(256)
     return torch.stack((levels[numbers & 15], levels[numbers >> 4]), 1)
+
+
+@cache
+def _pairs_on(codes: str, device: torch.device) -> Tensor:
+    return pairs_of(codes).to(device)
 
 
 def _type_of(scale: str) -> torch.dtype:
@@ -53,8 +57,7 @@ def joined(form: StoredForm, scales: Tensor, zeros: Tensor | None = None, outer:
 def _numbers(form: StoredForm, codes: Tensor) -> Tensor:
     """What codes stand for before they are scaled, fp32, two for each byte of 4-bit ones."""
     if form.bits == 4:
-        table = sent(pairs_of(form.codes), codes.device)
-        return torch.nn.functional.embedding(codes.int(), table).flatten(-2)
+        return torch.nn.functional.embedding(codes.int(), _pairs_on(form.codes, codes.device)).flatten(-2)
     return codes.view(FP8[form.codes]).float() if form.codes in FP8 else codes.float()
 
 

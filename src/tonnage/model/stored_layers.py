@@ -29,7 +29,7 @@ def forms_of(match: Match, shapes: Mapping[str, tuple[int, ...]]) -> tuple[tuple
     for group in match.groups:
         if (form := _form_of(group)) is not None:
             places |= dict.fromkeys(group.parameters.values(), form)
-    return tuple(sorted((name, form) for name, form in places.items() if len(shapes[name]) in (2, 3)))
+    return tuple(sorted((name, form) for name, form in places.items() if len(shapes.get(name, ())) in (2, 3)))
 
 
 def _form_of(group: Group) -> str | None:
