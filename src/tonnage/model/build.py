@@ -389,12 +389,12 @@ def packed_values(
     if twin is None and match.whole is not None:
         twin = match.whole.model
     by_path = {layer.path: layer for layer in layers}
-    kept = {path: layer.form for path, layer in by_path.items() if stored_form(layer.form) is not None}
-    if kept:
+    forms = {path: layer.form for path, layer in by_path.items() if stored_form(layer.form) is not None}
+    if forms:
         twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
-        for name, packed in stored_values(match, kept, twin):
+        for name, packed in stored_values(match, forms, twin):
             yield by_path[name], packed
-    for name, value in values_of(match, by_path.keys() - kept.keys(), model, twin):
+    for name, value in values_of(match, by_path.keys() - forms.keys(), model, twin):
         yield by_path[name], value
 
 

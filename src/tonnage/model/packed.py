@@ -148,18 +148,18 @@ def _modelopt(by_key: By, described: Described) -> Iterator[Packed]:
 
 def _gptq(by_key: By, described: Described) -> Iterator[Packed]:
     file_format = str(described.get("checkpoint_format") or described.get("format") or "gptq")
-    said = described.get("bits")
-    if file_format not in ("gptq", "gptq_v2") or said not in (4, 8) or described.get("dynamic"):
+    bits = described.get("bits")
+    if file_format not in ("gptq", "gptq_v2") or bits not in (4, 8) or described.get("dynamic"):
         return
     for layer, codes, zeros, scales in _words(by_key):
-        columns, rows = codes.shape[0] * 32 // said, codes.shape[1]
+        columns, rows = codes.shape[0] * 32 // bits, codes.shape[1]
         groups = by_key.get(f"{layer}.g_idx")
         if groups is not None and (groups.shape != (columns,) or groups.dtype != "I32"):
             continue
-        if zeros is None or zeros.shape != (scales.shape[0], rows * said // 32) or rows * said % 32:
+        if zeros is None or zeros.shape != (scales.shape[0], rows * bits // 32) or rows * bits % 32:
             continue
         in_order = groups is None or described.get("desc_act") is False or scales.shape[0] == 1
-        form = _integers(said, columns, rows, scales, described, in_order=in_order)
+        form = _integers(bits, columns, rows, scales, described, in_order=in_order)
         if form is not None:
             parts = {"codes": codes, "zeros": zeros, "scales": scales, "groups": groups}
             yield _matrix(
@@ -209,7 +209,7 @@ def _compressed(by_key: By, described: Described) -> Iterator[Packed]:
     sparse = described.get("sparsity_config") or {}
     if described.get("quantization_status", "compressed") != "compressed" or sparse.get("format", "dense") != "dense":
         return
-    ways = [of for one in (described.get("config_groups") or {}).values() if (of := one.get("weights"))]
+    ways = [way for group in (described.get("config_groups") or {}).values() if (way := group.get("weights"))]
     yield from _four_bit_floats(by_key, ".weight_packed", ".weight_global_scale", "over")
     blocks = [tuple(way["block_structure"]) for way in ways if way.get("block_structure")]
     yield from _eight_bit_floats(by_key, "_scale", blocks, rows=True)
