@@ -248,7 +248,9 @@ def test_a_model_is_read_and_what_may_stay_is_known(form: str, tmp_path: Path) -
     numbers = load_file(widened(folder, tmp_path / "widened") / "model.safetensors")
     for name, value in loaded(folder).named_parameters():
         assert torch.equal(value, numbers[name].bfloat16()), name
-    assert torch.equal(load_pretrained(find_model(str(folder))).lm_head.weight.float(), numbers["lm_head.weight"])
+    if form != "fp8":  # which transformers reads, if accelerate is there
+        answering = load_pretrained(find_model(str(folder)))
+        assert torch.equal(answering.lm_head.weight.float(), numbers["lm_head.weight"])
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe", "deepseek_v3"])
@@ -265,9 +267,7 @@ def test_stacks_of_experts_stay_packed_where_their_rows_are_side_by_side(family:
     config = read_model_config(files)
     model, plain = on_meta(config, torch.bfloat16), dict(loaded(folder).named_parameters())
     anatomy = dissect(model)
-    prepare(
-        model, anatomy, Trains(AdapterSpec(2, 1.0, ("q_proj", "q_b_proj")), stored=tuple(stored.items())), torch.float32
-    )
+    prepare(model, anatomy, Trains(AdapterSpec(2, 1.0, ("o_proj",)), stored=tuple(stored.items())), torch.float32)
     found = find_places(on_meta(config, torch.bfloat16), files)
     layers = pack_layers(model, anatomy.blocks, None)
     assert {layer.path for layer in layers} == {name for name in stored if ".layers." in name}

@@ -76,7 +76,9 @@ def widen_rows(form: StoredForm, codes: Tensor, scales: Tensor, columns: int, ou
 
     Shapes: ``codes`` and ``scales`` (rows, bytes), of rows of ``columns`` numbers; ``out`` (rows, columns of the part).
     """
-    step = max(1, TILE // max(1, out.shape[1]))
+    if not out.numel():
+        return
+    step = max(1, TILE // out.shape[1])
     for start in range(0, len(out), step):
         rows = slice(start, start + step)
         out[rows].copy_(_widened(form, codes[rows], scales[rows], columns, slice(column, column + out.shape[1])))

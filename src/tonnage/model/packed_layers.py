@@ -102,8 +102,9 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], quantize: Format |
     names = {id(module): path for path, module in root.named_modules()}
     layers: list[PackedLayer] = []
     for module in (module for block in blocks for module in block.modules()):
-        for name, weight in _matrices(module).items():
-            form = quantize or module.__dict__.get("stored_forms", {}).get(name)
+        own_forms: Mapping[str, Format] = module.__dict__.get("stored_forms", {})
+        for name, weight in _matrices(module).items() if quantize is not None or own_forms else ():
+            form = quantize or own_forms.get(name)
             if weight.requires_grad or form is None:
                 continue
             path, shape = f"{names[id(module)]}.{name}", tuple(weight.shape)
