@@ -38,18 +38,24 @@ def _type_of(scale: str) -> torch.dtype:
     return kind
 
 
+def as_bytes(numbers: Tensor) -> Tensor:
+    """The bytes of numbers, (..., bytes), in a copy whose strides are those of its shape: ``contiguous`` leaves others
+    where a size is 1, through which types of other sizes cannot be seen."""
+    return numbers.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
 def joined(form: StoredForm, scales: Tensor, zeros: Tensor | None = None, outer: Tensor | None = None) -> Tensor:
     """The bytes of rows beside their codes.
 
     Shapes: ``scales`` (..., rows, groups), ``zeros`` the same, uint8, ``outer`` (): the number of the matrix.
     """
-    parts = [scales.to(_type_of(form.scale)).contiguous().view(torch.uint8)]
+    parts = [as_bytes(scales.to(_type_of(form.scale)))]
     if form.has_zeros:
         assert zeros is not None
         parts.append(zeros)
     if form.outer:
         assert outer is not None
-        number = outer.float().reshape(1).view(torch.uint8)
+        number = as_bytes(outer.float().reshape(1))
         parts.append(number.expand(*scales.shape[:-1], 4))
     return torch.cat(parts, -1)
 
@@ -64,9 +70,9 @@ def _numbers(form: StoredForm, codes: Tensor) -> Tensor:
 def _scales(form: StoredForm, scales: Tensor, num_groups: int) -> tuple[Tensor, Tensor | None]:
     """Scales, fp32, and zeros, uint8, of rows whose bytes ``joined`` made."""
     size = BYTES[form.scale] * num_groups
-    numbers = scales[:, :size].clone().view(_type_of(form.scale)).float()  # a copy lies where numbers of a type may
+    numbers = scales[:, :size].clone(memory_format=torch.contiguous_format).view(_type_of(form.scale)).float()
     if form.outer:
-        outer = scales[:, -4:].clone().view(torch.float32)
+        outer = scales[:, -4:].clone(memory_format=torch.contiguous_format).view(torch.float32)
         numbers = numbers * outer if form.outer == "times" else numbers / outer
     return numbers, scales[:, size : size + num_groups] if form.has_zeros else None
 

@@ -229,7 +229,7 @@ def _compressed(by_key: By, described: Described) -> Iterator[Packed]:
 def _packed_integers(by_key: By, layer: str, ways: Sequence[Described]) -> Iterator[Packed]:
     """A layer whose integers are packed in one of some ``ways``, if one alone fits."""
     codes, scales = by_key[f"{layer}.weight_packed"], by_key[f"{layer}.weight_scale"]
-    zeros, groups, shape = (by_key.get(f"{layer}.weight_{name}") for name in ("zero_point", "g_idx", "shape"))
+    zeros, groups, sizes = (by_key.get(f"{layer}.weight_{name}") for name in ("zero_point", "g_idx", "shape"))
     forms = {}
     for way in ways:
         bits, size = way.get("num_bits"), way.get("group_size")
@@ -246,7 +246,7 @@ def _packed_integers(by_key: By, layer: str, ways: Sequence[Described]) -> Itera
             forms[columns] = replace(forms[columns], group=1)
     if len(forms) == 1:
         ((columns, form),) = forms.items()
-        parts = {"codes": codes, "scales": scales, "zeros": zeros, "groups": groups, "shape": shape}
+        parts = {"codes": codes, "scales": scales, "zeros": zeros, "groups": groups, "sizes": sizes}
         yield _matrix(PackedIntegers, f"{layer}.weight", (codes.shape[0], columns), form, **parts)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tonnage.errors import user_error
 from tonnage.host.stored_forms import StoredForm
 from tonnage.kernels.quantized import PackedWeight, widen
-from tonnage.kernels.stored_forms import joined
+from tonnage.kernels.stored_forms import as_bytes, joined
 from tonnage.model.dtypes import DTYPES
 from tonnage.model.stored import StoredTensor
 
@@ -130,7 +130,7 @@ class Gptq(Packed):
     """Integers along the columns of words, (inputs, outputs), with the zeros of rows in words too."""
 
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
-        codes = self._of("codes", (slice(None), rows)).t().contiguous().view(torch.uint8)
+        codes = as_bytes(self._of("codes", (slice(None), rows)).t())
         per_word = 32 // self.form.bits
         words = slice(rows.start // per_word, -(-rows.stop // per_word))
         zeros = self._of("zeros", (slice(None), words))
@@ -174,7 +174,7 @@ class PackedIntegers(Packed):
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
         codes, scales = self._of("codes", (rows,)), self._of("scales", (rows,))
         in_words, middle = codes.dtype == torch.int32, 1 << self.form.bits - 1
-        codes = codes.view(torch.uint8) if in_words else codes.view(torch.uint8) ^ 128
+        codes = as_bytes(codes) if in_words else codes.view(torch.uint8) ^ 128
         if (stored := self.part("zeros")) is None:
             zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
         elif stored.dtype == "I32":
@@ -189,7 +189,7 @@ class PackedIntegers(Packed):
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """The codes of words along the last dimension, from their low ends on, uint8."""
-    numbers = words.contiguous().view(torch.uint8)
+    numbers = as_bytes(words)
     return numbers if bits == 8 else torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 
 
