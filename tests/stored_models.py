@@ -18,6 +18,8 @@ from tiny import byte_tokenizer
 from tonnage.errors import UserError
 from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import Weights, check_weights
+from tonnage.model.packed import unpack
+from tonnage.model.stored import read, read_headers
 
 Tensors = dict[str, Tensor]
 
@@ -227,3 +229,103 @@ def same(ours: PreTrainedModel, theirs: Any) -> None:
         assert torch.equal(value, expected[name]), name
     for name, value in theirs.named_buffers():
         assert torch.equal(ours.get_buffer(name), value), name
+
+
+def _words(*shape: int) -> Tensor:
+    return torch.randint(-(2**31), 2**31, shape).to(torch.int32)
+
+
+def _gptq(rows: int, columns: int, group: int = 32) -> Tensors:
+    return {
+        "qweight": _words(columns // 8, rows),
+        "qzeros": torch.full((columns // group, rows // 8), 0x77777777, dtype=torch.int32),
+        "scales": (torch.rand(columns // group, rows) * 0.06 + 0.01).half(),
+        "g_idx": (torch.arange(columns) // group).to(torch.int32),
+    }
+
+
+def _awq(rows: int, columns: int) -> Tensors:
+    zeros = torch.full((columns // 32, rows // 8), 0x77777777, dtype=torch.int32)
+    return {
+        "qweight": _words(columns, rows // 8),
+        "qzeros": zeros,
+        "scales": (torch.rand(columns // 32, rows) * 0.06 + 0.01).half(),
+    }
+
+
+def _nvfp4(rows: int, columns: int) -> Tensors:
+    return {
+        "weight_packed": torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8),
+        "weight_scale": (torch.rand(rows, columns // 16) * 300 + 100).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.tensor([3731.0]),
+    }
+
+
+def _mxfp4(rows: int, columns: int) -> Tensors:
+    return {
+        "weight_packed": torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8),
+        "weight_scale": torch.randint(122, 125, (rows, columns // 32), dtype=torch.uint8),
+    }
+
+
+def _fp8(rows: int, columns: int) -> Tensors:
+    grid = -(-rows // 16), -(-columns // 32)
+    return {
+        "weight": torch.randn(rows, columns).to(torch.float8_e4m3fn),
+        "weight_scale_inv": torch.rand(grid) * 0.2 + 0.1,
+    }
+
+
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+_COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+FORMS: dict[str, tuple[Callable[[int, int], Tensors], dict[str, Any]]] = {
+    "gptq": (_gptq, _GPTQ | {"checkpoint_format": "gptq"}),
+    "awq": (_awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
+    "nvfp4": (_nvfp4, _COMPRESSED | {"format": "nvfp4-pack-quantized"}),
+    "mxfp4": (_mxfp4, _COMPRESSED | {"format": "mxfp4-pack-quantized"}),
+    "fp8": (_fp8, {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]}),
+}
+"""Of a form, random numbers of a matrix in it, and what configurations say."""
+
+
+def in_form(tensors: Tensors, form: str) -> Tensors:
+    """A model whose matrices in layers are random numbers in a form, but for routers."""
+    make = FORMS[form][0]
+    packed: Tensors = {}
+    for name, value in tensors.items():
+        if value.dim() == 2 and ".layers." in name and not name.endswith((".gate.weight", "router.weight")):
+            layer = name.removesuffix(".weight")
+            packed |= {f"{layer}.{part}": one for part, one in make(*value.shape).items()}
+        else:
+            packed[name] = value
+    return packed
+
+
+def experts_in_4_bits(tensors: Tensors) -> Tensors:
+    """A gpt-oss whose experts are random numbers in mxfp4."""
+    packed: Tensors = {}
+    for name, value in tensors.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, width, rows = value.shape
+            packed[f"{name}_blocks"] = torch.randint(0, 256, (experts, rows, width // 32, 16), dtype=torch.uint8)
+            packed[f"{name}_scales"] = torch.randint(122, 125, (experts, rows, width // 32), dtype=torch.uint8)
+        else:
+            packed[name] = value
+    return packed
+
+
+def widened(folder: Path, target: Path) -> Path:
+    """The same model in fp32, its numbers those that are read."""
+    files = find_model(str(folder), tokenizer=False)
+    config = read_model_config(files)
+    stored = unpack(read_headers(files.weights), config)
+    target.mkdir()
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors":
+            (target / path.name).write_bytes(path.read_bytes())
+    described = json.loads((folder / "config.json").read_text())
+    del described["quantization_config"]
+    (target / "config.json").write_text(json.dumps(described))
+    numbers = {one.key: view[...].float().contiguous() for one, view in read(stored)}
+    save_file(numbers, target / "model.safetensors", metadata={"format": "pt"})
+    return target

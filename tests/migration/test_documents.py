@@ -37,8 +37,6 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "badam": (F | {"use_badam": True},),
     "neftune": (A | {"neftune_noise_alpha": 5}, F | {"neftune_noise_alpha": 5}, T | {"neftune_noise_alpha": 5}),
     "training in fp8": (A | {"fp8": True}, F | {"fp8": True}),
-    "awq": (F | {"model_name_or_path": "a/b-AWQ"}, A | {"base_model": "a/b-awq"}),
-    "gptq": (F | {"model_name_or_path": "a/b-GPTQ"}, A | {"gptq": True}),
     "aqlm": (F | {"model_name_or_path": "a/b-AQLM-2Bit-1x16"},),
     "bitsandbytes": (A | {"base_model": "a/b-bnb-4bit"}, T | {"model_name_or_path": "a/b-bnb-4bit"}),
     "sequences divided among workers": (A | {"context_parallel_size": 2}, F | {"context_parallel_size": 2}),

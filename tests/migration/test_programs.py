@@ -543,8 +543,6 @@ def test_a_stream_of_text_is_left_to_the_user(tmp_path: Path) -> None:
     [
         ("unsloth/Llama-3.2-1B-bnb-4bit", "unsloth/Llama-3.2-1B"),
         ("unsloth/Qwen3-4B-unsloth-bnb-4bit", "unsloth/Qwen3-4B"),
-        ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "meta-llama/Meta-Llama-3-8B-Instruct"),
-        ("TheBloke/Llama-2-7B-GPTQ", "meta-llama/Llama-2-7B-hf"),
     ],
 )
 def test_the_origin_of_weights_of_few_bits_is_named(model: str, origin: str, tmp_path: Path) -> None:
@@ -556,6 +554,17 @@ def test_the_origin_of_weights_of_few_bits_is_named(model: str, origin: str, tmp
     assert "base_model" in lost(axolotl(tmp_path, base_model=model))  # all weights are trained
     assert "base_model" in lost(axolotl(tmp_path, base_model=f"of-nobody/{model.partition('/')[2]}", **LORA))
     assert at(axolotl(tmp_path, base_model=model, **LORA, load_in_8bit=True), "adapter.quantize") == "int8"
+
+
+@pytest.mark.parametrize(
+    "model", ["of-nobody/Llama-2-7B-GPTQ", "of-nobody/Llama-3-8B-AWQ", "of-nobody/Llama-3-8B-NVFP4"]
+)
+def test_weights_of_few_bits_stay_under_an_adapter(model: str, tmp_path: Path) -> None:
+    found = axolotl(tmp_path, base_model=model, **LORA, **({"gptq": True} if "GPTQ" in model else {}))
+    assert found.is_whole
+    assert at(found, "model") == model
+    assert "quantize" not in found.tree["adapter"]
+    assert "base_model" in lost(axolotl(tmp_path, base_model=model))  # all weights are trained
 
 
 def test_one_data_set_of_several_that_is_refused_is_not_lost_among_the_others(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensors], dict[str, Any]]] = {
     ),
     "fp8, a scale": (
         lambda w: {"weight": w.to(torch.float8_e4m3fn), "weight_scale": SCALE, "input_scale": SCALE},
-        {"quant_method": "compressed-tensors"},
+        {"quant_method": "fbgemm_fp8"},
     ),
     "gptq": (
         lambda w: {

@@ -56,8 +56,9 @@ balances the router is added where the model's own config asks for it, which few
 
 **Weight files**: parameters that they lack, or tensors too many, are refused unless `allow_missing` or
 `allow_unexpected` name them. Of a model of text and images the text model is trained, and `visual.*` goes into the
-export as it was: nothing to set. Weights in fp8 with block scales and in mxfp4 (gpt-oss) are read as bf16; GPTQ, AWQ,
-bitsandbytes and others are refused by name, so take the model in bf16. All of it: [what a run starts
+export as it was: nothing to set. Quantised weights (fp8, mxfp4, nvfp4, GPTQ, AWQ, compressed-tensors) are
+read, and [stay as they are under an adapter](adapters.md#a-base-that-is-quantised-already); bitsandbytes, HQQ, AQLM and
+others are refused by name, so take the model in bf16. All of it: [what a run starts
 from](checkpoints.md#what-a-run-starts-from).
 
 **What works for which family**:

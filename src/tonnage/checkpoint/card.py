@@ -245,7 +245,7 @@ def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:
         return "every parameter of its text model was trained" if is_part and not some else every
     targets = adapter["targets"] if isinstance(adapter["targets"], str) else ", ".join(adapter["targets"])
     also = f", and {', '.join(adapter['also'])} whole" if adapter["also"] else ""
-    base = "" if adapter["quantize"] == "none" else f" over weights in {adapter['quantize']}"
+    base = "" if adapter["quantize"] in ("none", "widened") else f" over weights in {adapter['quantize']}"
     merged = "" if is_adapter else ", and merged in fp32 into the model's own weights"
     lengths = " with lengths of rows (DoRA)" if adapter.get("kind") == "dora" else ""
     ranks = "".join(f", {own['match']} {own['rank']}" for own in adapter.get("patterns", ()) if own.get("rank"))

@@ -50,10 +50,10 @@ def _start(adapter: Adapter, *, is_random: bool) -> Iterator[Contradiction]:
             "one of them",
             "adapter.init=zero, or adapter.kind=lora",
         )
-    if adapter.init == "loftq" and adapter.quantize == "none":
+    if adapter.init == "loftq" and adapter.quantize in ("none", "widened"):
         yield Contradiction(
             ("adapter.init", "adapter.quantize"),
-            "adapter.init is loftq, and adapter.quantize is none",
+            f"adapter.init is loftq, and adapter.quantize is {adapter.quantize}",
             "weights that are quantised: additions begin as what that takes from them",
             "adapter.quantize=nf4, or adapter.init=pissa",
         )

@@ -105,7 +105,7 @@ class Setting(NamedTuple):
             groups=1 if config.launch.workers == "auto" else config.data_workers,
             compile=config.compile,
             precision=config.precision,
-            adapter="unpacked" if not isinstance(adapter, str) and form == "none" else form,
+            adapter="unpacked" if not isinstance(adapter, str) and form in ("none", "widened") else form,
             trains_part=bool(config.train),
             scores=config.objective.scores,
             device=device,

@@ -555,8 +555,9 @@ def _beta(values: Mapping[str, Any]) -> float:
     return BETAS.get(values.get("kind", ""), DEFAULT_BETA)
 
 
-Quantize = Literal["none", "nf4", "nf4-double", "int8"]
-"""How frozen weights rest: as they are, in blocks of 4-bit numbers, with their scales in 8 bits too, or in 8 bits."""
+Quantize = Literal["none", "widened", "nf4", "nf4-double", "int8"]
+"""How frozen weights rest: as they are, as plain numbers, in blocks of 4-bit numbers, with their scales in 8 bits too,
+or in 8 bits."""
 
 
 class RankPattern(Section):
@@ -594,7 +595,8 @@ class Adapter(Section):
     rounds: Annotated[int, Field(ge=0, le=64)] = 0
     """Of `pissa`: rounds of a fast decomposition, 0: an exact one; of `loftq`: how often it quantises, 0 is once."""
     quantize: Quantize = "none"
-    """How frozen weights of linear layers and experts of the blocks rest: as they are, in 4 bits (NF4), or in 8."""
+    """How frozen weights of linear layers and experts of the blocks rest: as they are, in 4 bits (NF4), or in 8;
+    `widened` reads those of a quantised checkpoint as plain numbers."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
     """What is trained whole beside the additions; an embedding and a head that are one stay one."""
 

@@ -244,7 +244,8 @@ def use_model(model: str, *, trust_remote_code: bool = False, allow_unexpected: 
     switch_off(config.kernels_off)
     adapter = config.adapter
     plain = not isinstance(adapter, str) and adapter.init == "zero"  # else the export is of the weights as they were
-    quantize = adapter.quantize if not isinstance(adapter, str) and plain and adapter.quantize != "none" else None
+    form = "none" if isinstance(adapter, str) or not plain else adapter.quantize
+    quantize = None if form in ("none", "widened") else form
     return ModelInUse(directory, trusted, (*patterns, *config.allow_unexpected), quantize)
 
 

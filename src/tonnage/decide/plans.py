@@ -266,10 +266,14 @@ class _Subject:
     """Of the model, where there are some."""
     prepared: Prepared | None = None
     """The rows, where there are some."""
+    stored: tuple[tuple[str, str], ...] = ()
+    """Weights in forms of their own, by their paths."""
 
     def trains(self, config: Config) -> Trains:
         """What a config trains of the model, with what is the tower's set apart."""
-        return trained_apart(config, self.model_config, self.files)
+        from tonnage.training.building import keeping
+
+        return keeping(trained_apart(config, self.model_config, self.files), config, self.stored)
 
 
 def _subject_of(config: Config, model: ModelFound, prepared: Prepared) -> _Subject:
@@ -277,7 +281,7 @@ def _subject_of(config: Config, model: ModelFound, prepared: Prepared) -> _Subje
     others = [one for one in (prepared.validation, prepared.general) if one is not None]
     vocab_size, rows = _checked_vocabulary(config, model, prepared), rows_of(prepared.train, others, config.seed)
     data = replace(_data_of(prepared), sees=looks(config, model, prepared))
-    return _Subject(model.config, vocab_size, data, data.max_length, rows, model.files, prepared)
+    return _Subject(model.config, vocab_size, data, data.max_length, rows, model.files, prepared, model.weights.stored)
 
 
 def _data_of(prepared: Prepared) -> DataProfile:

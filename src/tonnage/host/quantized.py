@@ -8,6 +8,8 @@ nf4-double  1/2 + 1/64 + ...    the same, its scales in 8 bits with one fp32 sca
 int8        1 + 4 / row length  codes of 8 bits, one fp32 scale for each row
 =========== =================== ===================================================================================
 
+Weights of quantised checkpoints may stay in forms of their own, row by row (``host.stored_forms``).
+
 Blocks follow each other along the flattened weight, as bitsandbytes has them, wherever its rows end. What is packed
 lies in tensors whose dimension 0 counts *groups* of rows: the smallest number of rows that end where a block does, so
 who shards along dimension 0, as ``fully_shard`` does, cuts no block. Nothing here imports torch:
@@ -18,9 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
-Format = Literal["nf4", "nf4-double", "int8"]
+from tonnage.host.stored_forms import stored_form
+
+Format = str
+"""``nf4``, ``nf4-double``, ``int8``, or the name of a stored form."""
 
 BLOCK = 64
 """Numbers of 4 bits that share a scale."""
@@ -44,7 +48,7 @@ def rows_per_block(shape: Sequence[int], form: Format) -> int:
     scales of nf4-double are one number for 16,384 of the weight and are not sharded: every shard has them whole.
     """
     rows, columns = rows_and_columns(shape)
-    if form == "int8":
+    if form == "int8" or stored_form(form) is not None:
         return 1
     group = BLOCK // math.gcd(BLOCK, columns)
     return group if rows % group == 0 else max(1, rows)
@@ -56,6 +60,11 @@ def packed_tensors(shape: Sequence[int], form: Format) -> dict[str, tuple[str, t
     ``codes`` and ``scales`` have groups of rows along dimension 0; ``outer`` and ``mean`` are those of nf4-double.
     """
     rows, columns = rows_and_columns(shape)
+    if (stored := stored_form(form)) is not None:
+        return {
+            name: ("uint8", (rows, size))
+            for name, size in zip(("codes", "scales"), stored.row_bytes(columns), strict=True)
+        }
     if form == "int8":
         return {"codes": ("int8", (rows, columns)), "scales": ("float32", (rows, 1))}
     each = rows_per_block(shape, form)

@@ -16,7 +16,8 @@ from what a GPU wrote. The mean is ``Tensor.mean``, which for weights above 2 mi
 the number of threads, theirs as ours.
 
 A packed weight is some named tensors of the sizes that ``host.quantized`` says, so it can be saved, counted and sharded
-as any other. ``quantized_products`` multiplies with it.
+as any other. ``quantized_products`` multiplies with it, and with what a checkpoint holds in a form of its own
+(``stored_forms``), which is never packed here.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from tonnage.host.quantized import (
     rows_and_columns,
     rows_per_block,
 )
+from tonnage.host.stored_forms import stored_form
 from tonnage.kernels import quantized_loops as loops
 from tonnage.kernels.gpu import takes_triton
+from tonnage.kernels.stored_forms import widen_rows
 from tonnage.kernels.switches import is_on
 
 LEVELS = (
@@ -302,7 +305,10 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
     """
     if out.dtype not in DTYPES:
         raise ValueError(f"numbers are widened into bf16, fp16 or fp32, not {out.dtype}")
-    if _by_triton(packed, out, column):
+    if (stored := stored_form(packed.form)) is not None:
+        rows = slice(row, row + len(out))
+        widen_rows(stored, packed.codes[rows], packed.scales[rows], packed.shape[-1], out, column)
+    elif _by_triton(packed, out, column):
         _widen_on_gpu(packed, out, row, column)
     elif not _by_loops(out):
         step = max(1, TILE // packed.shape[-1])

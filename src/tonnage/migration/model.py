@@ -18,7 +18,10 @@ def model(draft: Draft) -> None:
     """The model, at which revision, and whether its own code may run."""
     name = draft.first("model", text)
     method = _quantised(draft, name.value) if name is not None else ""
-    if name is not None and method and (origin := origin_of(name.value)) and has_adapter(draft):
+    stays = method.lower() in STAY_UNDER_ADAPTERS and has_adapter(draft)
+    if name is not None and stays:
+        draft.put("model", name.value, name, note="Its weights stay as they are stored, under the adapter.")
+    elif name is not None and method and (origin := origin_of(name.value)) and has_adapter(draft):
         draft.put("model", origin, name, note=f"What the weights of {method} were made of.")
         draft.note("weights of four bits", model=name.value, origin=origin)
         draft.is_quantised = True
@@ -33,6 +36,7 @@ def model(draft: Draft) -> None:
     gptq = draft.first("gptq", flag)
     draft.drop(gptq if gptq is not None and not gptq.value else None, "Off.")
     draft.drop(gptq if draft.is_quantised else None, "The model is named of which these weights were made.")
+    draft.drop(gptq if stays else None, "The model's files say it.")
     draft.refuse(gptq)
     kind = draft.first("model_class", text)
     is_scorer = draft.method == "reward" and kind is not None and kind.value.endswith("ForSequenceClassification")
@@ -58,7 +62,9 @@ QUANTISED = (
 )
 """What names of models say that hold quantised weights, in small letters."""
 READ_AS_BF16 = ("mxfp4", "fp8")
-"""``quant_method`` of a model's config.json whose weights are widened as they are read."""
+"""``quant_method`` of a model's config.json whose weights are widened where they are trained."""
+STAY_UNDER_ADAPTERS = ("gptq", "awq", "nvfp4", "modelopt", "compressed-tensors")
+"""The same, or what names of models say, whose weights are trained on where an adapter leaves them frozen."""
 
 
 def _quantised(draft: Draft, model: str) -> str:

@@ -47,7 +47,7 @@ from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
-from tonnage.model.packed_layers import compute, forward_linear, is_linear, packed_weight, stacks_of
+from tonnage.model.packed_layers import compute, forward_linear, is_linear, keep_stored, packed_weight, stacks_of
 from tonnage.model.towers import in_tower
 
 DOWN, UP = "lora_A", "lora_B"
@@ -124,12 +124,19 @@ class Trains:
     """Of names of parameters."""
     quantize: Format | None = None
     """How frozen weights of linear layers and experts of the blocks rest; None is as they are."""
+    stored: tuple[tuple[str, Format], ...] = ()
+    """Weights that keep the form in which a quantised checkpoint has them where they are frozen, and that form."""
     tower: tuple[str, ...] = ()
     """Of patterns and targets those that name parts of a tower, where they are set apart (``apart``)."""
     aware: Scheme | None = None
     """How linear layers of the blocks round what they multiply; None: not at all."""
     fp8: Fp8 | None = None
     """How they multiply in fp8; None: not at all."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether weights rest in fewer bits than are computed with."""
+        return self.quantize is not None or bool(self.stored)
 
     @property
     def all(self) -> bool:
@@ -232,7 +239,8 @@ def prepare(
     """
     if trains.all:
         return []
-    if trains.quantize is not None:
+    keep_stored(model, trains.stored)
+    if trains.packs:
         for module in (one for block in anatomy.blocks for one in block.modules() if is_linear(one)):
             module.forward = MethodType(forward_linear, module)
     names = trained_names(model, anatomy, trains)

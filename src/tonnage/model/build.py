@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError, user_error
+from tonnage.host.stored_forms import stored_form
 from tonnage.kernels.gates import use_lean_gates
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
@@ -28,9 +29,11 @@ from tonnage.model import attention, experts
 from tonnage.model.kept import keep_in_fp32
 from tonnage.model.scorer import auto_class, head_of
 from tonnage.model.stored import StoredTensor, read
+from tonnage.model.stored_layers import stored_values
 from tonnage.model.zeroed import zero_rows
 
 if TYPE_CHECKING:
+    from tonnage.kernels.quantized import PackedWeight
     from tonnage.model.merging import Group, Match
     from tonnage.model.packed_layers import PackedLayer
 
@@ -351,8 +354,8 @@ def load_weights(
         held = {name: targets[name] for name in group.parameters.values() if name in targets}
         problems += [_not_finite(group.sources[0][0], *lost) for lost in _read_group(held, group, twin)]
         progress()
-    for name, value in values_of(match, narrow, model, twin):
-        narrow[name].fill(changed(name, value))
+    for layer, whole in packed_values(match, list(narrow.values()), model, twin):
+        layer.fill(changed(layer.path, whole) if isinstance(whole, Tensor) else whole)
         progress()
     if problems:
         raise UserError(*problems[:MOST_SHOWN])
@@ -376,6 +379,23 @@ def values_of(
             values = group.read(twin)
             for name in of_group:
                 yield name, values.pop(name)
+
+
+def packed_values(
+    match: Match, layers: Sequence[PackedLayer], model: PreTrainedModel, twin: PreTrainedModel | None = None
+) -> Iterator[tuple[PackedLayer, Tensor | PackedWeight]]:
+    """What is stored for ``layers``, whole: numbers, or what already has a layer's form. ``twin`` as for
+    ``values_of``."""
+    if twin is None and match.whole is not None:
+        twin = match.whole.model
+    by_path = {layer.path: layer for layer in layers}
+    forms = {path: layer.form for path, layer in by_path.items() if stored_form(layer.form) is not None}
+    if forms:
+        twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
+        for name, packed in stored_values(match, forms, twin):
+            yield by_path[name], packed
+    for name, value in values_of(match, by_path.keys() - forms.keys(), model, twin):
+        yield by_path[name], value
 
 
 def load_buffers(model: PreTrainedModel, matched: Match) -> None:

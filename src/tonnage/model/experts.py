@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
+from tonnage.host.stored_forms import is_turned
 from tonnage.kernels.grouped import grouped_product
 from tonnage.kernels.quantized_products import grouped_product as packed_product
 from tonnage.model.packed_layers import packed_weight
@@ -41,7 +42,7 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     transformers describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
     """
     adapted = any(name.endswith("lora_factor") for name in vars(module))
-    adapted = adapted or hasattr(module, "packed_form") or hasattr(module, IN_TILES)
+    adapted = adapted or hasattr(module, "packed_as") or hasattr(module, IN_TILES)
     if hidden_states.device.type not in ("cpu", "meta") and not adapted:
         output: Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
         return output
@@ -75,7 +76,8 @@ def _multiplied(module: Any, name: str, rows: Tensor, ends: Tensor) -> Tensor:
     elif packed is None:
         output = grouped_product(rows, getattr(module, name), ends, turned=module.is_transposed)
     else:
-        output = packed_product(rows, packed, ends, turned=module.is_transposed)
+        lies_turned = module.is_transposed != is_turned(packed.form)
+        output = packed_product(rows, packed, ends, turned=lies_turned)
     down, up = getattr(module, f"{name}_lora_A", None), getattr(module, f"{name}_lora_B", None)
     if down is None or up is None:
         return output

@@ -32,6 +32,7 @@ from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
 from tonnage.model.scorer import HEAD, as_causal, is_scorer
 from tonnage.model.stored import StoredTensor, read, read_headers
+from tonnage.model.stored_layers import forms_of
 from tonnage.model.towers import Carried, described, digest, find_whole
 from tonnage.model.zeroed import zeroed_rows
 
@@ -56,7 +57,9 @@ class Weights:
     once_quantised: str | None = None
     """The method by which the configuration says that the weights are quantised, although they are not."""
     unpacked: str | None = None
-    """How the weights are packed that are read as bf16."""
+    """How the weights are packed that are not read as they are stored."""
+    stored: tuple[tuple[str, str], ...] = ()
+    """Parameters that may keep the form in which they are packed, and the form."""
     carried: tuple[Carried, ...] = ()
     """What is not trained, and taken over into an export."""
     carried_digest: str = ""
@@ -121,6 +124,7 @@ def check_weights(
         untied=untied,
         once_quantised=method if matched.unpacked is None else None,
         unpacked=matched.unpacked,
+        stored=forms_of(matched, {name: tuple(one.shape) for name, one in model.named_parameters()}),
         carried=described(matched.carried, Names(model, whole)),
         carried_digest=digest(matched.carried) if matched.carried else "",
         base_digest=base_digest(matched) if identifies else "",

@@ -99,7 +99,7 @@ class Match:
     whole: Whole | None = None
     """The model of the files, where only a part of it is trained."""
     unpacked: str | None = None
-    """How the weights are packed that are read as bf16; None if they are not."""
+    """How the weights are packed that are not read as they are stored; None if there are none."""
     missing: tuple[str, ...] = ()
     """Parameters that the files lack and the user allowed them to; they are initialised."""
     left_out: tuple[str, ...] = ()

@@ -5,7 +5,8 @@ module: ``weight_codes``, ``weight_scales`` and, with scales that are packed the
 ``weight_mean``. So they are divided, gathered, streamed and counted as they are, and blocks are never cut. Stacked
 experts are packed in the same way (``down_proj_codes``, ...). What is loaded is the weight; it is packed as it is read.
 
-Packed is every linear layer of the blocks and every stack of experts that is frozen, adapted or not.
+Packed is every linear layer of the blocks and every stack of experts that is frozen, adapted or not. One that lies in
+a quantised checkpoint may keep that form (``keep_stored``); then rows of it are read, and nothing is packed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.errors import user_error
 from tonnage.host.quantized import Format, packed_tensors, rows_per_block
+from tonnage.host.stored_forms import stored_form
 from tonnage.kernels.adapted import adapted_linear
 from tonnage.kernels.products import linear
 from tonnage.kernels.quantized import PackedWeight, pack
 from tonnage.kernels.quantized_products import linear as packed_linear
 from tonnage.kernels.regions import region_of
+from tonnage.kernels.stored_forms import columns_of
 from tonnage.model.dropout import LayerDropout
 
 PARTS = ("codes", "scales", "outer", "mean")
@@ -46,7 +49,7 @@ class PackedLayer:
     """Of the weight in the model."""
     form: Format
     shape: tuple[int, ...]
-    """Of this rank's part."""
+    """Of this rank's part, as it lies."""
     region: tuple[slice, ...]
     """This rank's part of the whole weight."""
 
@@ -59,18 +62,39 @@ class PackedLayer:
         """Numbers of the weight."""
         return math.prod(self.shape)
 
+    def packed(self, value: Tensor | PackedWeight) -> PackedWeight:
+        """This rank's part of the whole weight: of numbers, (out, in), which are packed, or as a checkpoint has it."""
+        if isinstance(value, Tensor):
+            return pack(value[self.region], self.form)
+        form, numbers = stored_form(self.form), value.shape[-1]
+        assert form is not None
+        *rows, columns = (*self.region[:-2], self.region[-1], self.region[-2]) if form.turned else self.region
+        parts = (one.view(*value.shape[:-1], -1)[tuple(rows)].flatten(0, -2) for one in (value.codes, value.scales))
+        return PackedWeight(self.form, self.shape, *columns_of(form, *parts, numbers, columns))
+
     @torch.no_grad()
-    def fill(self, value: Tensor) -> None:
-        """Pack the whole weight, (out, in), and keep this rank's shards."""
-        packed = pack(value[self.region], self.form).named()
+    def fill(self, value: Tensor | PackedWeight) -> None:
+        """Keep this rank's shards of the whole weight."""
+        packed = self.packed(value).named()
         for part, parameter in self.parameters().items():
             local, region = region_of(parameter.data)
             if local.numel():
                 local.copy_(packed[part][region])
 
 
-def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> list[PackedLayer]:
-    """Replace the frozen weights of ``blocks``, parts of ``root`` on the meta device, by packed ones without content.
+def keep_stored(root: nn.Module, forms: Iterable[tuple[str, Format]]) -> None:
+    """Let the weights of ``root`` at some paths keep the forms of their checkpoint, where ``pack_layers`` packs."""
+    modules = dict(root.named_modules())
+    for path, form in forms:
+        owner, _, name = path.rpartition(".")
+        if owner in modules:  # a stage, or a block that was weighed alone, has not all of them
+            own: Any = modules[owner]
+            own.stored_forms = {**getattr(own, "stored_forms", {}), name: form}
+
+
+def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], quantize: Format | None) -> list[PackedLayer]:
+    """Replace the frozen weights of ``blocks``, parts of ``root`` on the meta device, by packed ones without content:
+    all of them with a form to ``quantize`` them to, else those that keep the form of their checkpoint.
 
     Raises:
         UserError: there is nothing to pack, or a part of a weight along the tensor axis cuts a block.
@@ -78,8 +102,10 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
     names = {id(module): path for path, module in root.named_modules()}
     layers: list[PackedLayer] = []
     for module in (module for block in blocks for module in block.modules()):
-        for name, weight in _matrices(module).items():
-            if weight.requires_grad:
+        own_forms: Mapping[str, Format] = module.__dict__.get("stored_forms", {})
+        for name, weight in _matrices(module).items() if quantize is not None or own_forms else ():
+            form = quantize or own_forms.get(name)
+            if weight.requires_grad or form is None:
                 continue
             path, shape = f"{names[id(module)]}.{name}", tuple(weight.shape)
             region = tuple(slice(0, size) for size in shape)
@@ -87,18 +113,19 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
                 local, region = region_of(weight.data)
                 check_part(path, shape, local.shape, form)
                 shape = tuple(local.shape)
+            if (stored := stored_form(form)) is not None:
+                shape = stored.packed_shape(shape)
             del module._parameters[name]
             for part, (dtype, size) in packed_tensors(shape, form).items():
                 empty = torch.empty(size, dtype=getattr(torch, dtype), device="meta")
                 module.register_parameter(f"{name}_{part}", nn.Parameter(empty, requires_grad=False))
             owner: Any = module
-            owner.packed_form = form
-            owner.packed_shapes = {**getattr(owner, "packed_shapes", {}), name: shape}
+            owner.packed_as = {**getattr(owner, "packed_as", {}), name: (form, shape)}
             layers.append(PackedLayer(module, name, path, form, shape, region))
-    if not layers:
+    if not layers and quantize is not None:
         raise user_error(
             where="adapter.quantize",
-            found=f"{form}, and no linear layer of the model is frozen",
+            found=f"{quantize}, and no linear layer of the model is frozen",
             needed="linear layers of the blocks, or experts, that are not trained",
             change="adapter.quantize=none",
         )
@@ -152,6 +179,10 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
     Raises:
         UserError: says which.
     """
+    stored = stored_form(form)
+    if stored is not None:
+        _check_stored(path, stored.packed_shape(shape)[-1], stored.packed_shape(part)[-1], form)
+        return
     rows_only = part[1:] == shape[1:]
     same = form != "nf4-double" and (
         rows_only and part[0] % rows_per_block(shape, form) == 0 if rows_only else form == "nf4" and part[-1] % 64 == 0
@@ -166,13 +197,26 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
         )
 
 
+def _check_stored(path: str, columns: int, part: int, form: Format) -> None:
+    stored = stored_form(form)
+    assert stored is not None
+    if stored.cuts(columns, part):
+        raise user_error(
+            where="adapter.quantize, parallel.tensor",
+            found=f"{path} in rows of {columns:,} numbers, of which {stored.group or columns:,} share a scale, and "
+            f"parts of {part:,}",
+            needed="parts of rows that cut no group",
+            change="adapter.quantize=widened, or parallel.tensor=1",
+        )
+
+
 def packed_weight(module: Any, name: str) -> PackedWeight | None:
     """The packed form of a module's weight; None if it is there as it is."""
-    shapes: Mapping[str, tuple[int, ...]] | None = module.__dict__.get("packed_shapes")
-    if shapes is None or name not in shapes:
+    packed_as: Mapping[str, tuple[Format, tuple[int, ...]]] = module.__dict__.get("packed_as", {})
+    if name not in packed_as:
         return None
     parts = [module._parameters.get(f"{name}_{part}") for part in PARTS]
-    return PackedWeight(module.packed_form, shapes[name], *parts)
+    return PackedWeight(*packed_as[name], *parts)
 
 
 def compute(

@@ -1,6 +1,7 @@
 """A whole model on one device, for writing answers: transformers loads it, after the checks that training makes.
 
-Transformers can do here what training cannot yet: unpack quantised weights of every kind.
+Transformers can do here what training cannot yet: unpack quantised weights of every kind. Those that training can read
+are read as there, unless transformers needs nothing for them that may be missing.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tonnage.model.matching import check_weights, find_places, matches, missing_
 from tonnage.model.quantised import QUANTISATION, method_of
 from tonnage.model.stored import FLOATS, read_headers
 
+READ_BY_TRANSFORMERS = ("fp8", "mxfp4")
+"""Methods whose weights transformers reads by itself."""
 FLOAT_DTYPES = frozenset(DTYPES[name] for name in FLOATS)
 
 
@@ -43,7 +46,8 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow
             delattr(config, name)
     is_packed = method_of(config) is not None and not (weights.once_quantised or weights.unpacked)
     whole = read_whole_config(files, trust_remote_code=trust_remote_code)
-    is_foreign = weights.unwrapped or type(whole) is not type(config)
+    alone = weights.unpacked is not None and method_of(config) not in READ_BY_TRANSFORMERS
+    is_foreign = weights.unwrapped or type(whole) is not type(config) or alone
     if is_foreign:
         model = _by_ourselves(files, config, allow_unexpected)
     else:

@@ -54,7 +54,7 @@ class Transforms:
     tiled: Sequence[TiledWeight] = ()
     """Weights that come in tiles."""
     quantize: Format | None = None
-    """The form in which what is frozen is packed."""
+    """The form in which what is frozen is packed; None: each weight in its own, if it keeps one."""
     compile: bool = False
     recompute: Recompute = "none"
     recomputed: int | None = None
@@ -104,7 +104,7 @@ def parallelize(
     """
     if transforms.tensor_plan is not None:
         divide(root, transforms.tensor_plan, mesh["tensor"])
-    packed = pack_layers(root, blocks, transforms.quantize) if transforms.quantize is not None else []
+    packed = pack_layers(root, blocks, transforms.quantize)
     if transforms.compile and transforms.recompute != "selective":
         compile_blocks(blocks)
     recomputed = blocks[: transforms.recomputed]

@@ -140,6 +140,8 @@ class WeightFacts:
     """What config.json says that the weights are quantised with, although they are not."""
     unpacked: str | None = None
     """How the weights are packed that are read, trained and exported as others are."""
+    stored: tuple[tuple[str, str], ...] = ()
+    """Those of them that may keep their form while they are frozen, by their paths, and the form."""
     carried: tuple[CarriedFacts, ...] = ()
     """What is not trained, and taken over into the export."""
     carried_digest: str = ""
@@ -149,11 +151,18 @@ class WeightFacts:
     base_stamp: str = ""
     """Tells whether they are the files that they were, by names, sizes and times."""
 
+    @property
+    def widened(self) -> str:
+        """Which of the weights that are packed are read as plain numbers, in words."""
+        if not self.stored:
+            return "read as plain numbers"
+        return "frozen linear layers and experts stay so, others are read as plain numbers"
+
     def notes(self) -> list[str]:
         """In words, a sentence for each."""
         notes = [str(one) for one in self.carried]
         if self.unpacked is not None:
-            notes.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
+            notes.append(f"stored as {self.unpacked}; {self.widened}; an export with merged weights is not packed")
         missing, left_out = ("a new head of scores", "the head of logits") if self.scores else ("", "")
         if self.missing:
             why = missing or "allow_missing"

@@ -55,6 +55,7 @@ from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PLAIN, Layout
 from tonnage.planning.plan import Plan
+from tonnage.planning.rules import shards_packed
 from tonnage.planning.space import packed_directory
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.isolation import inexact_recompute, isolation_of, outgrows
@@ -617,8 +618,17 @@ def trains_of_files(files: ModelFiles, config: PreTrainedConfig) -> Trains:
 
 def trains_of_run(config: Config, plan: Plan) -> Trains:
     """As ``trains_of``; where the model looks at images itself, that of all is the whole model of text."""
-    trains = trains_of(config)
+    trains = keeping(trains_of(config), config, plan.weights.stored)
     return replace(trains, patterns=("*",)) if plan.data.sees and trains.all else trains
+
+
+def keeping(trains: Trains, config: Config, stored: tuple[tuple[str, str], ...]) -> Trains:
+    """The same over weights that keep the forms in which a quantised checkpoint has them, by their paths, if the config
+    lets them: under additions that begin at zero, where nothing else quantises or rounds them."""
+    adapter = config.adapter
+    keeps = not isinstance(adapter, str) and adapter.quantize == "none" and adapter.init == "zero"
+    keeps = keeps and config.quantize_aware.scheme == "none" and shards_packed()
+    return replace(trains, stored=stored if keeps else ())
 
 
 def trains_of(config: Config) -> Trains:
@@ -631,7 +641,7 @@ def trains_of(config: Config) -> Trains:
     factor = partial(factor_of, rank_stabilised=own.scaling == "rank_stabilised")
     sizes = [(named.match, named.rank or own.rank, named.alpha or own.alpha) for named in own.patterns]
     patterns = tuple(Ranked(match, rank, alpha, factor(rank, alpha)) for match, rank, alpha in sizes)
-    quantize = None if own.quantize == "none" else own.quantize
+    quantize = None if own.quantize in ("none", "widened") else own.quantize
     also = (*own.also, "head") if config.objective.scores and "head" not in own.also else own.also
     spec = AdapterSpec(
         own.rank,

@@ -24,9 +24,8 @@ from transformers import PreTrainedModel
 from tonnage.data.cache import discard, entry
 from tonnage.errors import UserError
 from tonnage.files.reading import read_record
-from tonnage.kernels.quantized import pack
 from tonnage.kernels.regions import region_of
-from tonnage.model.build import values_of
+from tonnage.model.build import packed_values
 from tonnage.model.merging import Match
 from tonnage.model.packed_layers import PackedLayer
 from tonnage.offload.pages import FileRange
@@ -95,14 +94,13 @@ def packed_base(
 def _write(
     directory: Path, model: PreTrainedModel, match: Match, layers: Sequence[PackedLayer], progress: Callable[[], None]
 ) -> None:
-    by_path, tensors = {layer.path: layer for layer in layers}, list[Packed]()
+    tensors = list[Packed]()
     with (directory / WEIGHTS).open("wb") as file:
-        for path, value in values_of(match, by_path, model):
-            layer = by_path[path]
-            for part, tensor in pack(value[layer.region], layer.form).named().items():
+        for layer, value in packed_values(match, layers, model):
+            for part, tensor in layer.packed(value).named().items():
                 content = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
                 digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-                tensors.append(Packed(f"{path}_{part}", file.tell(), content.nbytes, digest))
+                tensors.append(Packed(f"{layer.path}_{part}", file.tell(), content.nbytes, digest))
                 file.write(content)
                 file.write(bytes(-file.tell() % ALIGNED))
             progress()

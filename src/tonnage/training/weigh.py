@@ -277,13 +277,15 @@ def _divide(
 
     Raises ``UserError`` where what is packed cannot be divided.
     """
-    quantize = conditions.trains.quantize
+    trains = conditions.trains
+    forms = dict(trains.stored)
     divide_in_shape(model, plan := tensor_plan(model, anatomy), conditions.tensor)
-    if quantize is not None:
+    if trains.packs:
         divided = {id(module.weight) for module in (*plan.columns, *plan.rows)}
         for name, parameter in model.named_parameters():
-            if id(parameter) in divided:
-                check_part(name, whole[name], tuple(parameter.shape), quantize)
+            form = trains.quantize or forms.get(name)
+            if id(parameter) in divided and form is not None:
+                check_part(name, whole[name], tuple(parameter.shape), form)
 
 
 def _keeps_blocks(model: PreTrainedModel, whole: Mapping[str, tuple[int, ...]], tensor: int) -> bool:
@@ -313,8 +315,7 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
     block = [parameter for parameter in largest.parameters() if not parameter.requires_grad]
 
     of_all, of_outside, of_block = (sum(one.numel() for one in those) for those in (still, outside, block))
-    if trains.quantize is not None:
-        pack_layers(model, anatomy.blocks, trains.quantize)
+    pack_layers(model, anatomy.blocks, trains.quantize)
 
     def num_bytes(module: nn.Module) -> int:
         return sum(one.nbytes for one in module.parameters() if not one.requires_grad)
@@ -573,8 +574,7 @@ def _run_backbone(
         anatomy = dissect(model)
         if conditions.tensor > 1:
             divide_in_shape(model, tensor_plan(model, anatomy), conditions.tensor)
-        if conditions.trains.quantize is not None:
-            pack_layers(model, anatomy.blocks, conditions.trains.quantize)
+        pack_layers(model, anatomy.blocks, conditions.trains.quantize)
         _move(model, device)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
@@ -670,7 +670,8 @@ def _kinds(blocks: Sequence[nn.Module]) -> dict[int, int]:
     for number, block in enumerate(blocks):
         parts = [(type(module).__name__, getattr(module, "sliding_window", None)) for module in block.modules()]
         shapes = [(name, tuple(one.shape), one.requires_grad) for name, one in block.named_parameters()]
-        counts[first.setdefault(repr((parts, shapes)), number)] += 1
+        forms = [form for module in block.modules() if (form := module.__dict__.get("stored_forms"))]
+        counts[first.setdefault(repr((parts, shapes, forms)), number)] += 1
     return counts
 
 
