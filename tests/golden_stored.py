@@ -161,7 +161,11 @@ def of_compressed_tensors() -> Iterator[Case]:
         scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**way), format=file_format)
         compressor = BaseCompressor.get_value_from_registry(file_format)
         expected = compressor.decompress(dict(tensors), scheme)["weight"]
-        entry = {"quant_method": "compressed-tensors", "format": file_format, "quantization_status": "compressed"}
+        entry: dict[str, Any] = {
+            "quant_method": "compressed-tensors",
+            "format": file_format,
+            "quantization_status": "compressed",
+        }
         entry["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": way}}
         yield f"compressed-tensors, {name}", entry, tensors, expected
 

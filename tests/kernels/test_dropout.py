@@ -82,7 +82,7 @@ def additions(dtype: torch.dtype, form: str | None) -> list[Tensor]:
     torch.manual_seed(0)
     weight = torch.randn(48, 128) / 11
     if form is not None:
-        weight = unpack(pack(weight, form), torch.float32)  # type: ignore[arg-type]
+        weight = unpack(pack(weight, form), torch.float32)
     inputs = torch.randn(2, 35, 160)[..., 20:148]
     return [one.to(dtype) for one in (inputs, weight, torch.randn(48), torch.randn(4, 128), torch.randn(48, 4))]
 

@@ -11,13 +11,13 @@ GPU by one kernel, else in torch.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from tonnage.host.quantized import Format, part_length
+from tonnage.host.quantized import part_length
 from tonnage.kernels.grouped import groups_of, grown
 from tonnage.kernels.products import product
 from tonnage.kernels.quantized import PackedWeight, widen
@@ -78,7 +78,7 @@ def quantized_linear(
     """``rows @ weight.T + bias`` with a weight of ``outputs`` rows, or ``rows @ weight`` where ``turned``, of which
     ``outputs`` are the columns: the tensors and ``first`` are those of a ``PackedWeight``."""
     shape = (rows.shape[1], outputs) if turned else (outputs, rows.shape[1])
-    packed = PackedWeight(cast(Format, form), shape, codes, scales, outer, mean, first)
+    packed = PackedWeight(form, shape, codes, scales, outer, mean, first)
     output = rows.new_empty(len(rows), outputs)
     _multiply(output, rows, packed, 0, shape, turned, bias)
     return output
@@ -122,7 +122,7 @@ def quantized_grouped_product(
     turned: bool,
 ) -> Tensor:
     """As ``grouped_product``; tensors, ``shape`` (groups, rows, columns) and ``first`` are those of a weight."""
-    packed = PackedWeight(cast(Format, form), tuple(shape), codes, scales, outer, mean, first)
+    packed = PackedWeight(form, tuple(shape), codes, scales, outer, mean, first)
     _, high, wide = shape
     output = rows.new_empty(len(rows), wide if turned else high)
     end = 0

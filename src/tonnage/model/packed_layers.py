@@ -69,8 +69,10 @@ class PackedLayer:
         form, numbers = stored_form(self.form), value.shape[-1]
         assert form is not None
         *rows, columns = (*self.region[:-2], self.region[-1], self.region[-2]) if form.turned else self.region
-        parts = (one.view(*value.shape[:-1], -1)[tuple(rows)].flatten(0, -2) for one in (value.codes, value.scales))
-        return PackedWeight(self.form, self.shape, *columns_of(form, *parts, numbers, columns))
+        codes, scales = (
+            part.view(*value.shape[:-1], -1)[tuple(rows)].flatten(0, -2) for part in (value.codes, value.scales)
+        )
+        return PackedWeight(self.form, self.shape, *columns_of(form, codes, scales, numbers, columns))
 
     @torch.no_grad()
     def fill(self, value: Tensor | PackedWeight) -> None:

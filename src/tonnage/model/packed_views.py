@@ -159,7 +159,8 @@ class Awq(Packed):
 
         def ordered(name: str) -> Tensor:
             codes = unpacked(self._of(name, (slice(None), words)), 4).unflatten(-1, (-1, 8))
-            return codes[..., list(AWQ_ORDER)].flatten(-2)[:, inside].t()
+            in_order: Tensor = codes[..., list(AWQ_ORDER)].flatten(-2)
+            return in_order[:, inside].t()
 
         codes = ordered("codes")
         zeros = ordered("zeros") if self.part("zeros") is not None else None
