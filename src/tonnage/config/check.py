@@ -113,7 +113,7 @@ def _batch(config: Config) -> Iterator[Contradiction]:
         return
     if config.launch.workers == "auto":
         return
-    packs, workers, together = config.packs_per_step, config.data_workers, config.parallel.together
+    packs, workers, together = config.packs_per_step, config.pack_groups, config.parallel.together
     if packs < workers and not config.parallel.is_open:
         yield Contradiction(
             ("launch.workers", "batch.tokens", "batch.sequences"),

@@ -169,7 +169,7 @@ def check_precision(config: Config, machine: Machine) -> None:
 
 
 def _check_workers(config: Config, data: DataProfile) -> None:
-    workers, together = config.data_workers, config.parallel.together
+    workers, together = config.pack_groups, config.parallel.together
     if data.num_packs < workers and not config.parallel.is_open:
         groups = "workers" if together == 1 else f"groups of {together} workers"
         raise UserError(

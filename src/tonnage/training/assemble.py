@@ -182,15 +182,17 @@ def _schedule(config: Config, plan: Plan) -> Schedule:
 
 def _deal(setting: WorkerSetting) -> Deal:
     layout, plan, world = setting.layout, setting.plan, setting.world
+    ranks = 1 if world.context is None else world.context.size
     return Deal(
         plan.packs_per_step,
         layout.micro_batch,
-        world.data_rank,
-        world.data_size,
+        world.data_rank // ranks,
+        world.data_size // ranks,
         round_to=setting.multiple,
         share_prefixes=layout.share_prefixes,
         padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
         chunk=plan.model.chunk,
+        context=world.context,
     )
 
 

@@ -193,7 +193,7 @@ class LossModel(nn.Module):
         if batch.cached is not None:
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
-            packing = packing_arguments(batch.lengths, device, batch.shared)
+            packing = packing_arguments(batch.lengths, device, batch.shared, batch.context)
         if batch.images is not None:
             packing = looking_ahead(packing, batch.images, batch.look_ahead, device)
         ids, embedded = sent(batch.input_ids, device), None

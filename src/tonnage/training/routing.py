@@ -132,7 +132,7 @@ def members_of(batch: MicroBatch) -> Tensor:
     """Which tokens of a row belong to which document, fp32 (documents, tokens): what documents share belongs to all of
     these, and what fills up a row to none."""
     members, start = torch.zeros(len(batch.documents), batch.num_tokens), 0
-    for length, owners in zip(batch.lengths, batch.owners, strict=True):
+    for length, owners in zip(batch.own_lengths, batch.owners, strict=True):
         members[owners.start : owners.stop, start : start + length] = 1.0
         start += batch.input_ids.shape[1] if batch.is_padded else length
     return members
