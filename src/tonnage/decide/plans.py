@@ -367,6 +367,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         cache=cache,
     )
     _check_recompute(config, model_config, isolation)
+    undivided = _why_undivided(config, model_config, isolation)
     conditions = Conditions(
         config.precision,
         subject.document_tokens,
@@ -396,6 +397,8 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     for part in parts.values():
         for mode in isolation.inexact_recompute:
             part.blocks.pop(mode, None)
+    if undivided:
+        parts = {degree: replace(part, heads=()) for degree, part in parts.items()}
     if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
     if objective.compares:
@@ -499,6 +502,38 @@ def _check_recompute(config: Config, model_config: PreTrainedConfig, isolation: 
     for mode in RECOMPUTES:
         if mode == asked and mode in isolation.inexact_recompute:
             raise UserError(inexact_recompute("memory.recompute", mode, model_config, isolation))
+
+
+def _why_undivided(config: Config, model_config: PreTrainedConfig, isolation: Isolation) -> str:
+    """Why workers cannot divide the tokens of rows of a model; empty if they can. Raises ``UserError`` where the config
+    says that they do."""
+    import torch
+
+    from tonnage.model.build import on_meta
+    from tonnage.training.routing import weight_of_router_loss
+
+    context = config.parallel.context
+    if context == 1:
+        return ""
+    if isolation.why_undivided and context != "auto":
+        raise UserError(
+            Problem(
+                where="parallel.context",
+                found=f"{context}, and a {model_config.model_type} model, whose tokens other things than attention "
+                f"connect, in a tiny model of it ({isolation.why_undivided})",
+                needed="tokens that only attention connects: of other workers' tokens it alone knows",
+                change="parallel.context=1",
+            )
+        )
+    if not isolation.why_undivided:
+        model = on_meta(copy.deepcopy(model_config), torch.float32)
+        try:
+            weight_of_router_loss(config.router_loss, model, context=2 if context == "auto" else context)
+        except UserError as error:
+            if context != "auto":
+                raise
+            return error.problems[0].found
+    return isolation.why_undivided
 
 
 def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Config], Plan]) -> None:

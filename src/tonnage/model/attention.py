@@ -51,7 +51,7 @@ from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
 from tonnage.model import flash
 from tonnage.model.cached import Cached, Scores, attend
-from tonnage.model.context import Divided
+from tonnage.model.context import Context
 
 NAME = "tonnage_packed"
 QUERIES = 256
@@ -130,8 +130,8 @@ class PackedRow:
         """Where keys and values are kept, if documents go on from what was computed before."""
         self.ahead: Ahead | None = None
         """Which tokens see some that come after them, if any do."""
-        self.divided: Divided | None = None
-        """How its tokens see those that other ranks have, if these have some of it."""
+        self.context: Context | None = None
+        """The ranks that divide its tokens, if any do."""
         ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
@@ -145,6 +145,9 @@ class PackedRow:
         on from itself, -1 for none."""
         self.arrived = False
         """Whether any attention was told of the row."""
+        self.heads: set[tuple[int, int, int, int]] = set()
+        """Of the kinds of attention that were told of it: how many there are of queries, how many of keys and values,
+        the size of the first and that of values."""
         self.can_share = True
         """Whether attention so far could have let documents share prefixes."""
 
@@ -160,17 +163,18 @@ class PackedRow:
 
 
 def packing_arguments(
-    lengths: Sequence[int], device: torch.device, shared: Sequence[Shared] = (), divided: Divided | None = None
+    lengths: Sequence[int], device: torch.device, shared: Sequence[Shared] = (), context: Context | None = None
 ) -> dict[str, Any]:
     """Keyword arguments of the model's forward that describe one packed row.
 
     ``lengths``: tokens of each part of the row (``PackedRow``); their sum is the length of the row. ``position_ids``
-    has shape (1, tokens) and restarts at zero in each document; of a row that is ``divided`` those of a rank's tokens.
+    has shape (1, tokens) and restarts at zero in each document; of a row that the ranks of a ``context`` divide, those of
+    this rank's tokens.
     """
     row = _row_on(device, lengths, shared)
-    row.divided, positions = divided, row.positions()
-    if divided is not None:
-        positions = positions[divided.slice_of(len(positions))]
+    row.context, positions = context, row.positions()
+    if context is not None:
+        positions = positions[context.slice_of(len(positions))]
     return {"position_ids": sent(positions.unsqueeze(0), device), "row": row}
 
 
@@ -266,14 +270,15 @@ def packed_attention(
         return _in_rows(query, key, value, row, scores), None
     if row is not None and row.cached is not None:
         return _going_on(id(module), query, key, value, row, row.cached, scores), None
-    if row is not None and row.divided is not None:
-        return row.divided.attend(query, key, value, partial(_of_some_heads, row, scores)), None
+    if row is not None and row.context is not None:
+        return row.context.attend(query, key, value, partial(_of_some_heads, row, scores)), None
     return _in_one_row(query, key, value, row or PackedRow((query.shape[2],)), scores), None
 
 
 def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scores: Scores) -> Tensor:
     """Attention of documents that lie in one row."""
     row.arrived = True
+    row.heads.add((query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     on_cpu = query.device.type == "cpu"
     sees_all = scores.window is None or row.longest <= scores.window
     images = (None,) * len(row.lengths) if row.ahead is None else row.ahead.in_layer(scores.window)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,18 +25,6 @@ from torch import Tensor
 Attend = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
 """Attention of whole rows, of which a rank has some heads: (1, heads, tokens, head_dim) in, (1, tokens, heads, size) out.
 The slice says which of the heads of queries they are."""
-
-
-class Divided(Protocol):
-    """How tokens of a row that is divided come to see those that are elsewhere."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, whole: Attend) -> Tensor:
-        """Attention of this rank's tokens: (1, heads, tokens, head_dim) in, (1, tokens, heads, size) out."""
-        ...
-
-    def slice_of(self, tokens: int) -> slice:
-        """This rank's part of a row of so many tokens."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLo
     """
     config = setting.config
     check_tiers(setting.layout, setting.world)
+    if loss is not None:
+        loss.check_documents(setting.layout.context)
     _prepare_process(setting)
     objective = config.objective if loss is None else Objective()
     step, scores = step_of(checkpoint) if checkpoint else 0, None

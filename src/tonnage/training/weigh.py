@@ -70,6 +70,7 @@ from tonnage.planning.profile import (
     Envelope,
     Frozen,
     HeadCost,
+    Heads,
     Line,
     Matrices,
     ModelProfile,
@@ -78,12 +79,12 @@ from tonnage.planning.profile import (
     head_chunk,
 )
 from tonnage.training.head import Head
-from tonnage.training.ledger import Heads, Ledger, Mark, pretending
+from tonnage.training.ledger import Ledger, Mark, pretending
 from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 35
+FORMAT = 36
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -249,6 +250,7 @@ def _weigh(
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
+        heads=tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in traced.rows)))),
     )
 
 
@@ -374,8 +376,8 @@ class _Traced:
     outside: OutsideCost | None = None
     rows: Sequence[PackedRow] = ()
     """All that blocks were run on, where documents are packed."""
-    heads: Sequence[Heads] = ()
-    """Of each block that has attention."""
+    heads: Sequence[tuple[int, int]] = ()
+    """Of each block that has attention: how many of queries, and their size."""
     chunk: int = 1
     """Tokens of the largest chunk of any block."""
 
@@ -391,7 +393,7 @@ def _trace(
     and with every kind of recompute, and the head. What is outside of blocks is seen in the last of these runs."""
     conditions = backbone.conditions
     by_recompute: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
-    rows, heads, chunk = list[PackedRow](), list[Heads](), 1
+    rows, heads, chunk = list[PackedRow](), list[tuple[int, int]](), 1
     for layer, number, block in kinds:
         small = replace(backbone, config=_of_one_kind(backbone.config, BLOCKS, conditions.tensor, layer))
         run = partial(_run_backbone, small, block, rows)
