@@ -49,9 +49,13 @@ class Context:
         heads = query.shape[1]
         assert heads % self.size == 0, "a plan divides rows among as many ranks as divide the heads"
         times = copies_of_heads(key.shape[1], self.size)
-        exchanged = (_ToHeads.apply(one, self, some) for one, some in ((query, 1), (key, times), (value, times)))  # type: ignore[no-untyped-call]
-        output: Tensor = _ToTokens.apply(whole(*exchanged, self.slice_of(heads)), self)  # type: ignore[no-untyped-call]
+        query, key, value = self._to_heads(query, 1), self._to_heads(key, times), self._to_heads(value, times)
+        output: Tensor = _ToTokens.apply(whole(query, key, value, self.slice_of(heads)), self)  # type: ignore[no-untyped-call]
         return output
+
+    def _to_heads(self, tensor: Tensor, times: int) -> Tensor:
+        exchanged: Tensor = _ToHeads.apply(tensor, self, times)  # type: ignore[no-untyped-call]
+        return exchanged
 
     def total(self, numbers: Tensor) -> Tensor:
         """``numbers`` summed over the ranks; a new tensor, without gradient."""

@@ -234,7 +234,7 @@ def check_slices(config: Config, models: Mapping[int, ModelProfile]) -> None:
     ``UserError``."""
     context, tensor = config.parallel.context, config.parallel.tensor
     degrees = list(models) if tensor == "auto" else [tensor]
-    if context in ("auto", 1) or any(divides(models[degree], context) for degree in degrees):
+    if context == "auto" or any(divides(models[degree], context) for degree in degrees):
         return
     heads = [one.queries for degree in degrees for one in models[degree].heads]
     fitting = [size for size in range(1, context) if any(divides(models[degree], size) for degree in degrees)]
