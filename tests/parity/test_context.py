@@ -47,6 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "mixed.jsonl", alpaca_rows(200))
     texts = [" ".join(f"{number * place % 97}" for place in range(40 + number)) for number in range(150)]
     (folder / "whole.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    few = [{"prompt": f"{number} " * (10 + number % 12), "completion": "ab"[: 1 + number % 2]} for number in range(90)]
+    write_rows(folder / "few.jsonl", few)
     for family, config in FAMILIES.items():
         write_model(folder / family, config)
     return folder
@@ -63,7 +65,7 @@ def decided(
             "train": str(folder / f"{rows}.jsonl"),
             "max_length": 101,
             "template": "plain",
-            "over_length": "drop" if rows == "mixed" else "split",
+            "over_length": "split" if rows == "whole" else "drop",
             "max_loss": 1.0,
             "cache": str(folder / "cache"),
         },
@@ -118,7 +120,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("rows", ["mixed", "whole"])
+@pytest.mark.parametrize("rows", ["mixed", "whole", "few"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_number_of_ranks_computes_what_one_does(folder: Path, rows: str, family: str) -> None:
     def written(workers: int, context: int, name: str, **more: Any) -> Decision:

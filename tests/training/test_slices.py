@@ -45,8 +45,12 @@ def test_slices_are_the_row(ranks: int, round_to: int) -> None:
     assert size * ranks - whole.num_tokens < ranks * round_to
     together = torch.cat([one.input_ids for one in slices], dim=1)
     assert together[:, : whole.num_tokens].equal(whole.input_ids)
-    weighing = [(one.positions[one.weights > 0] + at * size, one) for at, one in enumerate(slices)]
-    assert torch.cat([positions for positions, _ in weighing]).equal(whole.positions)
+    assert torch.cat([one.positions + at * size for at, one in enumerate(slices)]).equal(whole.positions)
+    given, taken = ([one.moves[at] for one in slices] for at in (0, 1))
+    assert [list(one) for one in zip(*given, strict=True)] == [list(one) for one in taken]
+    counts = [sum(one) for one in taken]
+    assert max(counts) - min(counts) <= 1
+    assert [sum(one) for one in given] == [len(one.positions) for one in slices]
     for name in ("targets", "weights"):
         assert torch.cat([getattr(one, name)[one.weights > 0] for one in slices]).equal(getattr(whole, name))
     assert torch.cat([one.columns["worth"][one.weights > 0] for one in slices]).equal(whole.columns["worth"])

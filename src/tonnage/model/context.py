@@ -14,7 +14,7 @@ fewer heads than there are ranks go to several of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -57,6 +57,11 @@ class Context:
         exchanged: Tensor = _ToHeads.apply(tensor, self, times)  # type: ignore[no-untyped-call]
         return exchanged
 
+    def moved(self, rows: Tensor, to: Sequence[int], coming: Sequence[int]) -> Tensor:
+        """So many ``rows`` given to each rank, in order, and so many from each: (rows, size)."""
+        received: Tensor = _Moved.apply(rows, self, to, coming)  # type: ignore[no-untyped-call]
+        return received
+
     def total(self, numbers: Tensor) -> Tensor:
         """``numbers`` summed over the ranks; a new tensor, without gradient."""
         summed = torch.ops._c10d_functional.all_reduce(numbers.contiguous(), "sum", self.group)
@@ -65,11 +70,14 @@ class Context:
 
     def exchange(self, parts: Tensor) -> Tensor:
         """Send a part to each rank, and receive one from each: (ranks, ...) in and out."""
-        flat, each = parts.flatten(0, 1), parts.shape[1]
-        sizes = [each] * self.size
-        received = torch.ops._c10d_functional.all_to_all_single(flat, sizes, sizes, self.group)
-        whole: Tensor = torch.ops._c10d_functional.wait_tensor(received)
-        return whole.view_as(parts)
+        sizes = [parts.shape[1]] * self.size
+        return self.sent(parts.flatten(0, 1), sizes, sizes).view_as(parts)
+
+    def sent(self, rows: Tensor, to: Sequence[int], coming: Sequence[int]) -> Tensor:
+        """``moved`` without gradient."""
+        received = torch.ops._c10d_functional.all_to_all_single(rows.contiguous(), coming, to, self.group)
+        here: Tensor = torch.ops._c10d_functional.wait_tensor(received)
+        return here
 
 
 def copies_of_heads(heads: int, size: int) -> int:
@@ -125,3 +133,16 @@ class _ToTokens(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         received = ctx.context.exchange(_by_heads(gradient, ctx.context.size))
         return received.flatten(0, 1).unsqueeze(0), None
+
+
+class _Moved(torch.autograd.Function):
+    """Rows that other ranks have, and theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, context: Context, to: Sequence[int], coming: Sequence[int]) -> Tensor:
+        ctx.context, ctx.to, ctx.coming = context, to, coming
+        return context.sent(rows, to, coming)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.context.sent(gradient, ctx.coming, ctx.to), None, None, None

@@ -120,13 +120,13 @@ def recomputed_blocks(config: Config, before: Layout | None, blocks: int) -> tup
 
 
 def _of_rows(micro_batch: int, steps: Steps, rows: Rows, workers: int, context: int) -> dict[str, Any]:
-    """What a layout says of rows of so many packs, or of a worker's part of them: any part may have all targets."""
+    """What a layout says of rows of so many packs, or of a worker's part of them."""
     sizes = rows(steps, workers, micro_batch)
     return {
         "micro_batch": micro_batch,
         "micro_batches": math.ceil(sizes.forwards or math.ceil(steps.packs / workers) / micro_batch),
-        "row_tokens": (row_tokens := math.ceil(sizes.most_tokens / context)),
-        "row_supervised": min(sizes.most_supervised, row_tokens) if context > 1 else sizes.most_supervised,
+        "row_tokens": math.ceil(sizes.most_tokens / context),
+        "row_supervised": math.ceil(sizes.most_supervised / context),
         "row_image_tokens": sizes.most_image_tokens,
         "mean_image_tokens": sizes.mean_image_tokens,
         "mean_row_tokens": sizes.mean_tokens / context,

@@ -98,8 +98,11 @@ class MicroBatch:
     """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
     asked for in the place of every target, and no loss."""
     context: Context | None = None
-    """The ranks that divide its row, if any do: what is told of tokens and targets is told of this rank's, ``lengths``
-    and what is told of documents of the whole row."""
+    """The ranks that divide its row, if any do: what is told of tokens is told of this rank's, ``lengths`` and what is
+    told of documents of the whole row. They divide targets evenly, whoever has the tokens before them."""
+    moves: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Where ranks divide it: to each of them, how many hidden states at ``positions`` go, in order, and from each how
+    many come, whose ``targets`` are here."""
 
     @property
     def num_tokens(self) -> int:
@@ -203,12 +206,12 @@ class MicroBatch:
     def rounded(self, to: int) -> MicroBatch:
         """The same with multiples of ``to`` tokens and supervised positions: a last document that is no data fills up
         the row, and positions that weigh nothing are supervised besides."""
-        more, few = -self.num_tokens % to, -len(self.positions) % to
+        more, few = -self.num_tokens % to, -len(self.targets) % to
         return replace(
             self,
             input_ids=F.pad(self.input_ids, (0, more)),
             lengths=(*self.lengths, more) if more else self.lengths,
-            positions=F.pad(self.positions, (0, few)),
+            positions=self.positions if self.context else F.pad(self.positions, (0, few)),
             targets=F.pad(self.targets, (0, few)),
             weights=F.pad(self.weights, (0, few)),
             columns={name: F.pad(column, (0, few)) for name, column in self.columns.items()},
@@ -220,17 +223,23 @@ class MicroBatch:
 
     def divided(self, context: Context, round_to: int = 1) -> MicroBatch:
         """What one of the ranks that divide the row has of it: as many tokens as each other, a multiple of
-        ``round_to``, and the targets that are predicted from them, whoever has these."""
+        ``round_to``, and as many targets, but for one."""
         assert not (self.is_padded or self.shared or self.pairs or self.features or self.opening)
         whole = self.rounded(round_to * context.size)
-        own = context.slice_of(whole.num_tokens)
-        here = (self.positions >= own.start) & (self.positions < own.stop)
+        own, ranks, number = context.slice_of(whole.num_tokens), context.size, len(self.targets)
+        firsts = torch.tensor([number * rank // ranks for rank in range(ranks + 1)])
+        assert bool((self.positions.diff() >= 0).all()), "each rank takes targets in the order of the row"
+        holders = self.positions // (whole.num_tokens // ranks)
+        takers = torch.searchsorted(firsts[1:], torch.arange(number), right=True)
+        moves = (holders * ranks + takers).bincount(minlength=ranks**2).view(ranks, ranks)
+        here = slice(*firsts[context.rank : context.rank + 2].tolist())
         of_document = torch.arange(len(self.targets_of)).repeat_interleave(torch.tensor(self.targets_of).long())
         part = replace(
             self,
             input_ids=whole.input_ids[:, own],
             lengths=whole.lengths,
-            positions=self.positions[here] - own.start,
+            positions=self.positions[holders == context.rank] - own.start,
+            moves=(tuple(moves[context.rank].tolist()), tuple(moves[:, context.rank].tolist())),
             targets=self.targets[here],
             weights=self.weights[here],
             columns={name: column[here] for name, column in self.columns.items()},

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonnage.host.locked import sent
@@ -228,8 +229,12 @@ class LossModel(nn.Module):
 
     @staticmethod
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:
-        """Those at supervised positions, (supervised, hidden)."""
-        return states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
+        """Those at supervised positions, (supervised, hidden); of a row that ranks divide, of this rank's targets."""
+        picked = states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
+        if batch.context is None:
+            return picked
+        picked = batch.context.moved(picked, *batch.moves)
+        return F.pad(picked, (0, 0, 0, len(batch.targets) - len(picked)))
 
 
 class _Instead(torch.autograd.Function):
