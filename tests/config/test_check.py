@@ -31,6 +31,20 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["parallel.context=2", "objective=dpo"], "parallel.context is 2, and objective.kind is dpo: an answer is worth"),
+        (["parallel.context=2", "router_loss=0.01"], "parallel.context is 2, and router_loss is 0.01: it is taken over"),
+        (
+            ["parallel={context: 2, tensor: 2}", "launch.workers=6"],
+            "6 workers, parallel.tensor 2, parallel.context 2 and parallel.pipeline 1",
+        ),
+        (
+            ["parallel={context: 2, replicate: 3}", "launch.workers=8"],
+            "8 workers cannot form 3 equal groups",
+        ),
+        (
+            ["parallel.context=2", "launch.workers=8", "batch.sequences=3", "batch.tokens=null"],
+            "4 groups of 2 workers and only 3 pack(s) in a step",
+        ),
         (["data.pack=false", "batch.tokens=4096"], "batch.tokens is 4096 without packing"),
         (["data.train.0.weight=1e5"], "data.train.0.weight is 100000: an epoch would see each row of owner/rows so"),
         (["batch.tokens=1024"], "batch.tokens is 1024, less than a pack of 2048"),

@@ -160,7 +160,8 @@ def _other_numbers(at: Setting) -> str:
 
 
 def _unequal(at: Setting) -> str:
-    times = "" if at.together == 1 else f"times {at.together} "
+    alike = int(at.workers) // at.groups
+    times = "" if alike == 1 else f"times {alike} "
     return f"{at.groups} {times}workers cannot form {at.replicate} equal groups"
 
 
