@@ -121,7 +121,9 @@ def memory(lengths: list[int], numbers: list[int], precision: str) -> dict[str, 
                     Path(made), length, workers, threads=1, steps=1, precision=precision, nothing=nothing[workers]
                 )
                 rows.append(row)
-                told = f"{row['planned_bytes'] / 1e6:>8.0f} {row['measured_bytes'] / 1e6:>8.0f} MB {row['error']:>+7.1%}"
+                told = (
+                    f"{row['planned_bytes'] / 1e6:>8.0f} {row['measured_bytes'] / 1e6:>8.0f} MB {row['error']:>+7.1%}"
+                )
                 print(f"{length:>7} tokens on {workers}: {told}  {row['instant']}", flush=True)
     of_workers = {workers: [row for row in rows if row["workers"] == workers] for workers in numbers}
     slopes = {

@@ -31,8 +31,14 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.context=2", "objective=dpo"], "parallel.context is 2, and objective.kind is dpo: an answer is worth"),
-        (["parallel.context=2", "router_loss=0.01"], "parallel.context is 2, and router_loss is 0.01: it is taken over"),
+        (
+            ["parallel.context=2", "objective=dpo"],
+            "parallel.context is 2, and objective.kind is dpo: an answer is worth",
+        ),
+        (
+            ["parallel.context=2", "router_loss=0.01"],
+            "parallel.context is 2, and router_loss is 0.01: it is taken over",
+        ),
         (
             ["parallel={context: 2, tensor: 2}", "launch.workers=6"],
             "6 workers, parallel.tensor 2, parallel.context 2 and parallel.pipeline 1",

@@ -54,7 +54,11 @@ def _off(kind: Kind, context: Context) -> float:
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=chance).to(kind.dtype)
 
-    operands = [drawn(1, kind.heads, tokens, 8), drawn(1, kind.keys, tokens, 8), drawn(1, kind.keys, tokens, kind.of_values)]
+    operands = [
+        drawn(1, kind.heads, tokens, 8),
+        drawn(1, kind.keys, tokens, 8),
+        drawn(1, kind.keys, tokens, kind.of_values),
+    ]
     sinks = drawn(kind.heads) if kind.sinks else None
     upstream = drawn(1, tokens, kind.heads, kind.of_values)
     own = context.slice_of(tokens)
@@ -66,12 +70,12 @@ def _off(kind: Kind, context: Context) -> float:
     if sinks is not None:  # each rank has the gradient of its own heads
         dist.all_reduce(part[4])
         expected.append(whole[4])
-    return max(
-        float((one - other).abs().max() / other.abs().max()) for one, other in zip(part, expected, strict=True)
-    )
+    return max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(part, expected, strict=True))
 
 
-def _computed(operands: list[Tensor], sinks: Tensor | None, kind: Kind, row: PackedRow, upstream: Tensor) -> list[Tensor]:
+def _computed(
+    operands: list[Tensor], sinks: Tensor | None, kind: Kind, row: PackedRow, upstream: Tensor
+) -> list[Tensor]:
     leaves = [one.detach().clone().requires_grad_() for one in operands]
     beside = None if sinks is None else sinks.clone().requires_grad_()
     query, key, value = leaves

@@ -1,7 +1,7 @@
 """Rows whose tokens several ranks divide (``parallel.context``): the same numbers as one rank, in every layout.
 
-Losses and gradient norms are held against one worker's over five steps, of documents of many lengths in a pack and of one
-that fills its pack, for a family with grouped queries and one with a window and capped scores.
+Losses and gradient norms are held against one worker's over five steps, of documents of many lengths in a pack, of one
+that fills its pack and of such with few targets, for grouped queries, and for a window and capped scores.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def test_workers_hold_their_part_of_a_row() -> None:
     assert halves.states == whole.states
     forward = "forward of the last block"
     of_whole, of_halves = (
-        next(one for one in made.choice.instants if one.name == forward).bytes["activations"] for made in (whole, halves)
+        next(one for one in made.choice.instants if one.name == forward).bytes["activations"]
+        for made in (whole, halves)
     )
     kept = 3 * 2 * 4 * 16 * halves.layout.row_tokens  # what attention gave, of three blocks, in bf16
     assert of_halves == pytest.approx(of_whole / 2 + kept)

@@ -29,7 +29,17 @@ def row(lengths: list[int]) -> MicroBatch:
     none = np.full(len(lengths), -1, np.int16)
     carried = {"worth": np.arange(len(lengths)) + 0.5}
     return MicroBatch.of(
-        [Pack(np.arange(total, dtype=np.int32), weights, np.array(lengths), np.arange(len(lengths)) + 7, none, none * 0, carried=carried)]
+        [
+            Pack(
+                np.arange(total, dtype=np.int32),
+                weights,
+                np.array(lengths),
+                np.arange(len(lengths)) + 7,
+                none,
+                none * 0,
+                carried=carried,
+            )
+        ]
     )
 
 

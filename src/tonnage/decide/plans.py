@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
@@ -397,10 +397,9 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     for part in parts.values():
         for mode in isolation.inexact_recompute:
             part.blocks.pop(mode, None)
-    if undivided:
-        parts = {degree: replace(part, heads=()) for degree, part in parts.items()}
-    if drops or not isolation.shares_prefixes:
-        parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
+    lacking: dict[str, Any] = {"heads": ()} if undivided else {}
+    lacking |= {"shares_prefixes": False} if drops or not isolation.shares_prefixes else {}
+    parts = {degree: replace(part, **lacking) for degree, part in parts.items()}
     if objective.compares:
         parts = {
             degree: replace(part, outside=part.outside and part.outside.scoring_first())

@@ -168,8 +168,8 @@ def packing_arguments(
     """Keyword arguments of the model's forward that describe one packed row.
 
     ``lengths``: tokens of each part of the row (``PackedRow``); their sum is the length of the row. ``position_ids``
-    has shape (1, tokens) and restarts at zero in each document; of a row that the ranks of a ``context`` divide, those of
-    this rank's tokens.
+    has shape (1, tokens) and restarts at zero in each document; of a row that the ranks of a ``context`` divide,
+    those of this rank's tokens.
     """
     row = _row_on(device, lengths, shared)
     row.context, positions = context, row.positions()

@@ -1,15 +1,16 @@
 """Rows whose tokens several ranks divide (context parallelism), and what their attention exchanges.
 
 Each rank has a slice of every row, all of the same length, and computes all that a token needs by itself there. Only
-attention needs other tokens: ranks exchange, so that each has all tokens of a part of the heads, computes these as ever,
-and they exchange back (Ulysses; Jacobs et al. 2023, arXiv:2309.14509):
+attention needs other tokens: ranks exchange, so that each has all tokens of a part of the heads and computes these as
+ever, and they exchange back (Ulysses; Jacobs et al. 2023, arXiv:2309.14509):
 
     projections          attention             projection
     all heads,    ──>    some heads,    ──>    all heads,
     some tokens          all tokens            some tokens
 
-So documents, windows, caps and sinks are what they are on one rank, and every rank has as much to do. Keys and values of
-fewer heads than there are ranks go to several of these.
+So documents, windows, caps and sinks are what they are on one rank, and every rank has as much to do. Keys and values
+of fewer heads than there are ranks go to several of these. The hidden states from which targets are predicted go to
+ranks in equal shares, for the loss.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor
 
 Attend = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
-"""Attention of whole rows, of which a rank has some heads: (1, heads, tokens, head_dim) in, (1, tokens, heads, size) out.
-The slice says which of the heads of queries they are."""
+"""Attention of whole rows, of which a rank has some heads: (1, heads, tokens, head_dim) in, (1, tokens, heads, size)
+out. The slice says which of the heads of queries they are."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ Ranks of one ``pipeline`` coordinate hold one stage of the model. Packs are deal
 states are sharded along the second, and held again along the first. Along ``tensor`` ranks compute the same packs with
 parts of each matrix. An axis of size one applies nothing.
 
-Ranks that divide rows (``Context``) are neighbours along ``replicate`` and ``shard``, as if they were one axis: they take
-the same packs, a slice of each row, and share states as any others do there.
+Ranks that divide rows (``Context``) are neighbours along ``replicate`` and ``shard``, as if they were one axis: they
+take the same packs, a slice of each row, and share states as any others do there.
 """
 
 
@@ -120,9 +120,8 @@ def join_world(
     """Join the ranks that the environment names; leave them at the end.
 
     ``device_type`` is what the plan is for; None takes a GPU where there is one. ``replicate``, ``tensor`` and
-    ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``context`` ranks divide the rows of each pack.
-    ``store`` is one that the ranks share
-    already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
+    ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``context`` ranks divide each row.
+    ``store`` is one that the ranks share already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
 
     Raises ``UserError`` where the plan is for GPUs, and this rank has none.
     """

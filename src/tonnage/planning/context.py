@@ -1,9 +1,9 @@
 """What it costs to divide the tokens of rows among workers (``parallel.context``), beside a part of all else.
 
-Attention exchanges heads (``model.context``): each worker sends its tokens' queries, keys and values, and gets back what
-its heads made of all tokens. What attention keeps for its backward pass is what was received, of which there is as much
-as it had itself; only what the output projection keeps is not the same tensor any more, and keys and values of fewer
-heads than workers are there more than once.
+Attention exchanges heads (``model.context``): each worker sends its tokens' queries, keys and values, and gets back
+what heads made of all tokens. What attention keeps for its backward pass is what was received, as much as it had
+itself; only what the output projection keeps is another tensor then, and keys and values of fewer heads than workers
+are there more than once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def in_slices(layout: Layout, model: ModelProfile) -> ModelProfile:
 
 @lru_cache(64)
 def _holding(cost: BlockCost, recompute: str, per_token: float) -> BlockCost:
-    """A block that holds so much more for each token from attention's forward to its backward pass: one that is computed
-    again, only then."""
+    """A block that holds so much more for each token from attention's forward to its backward pass: one that is
+    computed again, only then."""
 
     def raised(line: Line) -> Line:
         return Line(line.fixed, line.per_token + per_token)

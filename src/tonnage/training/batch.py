@@ -224,7 +224,8 @@ class MicroBatch:
     def divided(self, context: Context, round_to: int = 1) -> MicroBatch:
         """What one of the ranks that divide the row has of it: as many tokens as each other, a multiple of
         ``round_to``, and as many targets, but for one."""
-        assert not (self.is_padded or self.shared or self.pairs or self.features or self.opening)
+        lies_whole = self.is_padded or self.shared or self.pairs or self.features or self.opening
+        assert not lies_whole, "a plan divides rows of plain documents"
         whole = self.rounded(round_to * context.size)
         own, ranks, number = context.slice_of(whole.num_tokens), context.size, len(self.targets)
         firsts = torch.tensor([number * rank // ranks for rank in range(ranks + 1)])
@@ -232,7 +233,7 @@ class MicroBatch:
         holders = self.positions // (whole.num_tokens // ranks)
         takers = torch.searchsorted(firsts[1:], torch.arange(number), right=True)
         moves = (holders * ranks + takers).bincount(minlength=ranks**2).view(ranks, ranks)
-        here = slice(*firsts[context.rank : context.rank + 2].tolist())
+        mine = slice(*firsts[context.rank : context.rank + 2].tolist())
         of_document = torch.arange(len(self.targets_of)).repeat_interleave(torch.tensor(self.targets_of).long())
         part = replace(
             self,
@@ -240,12 +241,12 @@ class MicroBatch:
             lengths=whole.lengths,
             positions=self.positions[holders == context.rank] - own.start,
             moves=(tuple(moves[context.rank].tolist()), tuple(moves[:, context.rank].tolist())),
-            targets=self.targets[here],
-            weights=self.weights[here],
-            columns={name: column[here] for name, column in self.columns.items()},
-            teacher_tokens=None if self.teacher_tokens is None else self.teacher_tokens[here],
-            teacher_logprobs=None if self.teacher_logprobs is None else self.teacher_logprobs[here],
-            targets_of=tuple(of_document[here].bincount(minlength=len(self.targets_of)).tolist()),
+            targets=self.targets[mine],
+            weights=self.weights[mine],
+            columns={name: column[mine] for name, column in self.columns.items()},
+            teacher_tokens=None if self.teacher_tokens is None else self.teacher_tokens[mine],
+            teacher_logprobs=None if self.teacher_logprobs is None else self.teacher_logprobs[mine],
+            targets_of=tuple(of_document[mine].bincount(minlength=len(self.targets_of)).tolist()),
             ends=(),
             context=context,
         )

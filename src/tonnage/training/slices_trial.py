@@ -1,8 +1,8 @@
 """Whether tokens of a row may be computed apart, but for attention: a tiny model is asked, as in ``isolation``.
 
-It computes a row as a whole, and what its attention was given and gave is kept. Then it computes each half of the row by
-itself, where attention gives what it gave these tokens before. If the halves are what the whole was, and attention was
-given the same, nothing else connects tokens, and workers may have a slice each (``model.context``).
+It computes a row as a whole, and what goes into its attention and comes out is kept. Then it computes each half of the
+row by itself, where attention gives what it gave these tokens before. If the halves are what the whole was, in and out
+of attention, nothing else connects tokens, and workers may have a slice each (``model.context``).
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ class _Half(Context):
     """By how much that of each layer is."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, whole: Attend) -> Tensor:
-        *given, output = self.kept[len(self.off)]
+        *operands, output = self.kept[len(self.off)]
         own = self.slice_of(output.shape[2])
-        self.off.append(max(_off(one, of_all, own) for one, of_all in zip((query, key, value), given, strict=True)))
+        self.off.append(
+            max(_off(half, of_all, own) for half, of_all in zip((query, key, value), operands, strict=True))
+        )
         return output[:, :, own].transpose(1, 2)
 
 

@@ -212,7 +212,6 @@ def _weigh(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
-    frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
         model_type=config.model_type,
@@ -233,7 +232,7 @@ def _weigh(
         chunk=traced.chunk,
         attention=conditions.attention,
         attending_blocks=len(traced.heads) if conditions.document_tokens else None,
-        frozen=frozen,
+        frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains),
         largest_matrix=largest_matrix,
         adapted_matrices=counts,
         adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
@@ -250,7 +249,7 @@ def _weigh(
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
-        heads=tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in traced.rows)))),
+        heads=traced.kinds_of_heads,
     )
 
 
@@ -380,6 +379,11 @@ class _Traced:
     """Of each block that has attention: how many of queries, and their size."""
     chunk: int = 1
     """Tokens of the largest chunk of any block."""
+
+    @property
+    def kinds_of_heads(self) -> tuple[Heads, ...]:
+        """Of all attention to rows of packed documents."""
+        return tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in self.rows))))
 
 
 def _trace(
