@@ -1,8 +1,8 @@
 """What workers that divide the tokens of a row save in memory, and cost in time (``parallel.context``).
 
-    python benchmarks/context.py memory [--lengths 8192 16384 32768] [--workers 1 2 4] [--precision bf16]
+    python -m benchmarks.context memory [--lengths 8192 16384 32768] [--workers 1 2 4] [--precision bf16]
                                        [--output FILE]
-    python benchmarks/context.py speed [--length 8192] [--turns 3] [--precision bf16] [--output FILE]
+    python -m benchmarks.context speed [--length 8192] [--turns 3] [--precision bf16] [--output FILE]
 
 The model has the shape of pythia-70m with grouped queries, random weights; every row is one document that fills its
 pack. ``memory``: the kernel's high-water mark of the worst worker while it trained, less that of a model that weighs
@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plan_truth import given_back, measure_nothing, measured
+from benchmarks.plan_truth import given_back, measure_nothing, measured
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
@@ -70,7 +70,7 @@ def trained(
     folder: Path, length: int, workers: int, *, threads: int, steps: int, precision: str, nothing: int = 0
 ) -> dict[str, Any]:
     """Plan and train documents of a length on so many workers, which divide each."""
-    config = {
+    config: dict[str, Any] = {
         "model": str(folder / "model"),
         "init": "random",
         "precision": precision,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,16 +79,10 @@ def test_positions_and_masks_of_dropout_are_those_of_documents() -> None:
     alike = [packing_arguments(one.lengths, torch.device("cpu"), (), one.context) for one in slices]
     positions = packing_arguments(whole.lengths, torch.device("cpu"))["position_ids"]
     assert torch.cat([one["position_ids"] for one in alike], dim=1).equal(positions)
-    drawn = [MicroBatch.keys(_drawn(one)) for one in slices]
+    drawn = [replace(one, draw=5).keys() for one in slices]
     assert all(keys is not None for keys in drawn)
     expected = token_keys(5, np.repeat([7, 8, 9], whole.lengths), np.concatenate([np.arange(n) for n in whole.lengths]))
     assert torch.cat([keys for keys in drawn if keys is not None]).equal(expected)
-
-
-def _drawn(batch: MicroBatch) -> MicroBatch:
-    from dataclasses import replace
-
-    return replace(batch, draw=5)
 
 
 def test_a_blank_is_one_for_each() -> None:
@@ -98,7 +93,7 @@ def test_a_blank_is_one_for_each() -> None:
 
 def loss_model(**changes: Any) -> LossModel:
     shape: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
     config = LlamaConfig(**shape, **heads, **changes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=register())
@@ -120,7 +115,7 @@ def test_a_token_that_sees_the_one_before_it_is_noticed() -> None:
     def shift(module: nn.Module, _: Any, output: Tensor) -> Tensor:
         return output + 0.5 * output.roll(1, dims=1)
 
-    model.anatomy.blocks[1].mlp.register_forward_hook(shift)
+    model.anatomy.blocks[1].get_submodule("mlp").register_forward_hook(shift)
     assert "what leaves the last block is off by" in why_undivided(model, packed_rows(documents()))
     other = loss_model()
     other.anatomy.embedding.register_forward_hook(shift)
