@@ -19,6 +19,7 @@ from forked import train
 from tiny import alpaca_rows, write_model, write_rows
 from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import read_samples
 
 STEPS, SAVED = 5, 2
 SHAPE: dict[str, Any] = {
@@ -155,3 +156,33 @@ def test_a_run_goes_on_with_another_number_of_ranks(folder: Path) -> None:
     train((1, [whole]), (2, [halves]), (4, others), (1, [alone]))
     for run in (*others, alone):
         assert_same(run, metrics(whole), after=SAVED)
+
+
+def numbers_of(record: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """All numbers of a record, and of those in it, by name."""
+    flat: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            flat |= numbers_of(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not name.endswith("seconds"):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+@pytest.mark.matrix
+def test_evaluations_and_answers_are_those_of_one_rank(folder: Path) -> None:
+    """Intervals too: they follow from sums over whole documents."""
+    keys: dict[str, Any] = {
+        "data": {"validation": 0.2},
+        "evaluate": {"every": 2, "prompts": 5, "max_new_tokens": 6},
+    }
+    alone, *others = (run_of(decided(folder, size, size, name="judged", **keys)) for size in (1, 2, 4))
+    train((1, [alone]), *((int(run.path.name.split("-")[2]), [run]) for run in others))
+    expected = [one for one in alone.read_metrics() if "eval_loss" in one]
+    assert len(expected) >= 2
+    for run in others:
+        evaluated = [one for one in run.read_metrics() if "eval_loss" in one]
+        assert len(evaluated) == len(expected)
+        for ours, one in zip(evaluated, expected, strict=True):
+            assert numbers_of(ours) == pytest.approx(numbers_of(one), rel=1e-4), run.path.name
+        assert [one.answer for one in read_samples(run)] == [one.answer for one in read_samples(alone)]
