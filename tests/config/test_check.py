@@ -31,6 +31,26 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (
+            ["parallel.context=2", "objective=dpo"],
+            "parallel.context is 2, and objective.kind is dpo: an answer is worth",
+        ),
+        (
+            ["parallel.context=2", "router_loss=0.01"],
+            "parallel.context is 2, and router_loss is 0.01: it is taken over",
+        ),
+        (
+            ["parallel={context: 2, tensor: 2}", "launch.workers=6"],
+            "6 workers, parallel.tensor 2, parallel.context 2 and parallel.pipeline 1",
+        ),
+        (
+            ["parallel={context: 2, replicate: 3}", "launch.workers=8"],
+            "8 workers cannot form 3 equal groups",
+        ),
+        (
+            ["parallel.context=2", "launch.workers=8", "batch.sequences=3", "batch.tokens=null"],
+            "4 groups of 2 workers and only 3 pack(s) in a step",
+        ),
         (["data.pack=false", "batch.tokens=4096"], "batch.tokens is 4096 without packing"),
         (["data.overlap=8"], "data.overlap is 8, and data.over_length is error: no document is split"),
         (["data.over_length=drop", "data.split_at=turns"], "data.split_at is turns, and data.over_length is drop"),

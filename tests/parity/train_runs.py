@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tonnage.checkpoint.save import Saver
 from tonnage.config import Config, read_config
-from tonnage.parallel.world import World, device_mesh, join_world
+from tonnage.parallel.world import World, context_of, device_mesh, join_world
 from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
@@ -29,7 +29,8 @@ def read(run: RunDirectory) -> tuple[Config, Plan]:
 
 def on_mesh_of(world: World, layout: Layout) -> World:
     mesh = device_mesh(world.device, world.size, layout.replicate, tensor=layout.tensor, pipeline=layout.pipeline)
-    return replace(world, mesh=mesh)
+    context = context_of(mesh, layout.context) if layout.context > 1 else None
+    return replace(world, mesh=mesh, context=context)
 
 
 def main(paths: list[str], join: Callable[[], AbstractContextManager[World]] = join_world) -> None:

@@ -94,6 +94,7 @@ def tried(loss: Loss, decision: Decision) -> LossNote:
     if config.objective.kind != "supervised":
         observed = f"a loss of one's own, and objective.kind {config.objective.kind}"
         raise user_error(observed, "one of them", "leave objective out, or loss", "loss")
+    OwnLoss.check_documents(decision.plan.layout.context)
     own, note = OwnLoss.of(loss, config.data.carry), note_of(loss)
     order = (rows.pack_at(position, config.seed) for position in range(rows.num_packs))
     check_sum(own, rows_of(rows, order))

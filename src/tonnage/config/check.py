@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tonnage.config.check_adapter import check_adapter
+from tonnage.config.check_context import check_context
 from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
@@ -29,6 +30,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _shortest(config.data)
     yield from _batch(config)
     yield from broken(RULES, Setting.of(config))
+    yield from check_context(config)
     yield from check_adapter(config)
     yield from _rounding(config)
     yield from check_objective(config)
@@ -148,7 +150,7 @@ def _batch(config: Config) -> Iterator[Contradiction]:
         return
     if config.launch.workers == "auto":
         return
-    packs, workers, together = config.packs_per_step, config.data_workers, config.parallel.together
+    packs, workers, together = config.packs_per_step, config.pack_groups, config.parallel.together
     if packs < workers and not config.parallel.is_open:
         yield Contradiction(
             ("launch.workers", "batch.tokens", "batch.sequences"),

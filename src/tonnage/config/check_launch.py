@@ -171,7 +171,7 @@ def _sizes(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
             f"set launch.address, or launch.workers to {most}",
         )
     elif least < most:
-        for axis in ("replicate", "tensor", "pipeline"):
+        for axis in ("replicate", "tensor", "context", "pipeline"):
             if (number := getattr(parallel, axis)) != 1:
                 yield Contradiction(
                     (*keys, f"parallel.{axis}"),

@@ -57,6 +57,7 @@ OURS: dict[str, str] = {
         "memory.parameter_tier": "offload_param",
         "memory.micro_batch": "micro_batch_size train_micro_batch_size_per_gpu",
         "parallel.tensor": "tensor_parallel_size tensor_model_parallel_size tp_size tp_degree tp",
+        "parallel.context": "context_parallel_size context_parallel_degree cp_size sequence_parallel_size ulysses_size",
         "parallel.pipeline": "pipeline_parallel_size pipeline_model_parallel_size pp_size pp_degree pp",
         "launch.workers": "num_processes nproc_per_node num_gpus world_size devices n_gpu",
         "launch.nodes": "num_machines num_nodes nnodes",

@@ -7,6 +7,7 @@ whatever open values come to be. Thus the same rule refuses a config, in its own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,11 +36,12 @@ class Setting(NamedTuple):
     """Bytes of a machine's disks that may be used."""
     replicate: int
     tensor: int | str
+    context: int | str
     pipeline: int | str
     schedule: str
     workers: int | str
     groups: int
-    """Workers, or groups of them, that take packs of their own; 1 while nobody has counted."""
+    """Workers, or groups of them, that have tokens of their own; 1 while nobody has counted."""
     compile: str
     precision: str
     adapter: str
@@ -74,7 +76,8 @@ class Setting(NamedTuple):
     @property
     def together(self) -> int:
         """Workers that train the same packs, as far as that is said."""
-        return int(self.tensor if self.tensor != "auto" else 1) * int(self.pipeline if self.pipeline != "auto" else 1)
+        axes = (self.tensor, self.context, self.pipeline)
+        return math.prod(int(size) for size in axes if size != "auto")
 
     @property
     def divides(self) -> bool:
@@ -87,6 +90,11 @@ class Setting(NamedTuple):
         return self.tiles not in ("auto", 1)
 
     @property
+    def divides_rows(self) -> bool:
+        """Whether workers divide the tokens of rows, whatever is open."""
+        return self.context not in ("auto", 1)
+
+    @property
     def staged(self) -> bool:
         """Whether there is a pipeline, whatever is open."""
         return self.pipeline not in ("auto", 1)
@@ -97,7 +105,7 @@ class Setting(NamedTuple):
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
         values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:10]}
-        values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "pipeline", "schedule")}
+        values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "context", "pipeline", "schedule")}
         return Setting(
             **values,
             disk=memory.budget.disk,
@@ -152,7 +160,8 @@ def _other_numbers(at: Setting) -> str:
 
 
 def _unequal(at: Setting) -> str:
-    times = "" if at.together == 1 else f"times {at.together} "
+    alike = int(at.workers) // at.groups
+    times = "" if alike == 1 else f"times {alike} "
     return f"{at.groups} {times}workers cannot form {at.replicate} equal groups"
 
 
@@ -241,9 +250,18 @@ def _not_in_fp8(key: str, is_so: Callable[[Setting], bool], shown: str, why: str
 
 IN_FRONT: tuple[Rule, ...] = (
     Rule(
-        ("parallel.tensor", "parallel.pipeline", "launch.workers"),
+        lambda at: (
+            "parallel.tensor",
+            *(["parallel.context"] if at.divides_rows else []),
+            "parallel.pipeline",
+            "launch.workers",
+        ),
         lambda at: not at.divides,
-        "{at.workers} workers, parallel.tensor {at.tensor} and parallel.pipeline {at.pipeline}",
+        lambda at: (
+            f"{at.workers} workers, parallel.tensor {at.tensor}"
+            + (f", parallel.context {at.context}" if at.divides_rows else "")
+            + f" and parallel.pipeline {at.pipeline}"
+        ),
         "a multiple of {at.together} workers",
         _other_numbers,
     ),

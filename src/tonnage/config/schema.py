@@ -675,6 +675,8 @@ class Parallel(Section):
     """Groups of workers that each hold everything once; states are sharded inside a group (hybrid sharding)."""
     tensor: Workers | Literal["auto"] = 1
     """Neighbouring workers that compute every block together, each with a part of its heads and columns."""
+    context: Workers | Literal["auto"] = 1
+    """Neighbouring workers that divide the tokens of each row of packs; for attention they exchange heads."""
     pipeline: Workers | Literal["auto"] = 1
     """Workers that divide successive blocks among themselves, each with one or more stages of the model."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
@@ -685,12 +687,17 @@ class Parallel(Section):
     @property
     def together(self) -> int:
         """Workers that train the same packs; fewest of them, where the planner chooses."""
+        return self.alike * (1 if self.context == "auto" else self.context)
+
+    @property
+    def alike(self) -> int:
+        """Those of them that have the same tokens."""
         return (1 if self.tensor == "auto" else self.tensor) * (1 if self.pipeline == "auto" else self.pipeline)
 
     @property
     def is_open(self) -> bool:
         """Whether the planner chooses how many workers train the same packs."""
-        return "auto" in (self.tensor, self.pipeline)
+        return "auto" in (self.tensor, self.context, self.pipeline)
 
 
 class Launch(Section):
@@ -1027,8 +1034,13 @@ class Config(Section):
 
     @property
     def data_workers(self) -> int:
-        """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes.
-        Most of them, where the planner chooses."""
+        """Workers, or groups of them, that have tokens of their own, and may share states: all but those of the tensor
+        and pipeline axes. Most of them, where the planner chooses."""
+        return max(1, self.launch.num_workers // self.parallel.alike)
+
+    @property
+    def pack_groups(self) -> int:
+        """Workers, or groups of them, that take packs of their own. Most of them, where the planner chooses."""
         return max(1, self.launch.num_workers // self.parallel.together)
 
     @property

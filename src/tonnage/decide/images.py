@@ -59,7 +59,7 @@ def as_seen(config: Config, prepared: Prepared, *, sees: bool) -> Config:
     """The config with what its rows' images leave no choice of written out."""
     if not has_images(prepared):
         return config
-    axes: dict[str, Any] = {"tensor": 1} if config.parallel.tensor == "auto" else {}
+    axes: dict[str, Any] = {key: 1 for key in ("tensor", "context") if getattr(config.parallel, key) == "auto"}
     if not sees:
         return config.model_copy(update={"parallel": config.parallel.model_copy(update=axes)})
     axes |= {"pipeline": 1} if config.parallel.pipeline == "auto" else {}
@@ -121,6 +121,13 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
     _check_looking(config, model, prepared)
     if not has_images(prepared):
         return
+    if config.parallel.context not in ("auto", 1):
+        raise user_error(
+            where="parallel.context",
+            found=f"{config.parallel.context}, and rows with images",
+            needed="rows of text, so far, where workers divide their tokens",
+            change="parallel.context=1",
+        )
     recipe = images_taken(config, model)
     assert recipe is not None, "no row has images otherwise"
     trial = check_sight(

@@ -186,7 +186,7 @@ def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
 
     def passes(index: int) -> int:
         at, _ = resolved(values.at(config, index), None)
-        return math.ceil(at.packs_per_step / config.data_workers)
+        return math.ceil(at.packs_per_step / config.pack_groups)
 
     single = next((index for index in range(1, number + 1) if passes(index) == 1), number)
     return replace(values, falls=(single, number))
@@ -197,8 +197,8 @@ def _weighed_anew(question: PlanQuestion, config: Config, anyway: bool) -> Plan:
 
 
 def _micro_batches(packs_per_step: int, config: Config) -> _Values:
-    number = math.ceil(packs_per_step / config.data_workers)
-    whose = "the packs of a step" + (" that a worker takes" if config.data_workers > 1 else "")
+    number = math.ceil(packs_per_step / config.pack_groups)
+    whose = "the packs of a step" + (" that a worker takes" if config.pack_groups > 1 else "")
     # Of the last value, gradients wait for no sum of several passes.
     return _Values("memory.micro_batch", 1, number, whose, falls=(number,))
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
@@ -374,6 +374,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         cache=cache,
     )
     _check_recompute(config, model_config, isolation)
+    undivided = _why_undivided(config, model_config, isolation)
     conditions = Conditions(
         config.dtype,
         subject.document_tokens,
@@ -403,8 +404,9 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     for part in parts.values():
         for mode in isolation.inexact_recompute:
             part.blocks.pop(mode, None)
-    if drops or not isolation.shares_prefixes:
-        parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
+    lacking: dict[str, Any] = {"heads": ()} if undivided else {}
+    lacking |= {"shares_prefixes": False} if drops or not isolation.shares_prefixes else {}
+    parts = {degree: replace(part, **lacking) for degree, part in parts.items()}
     if objective.scores_first:
         parts = {
             degree: replace(part, outside=part.outside and part.outside.scoring_first())
@@ -506,6 +508,38 @@ def _check_recompute(config: Config, model_config: PreTrainedConfig, isolation: 
     for mode in RECOMPUTES:
         if mode == asked and mode in isolation.inexact_recompute:
             raise UserError(inexact_recompute("memory.recompute", mode, model_config, isolation))
+
+
+def _why_undivided(config: Config, model_config: PreTrainedConfig, isolation: Isolation) -> str:
+    """Why workers cannot divide the tokens of rows of a model; empty if they can. Raises ``UserError`` where the config
+    says that they do."""
+    import torch
+
+    from tonnage.model.build import on_meta
+    from tonnage.training.routing import weight_of_router_loss
+
+    context = config.parallel.context
+    if context == 1:
+        return ""
+    if isolation.why_undivided and context != "auto":
+        raise UserError(
+            Problem(
+                where="parallel.context",
+                found=f"{context}, and a {model_config.model_type} model, whose tokens other things than attention "
+                f"connect, in a tiny model of it ({isolation.why_undivided})",
+                needed="tokens that only attention connects: of other workers' tokens it alone knows",
+                change="parallel.context=1",
+            )
+        )
+    if not isolation.why_undivided:
+        model = on_meta(copy.deepcopy(model_config), torch.float32)
+        try:
+            weight_of_router_loss(config.router_loss, model, context=2 if context == "auto" else context)
+        except UserError as error:
+            if context != "auto":
+                raise
+            return error.problems[0].found
+    return isolation.why_undivided
 
 
 def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Config], Plan]) -> None:

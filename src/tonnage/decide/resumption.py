@@ -105,7 +105,7 @@ def decide_resumption(
     if not allow_changes and (refused := [change for change in changes if not change.is_free]):
         raise UserError(*map(_another_run, refused))
     layout = Plan.read(run.plan).layout
-    sizes = config.parallel.model_dump(include={"tensor", "pipeline"})
+    sizes = config.parallel.model_dump(include={"tensor", "context", "pipeline"})
     same_axes = all(size in ("auto", getattr(layout, axis)) for axis, size in sizes.items())
     decision = decide_on(config, progress, force=force, before=layout if same_axes else None)
     base = state.get("base", "")

@@ -51,6 +51,7 @@ from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
 from tonnage.model import flash
 from tonnage.model.cached import Cached, Scores, attend
+from tonnage.model.context import Context
 
 NAME = "tonnage_packed"
 QUERIES = 256
@@ -129,6 +130,8 @@ class PackedRow:
         """Where keys and values are kept, if documents go on from what was computed before."""
         self.ahead: Ahead | None = None
         """Which tokens see some that come after them, if any do."""
+        self.context: Context | None = None
+        """The ranks that divide its tokens, if any do."""
         ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
@@ -142,6 +145,9 @@ class PackedRow:
         on from itself, -1 for none."""
         self.arrived = False
         """Whether any attention was told of the row."""
+        self.heads: set[tuple[int, int, int, int]] = set()
+        """Of the kinds of attention that were told of it: how many there are of queries, how many of keys and values,
+        the size of the first and that of values."""
         self.can_share = True
         """Whether attention so far could have let documents share prefixes."""
 
@@ -156,14 +162,20 @@ class PackedRow:
         return torch.cat([torch.arange(before, before + length) for before, length in parts])
 
 
-def packing_arguments(lengths: Sequence[int], device: torch.device, shared: Sequence[Shared] = ()) -> dict[str, Any]:
+def packing_arguments(
+    lengths: Sequence[int], device: torch.device, shared: Sequence[Shared] = (), context: Context | None = None
+) -> dict[str, Any]:
     """Keyword arguments of the model's forward that describe one packed row.
 
     ``lengths``: tokens of each part of the row (``PackedRow``); their sum is the length of the row. ``position_ids``
-    has shape (1, tokens) and restarts at zero in each document.
+    has shape (1, tokens) and restarts at zero in each document; of a row that the ranks of a ``context`` divide,
+    those of this rank's tokens.
     """
     row = _row_on(device, lengths, shared)
-    return {"position_ids": sent(row.positions().unsqueeze(0), device), "row": row}
+    row.context, positions = context, row.positions()
+    if context is not None:
+        positions = positions[context.slice_of(len(positions))]
+    return {"position_ids": sent(positions.unsqueeze(0), device), "row": row}
 
 
 def _row_on(device: torch.device, lengths: Sequence[int], shared: Sequence[Shared] = ()) -> PackedRow:
@@ -258,12 +270,15 @@ def packed_attention(
         return _in_rows(query, key, value, row, scores), None
     if row is not None and row.cached is not None:
         return _going_on(id(module), query, key, value, row, row.cached, scores), None
+    if row is not None and row.context is not None:
+        return row.context.attend(query, key, value, partial(_of_some_heads, row, scores)), None
     return _in_one_row(query, key, value, row or PackedRow((query.shape[2],)), scores), None
 
 
 def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scores: Scores) -> Tensor:
     """Attention of documents that lie in one row."""
     row.arrived = True
+    row.heads.add((query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     on_cpu = query.device.type == "cpu"
     sees_all = scores.window is None or row.longest <= scores.window
     images = (None,) * len(row.lengths) if row.ahead is None else row.ahead.in_layer(scores.window)
@@ -288,6 +303,12 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     parts = zip(*split, images, strict=True)
     outputs = [_one_document(q, k, v, scores, of_part, on_gpu=on_gpu) for q, k, v, of_part in parts]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
+
+
+def _of_some_heads(row: PackedRow, scores: Scores, query: Tensor, key: Tensor, value: Tensor, heads: slice) -> Tensor:
+    """``_in_one_row`` of some of the heads of queries, and of the keys and values that go with them."""
+    sinks = None if scores.sinks is None else scores.sinks[heads]
+    return _in_one_row(query, key, value, row, replace(scores, sinks=sinks))
 
 
 def _in_rows(query: Tensor, key: Tensor, value: Tensor, row: PackedRow | None, scores: Scores) -> Tensor:

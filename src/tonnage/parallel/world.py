@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from tonnage.errors import user_error
+from tonnage.model.context import Context
 
 TEXT_BYTES = 4096
 AXES = ("pipeline", "replicate", "shard", "tensor")
@@ -30,6 +31,9 @@ AXES = ("pipeline", "replicate", "shard", "tensor")
 Ranks of one ``pipeline`` coordinate hold one stage of the model. Packs are dealt along ``replicate`` and ``shard``:
 states are sharded along the second, and held again along the first. Along ``tensor`` ranks compute the same packs with
 parts of each matrix. An axis of size one applies nothing.
+
+Ranks that divide rows (``Context``) are neighbours along ``replicate`` and ``shard``, as if they were one axis: they
+take the same packs, a slice of each row, and share states as any others do there.
 """
 
 
@@ -45,6 +49,8 @@ class World:
     """Its axes are ``AXES``."""
     hosts: dist.ProcessGroup | None = None
     """All ranks, as a group that exchanges numbers without a device; None where the default group does so."""
+    context: Context | None = None
+    """Those that divide the rows of this one, if any do."""
 
     @property
     def replicas(self) -> int:
@@ -53,23 +59,23 @@ class World:
 
     @property
     def data_size(self) -> int:
-        """How many ranks, or groups of ranks, take packs of their own: replicate x shard."""
+        """How many ranks, or groups of ranks, have tokens of their own: replicate x shard."""
         return self.mesh["replicate"].size() * self.mesh["shard"].size()
 
     @property
     def data_rank(self) -> int:
-        """Which of them this rank belongs to. Ranks that differ in tensor or pipeline alone have the same packs."""
+        """Which of them this rank belongs to. Ranks that differ in tensor or pipeline alone have the same tokens."""
         return self.mesh.get_local_rank("replicate") * self.mesh["shard"].size() + self.mesh.get_local_rank("shard")
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank reports for those that have the same packs: it is the first of the last stage, which has
+        """Whether this rank reports for those that have the same tokens: it is the first of the last stage, which has
         the loss."""
         is_last = self.mesh.get_local_rank("pipeline") == self.mesh["pipeline"].size() - 1
         return is_last and self.mesh.get_local_rank("tensor") == 0
 
     def once(self, *values: float) -> tuple[float, ...]:
-        """Numbers that belong to packs, as terms of a ``sum`` that counts them once: 0 on ranks that do not speak."""
+        """Numbers that belong to tokens, as terms of a ``sum`` that counts them once: 0 on ranks that do not speak."""
         return values if self.speaks else (0.0,) * len(values)
 
     def sum(self, *values: float) -> tuple[float, ...]:
@@ -108,13 +114,14 @@ def join_world(
     *,
     tensor: int = 1,
     pipeline: int = 1,
+    context: int = 1,
     device_type: Literal["cpu", "cuda"] | None = None,
 ) -> Iterator[World]:
     """Join the ranks that the environment names; leave them at the end.
 
     ``device_type`` is what the plan is for; None takes a GPU where there is one. ``replicate``, ``tensor`` and
-    ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``store`` is one that the ranks share
-    already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
+    ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``context`` ranks divide each row.
+    ``store`` is one that the ranks share already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
 
     Raises ``UserError`` where the plan is for GPUs, and this rank has none.
     """
@@ -138,7 +145,8 @@ def join_world(
     try:
         mesh = device_mesh(device, size, replicate, tensor=tensor, pipeline=pipeline)
         hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)) if apart else None
-        yield World(rank, size, device, backend, mesh, hosts)
+        ranks = context_of(mesh, context) if context > 1 else None
+        yield World(rank, size, device, backend, mesh, hosts, ranks)
     except BaseException:
         if backend == "gloo" or size == 1:  # NCCL would wait for others, which wait in a collective; the process ends
             dist.destroy_process_group()
@@ -178,3 +186,12 @@ def device_mesh(device: torch.device, size: int, replicate: int, *, tensor: int 
     """``size`` ranks along ``AXES``; ``shard`` takes what the others leave."""
     shape = (pipeline, replicate, size // (pipeline * replicate * tensor), tensor)
     return init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+
+
+def context_of(mesh: DeviceMesh, context: int) -> Context:
+    """The ranks that divide rows with this one: so many neighbours along ``replicate`` and ``shard``."""
+    pipeline, replicate, shard, tensor = mesh.shape
+    shape = (pipeline, replicate * shard // context, context, tensor)
+    names = ("pipeline", "packs", "context", "tensor")
+    along = init_device_mesh(mesh.device_type, shape, mesh_dim_names=names)["context"]
+    return Context(along.get_group().group_name, context, along.get_local_rank())

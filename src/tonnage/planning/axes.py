@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import product
-from typing import Any
+from itertools import product, starmap
+from typing import Any, NamedTuple
 
 from tonnage.config import Config
+from tonnage.config.check_context import divides_rows
 from tonnage.config.rules import OF_AXES, Setting
+from tonnage.planning.context import divides
 from tonnage.planning.layout import PACKED, Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Rows, RowSizes, Steps
@@ -63,13 +66,17 @@ def layouts(
 ) -> Iterator[Layout]:
     """Every way to cut up the steps of a model of so many ``blocks`` that the config allows, computed with an
     ``attention``. The sizes of the axes are said."""
-    memory, parallel, workers = config.memory, config.parallel, config.data_workers
+    memory, parallel, workers = config.memory, config.parallel, config.pack_groups
     packs_per_worker, on_cpu = math.ceil(steps.packs / workers), machine.kind == "cpu"
+    context = int(parallel.context)
+    if context > 1:  # whose slices of a row would have parts that others go on from
+        steps = replace(steps, share_prefixes=False)
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline != 1
     compiles = not on_cpu and config.compile != "off" and not apart and config.quantize_aware.scheme == "none"
     of_all: dict[str, Any] = {
         "workers": config.launch.num_workers,
         "tensor": parallel.tensor,
+        "context": context,
         "pipeline": parallel.pipeline,
         "schedule": parallel.schedule,
         "precision": config.dtype,
@@ -80,16 +87,16 @@ def layouts(
         "device": machine.kind,
         "kernels_off": config.kernels_off,
     }
-    most_tokens = int(parallel.tensor) * MICRO_BATCH_TOKENS[machine.kind]
+    most_tokens = int(parallel.tensor) * context * MICRO_BATCH_TOKENS[machine.kind]
     worth_trying = _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)
     micro_batches = _values("micro_batch", memory.micro_batch, before, worth_trying)
-    of_rows = [_of_rows(min(number, packs_per_worker), steps, rows, workers) for number in micro_batches]
+    of_rows = [_of_rows(min(number, packs_per_worker), steps, rows, workers, context) for number in micro_batches]
     for at in settings(config, machine, before):
         update = update_tier(at)
         stays = memory.optimizer_resident if at.optimizer_tier != "device" else 0
         of_memory: dict[str, Any] = {key: getattr(at, key) for key in CHOSEN}
         of_memory |= {
-            "replicate": workers if at.zero == 0 else parallel.replicate,
+            "replicate": config.data_workers if at.zero == 0 else parallel.replicate,
             "recomputed": recomputed_blocks(config, before, blocks) if at.recompute == "full" else None,
             "optimizer_resident": 0 if stays == "auto" or (update == "host" and at.optimizer_tier == "host") else stays,
             "update_tier": update,
@@ -112,17 +119,17 @@ def recomputed_blocks(config: Config, before: Layout | None, blocks: int) -> tup
     return before.recomputed if before is not None and config.memory.recompute == "auto" else None
 
 
-def _of_rows(micro_batch: int, steps: Steps, rows: Rows, workers: int) -> dict[str, Any]:
-    """What a layout says of rows of so many packs."""
+def _of_rows(micro_batch: int, steps: Steps, rows: Rows, workers: int, context: int) -> dict[str, Any]:
+    """What a layout says of rows of so many packs, or of a worker's part of them."""
     sizes = rows(steps, workers, micro_batch)
     return {
         "micro_batch": micro_batch,
         "micro_batches": math.ceil(sizes.forwards or math.ceil(steps.packs / workers) / micro_batch),
-        "row_tokens": sizes.most_tokens,
-        "row_supervised": sizes.most_supervised,
+        "row_tokens": math.ceil(sizes.most_tokens / context),
+        "row_supervised": math.ceil(sizes.most_supervised / context),
         "row_image_tokens": sizes.most_image_tokens,
         "mean_image_tokens": sizes.mean_image_tokens,
-        "mean_row_tokens": sizes.mean_tokens,
+        "mean_row_tokens": sizes.mean_tokens / context,
         "spared_tokens": max(0.0, 1 - sizes.mean_tokens / sizes.mean_document_tokens),
         "padding": max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
     }
@@ -144,33 +151,49 @@ def _micro_batches(packs_per_worker: int, rows: Callable[[int], RowSizes], most_
     return sizes
 
 
-def divided(config: Config, tensor: int, pipeline: int) -> Config:
-    """A config with the sizes of both axes written out."""
-    parallel = config.parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline})
+class Axes(NamedTuple):
+    """Workers that compute the same packs."""
+
+    tensor: int
+    pipeline: int
+    context: int
+
+    @property
+    def together(self) -> int:
+        """How many they are."""
+        return self.tensor * self.pipeline * self.context
+
+
+def divided(config: Config, axes: Axes) -> Config:
+    """A config with the sizes of the axes written out."""
+    parallel = config.parallel.model_copy(update=axes._asdict())
     return config.model_copy(update={"parallel": parallel})
 
 
 def divisions(
     config: Config, packs_per_step: int, models: Mapping[int, ModelProfile], machine: Machine, before: Layout | None
-) -> list[tuple[int, int]]:
-    """Sizes of the tensor and the pipeline axis that the config allows.
+) -> list[Axes]:
+    """Sizes of the tensor and the pipeline axis, and numbers of workers that divide rows, that the config allows.
 
-    Where it leaves them open: a tensor axis stays inside a node, for its ranks talk all the time; a pipeline has two to
-    the power of something workers, each with a block at least; every group of workers has a pack.
+    Where it leaves them open: a tensor axis stays inside a node, for its ranks talk all the time, and so do those that
+    divide rows; a pipeline has two to the power of something workers, each with a block at least; every group of
+    workers has a pack.
     """
     workers, parallel = config.launch.num_workers, config.parallel
     per_node = math.ceil(workers / machine.nodes)
     most = models[1].num_blocks // config.stages_per_worker
     open_setting = setting_of(config, machine)
 
-    def goes(tensor: int, pipeline: int) -> bool:
-        groups = max(1, workers // (tensor * pipeline))
-        at = open_setting._replace(tensor=tensor, pipeline=pipeline, groups=groups)
-        return not any(rule.is_broken(at) for rule in OF_AXES)
+    def goes(axes: Axes) -> bool:
+        groups = max(1, workers // (axes.tensor * axes.pipeline))
+        at = open_setting._replace(**axes._asdict(), groups=groups)
+        return divides(models[axes.tensor], axes.context) and not any(rule.is_broken(at) for rule in OF_AXES)
 
     tensors = _values("tensor", parallel.tensor, before, (degree for degree in models if per_node % degree == 0))
     powers = (2**power for power in range(most.bit_length()) if 2**power <= most)
     pipelines = _values("pipeline", parallel.pipeline, before, powers)
-    fitting = [(tensor, pipeline) for tensor, pipeline in product(tensors, pipelines) if goes(tensor, pipeline)]
-    enough = [(tensor, pipeline) for tensor, pipeline in fitting if workers // (tensor * pipeline) <= packs_per_step]
+    near = (size for size in range(1, per_node + 1) if per_node % size == 0) if divides_rows(config) else (1,)
+    contexts = _values("context", parallel.context, before, near)
+    fitting = [axes for axes in starmap(Axes, product(tensors, pipelines, contexts)) if goes(axes)]
+    enough = [axes for axes in fitting if workers // axes.together <= packs_per_step]
     return enough or fitting[-1:]

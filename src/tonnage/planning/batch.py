@@ -26,7 +26,7 @@ def resolved(config: Config, num_packs: int | None) -> tuple[Config, str]:
     """
     if config.batch != "auto":
         return config, ""
-    workers, length = config.data_workers, config.data.max_length
+    workers, length = config.pack_groups, config.data.max_length
     for_tokens = MOST_TOKENS // length
     for_epoch = for_tokens if num_packs is None else num_packs // EPOCH_STEPS
     most_packs = min(for_tokens, for_epoch)
@@ -88,7 +88,7 @@ def _more_steps(config: Config, packs_in_data: int, packs_in_run: int, num_steps
         return f"Set steps={ENOUGH_STEPS} or more"
     epochs = ENOUGH_STEPS * config.packs_per_step / packs_in_data
     longer = f"epochs={math.ceil(epochs) if epochs >= 1 else math.ceil(100 * epochs) / 100:g} or more"
-    workers = config.data_workers
+    workers = config.pack_groups
     packs = max(workers, (fitting := packs_in_run // ENOUGH_STEPS) - fitting % workers)
     steps = math.ceil(packs_in_run / packs)
     if config.packs_per_step > packs_in_data:  # more epochs alone would show each step the same rows many times over

@@ -55,6 +55,8 @@ class Layout:
     """Whether checkpoints are saved while training goes on, from a copy in host memory."""
     tensor: int = 1
     """Workers that compute every block together."""
+    context: int = 1
+    """Workers that divide the tokens of each row: what is told of rows is told of one's part."""
     pipeline: int = 1
     """Workers that have successive blocks."""
     schedule: Schedule = "1f1b"
@@ -106,7 +108,7 @@ class Layout:
 
     @property
     def data_workers(self) -> int:
-        """Workers, or groups of them, that take packs of their own."""
+        """Workers, or groups of them, that have tokens of their own, and may share states."""
         return self.workers // (self.tensor * self.pipeline)
 
     @property

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tonnage.offload.residency import GRADIENTS, INPUTS
+from tonnage.planning.context import in_slices
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, TowerCost, share_of
 from tonnage.planning.schedule import rows_held
@@ -71,6 +72,8 @@ def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) ->
 
 def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool) -> list[Instant]:
     """Those of a worker that has ``model``."""
+    if layout.context > 1:
+        model = in_slices(layout, model)
     held = held_states(layout, model)
     load = {"weights": held.weights, "workspace": _read_bytes(layout, model)}
     stays: dict[str, float] = {"weights": held.weights, "optimizer": held.optimizer}

@@ -437,8 +437,8 @@ class Plan:
     def facts(self) -> dict[str, object]:
         """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
         data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}
-        names = ("workers", "replicate", "tensor", "pipeline", "schedule", "stages", "zero", "micro_batch", "precision")
-        layout = {name: getattr(self.layout, name) for name in names}
+        axes = ("workers", "replicate", "tensor", "context", "pipeline", "schedule", "stages")
+        layout = {name: getattr(self.layout, name) for name in (*axes, "zero", "micro_batch", "precision")}
         base = {"base": self.weights.base_digest} if self.weights.base_digest else {}
         steps = {"packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
         return {"data": data, "layout": layout, **steps, **base}

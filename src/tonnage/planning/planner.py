@@ -25,7 +25,7 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Choice, Plan
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.refusal import refusal
-from tonnage.planning.rules import check, check_blocks, no_layout
+from tonnage.planning.rules import check, check_blocks, check_slices, no_layout
 from tonnage.planning.saving import MOST_LOST_SECONDS
 from tonnage.planning.scales import Scales
 from tonnage.planning.search import Search
@@ -77,6 +77,7 @@ def _climbed(
     check(config, scales.model, scales.data, scales.machine, force=force)
     search = Search(config, scales, budget_of(config, scales.machine, free), before)
     check_blocks(config, scales.models)
+    check_slices(config, scales.models)
     choices = climb(search)
     if before is not None and not any(map(search.holds, choices)):
         search = replace(search, before=None)
@@ -101,7 +102,7 @@ def _written(
     num_steps = search.num_steps
     warmup_steps = steps_of(config.optimizer.warmup, num_steps)
     tokens_per_step = round(data.num_tokens / data.num_packs * steps.packs)
-    mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch
+    mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch / chosen.layout.context
     if chosen.layout.arrangement == "padded":
         mean_tokens = chosen.layout.mean_row_tokens * (1 - chosen.layout.padding)
     if machine.kind != "cpu" and config.compile == "auto":

@@ -195,6 +195,22 @@ class TowerCost:
         return peak + saves * max(0.0, tokens - self.tokens)
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Heads of attention that a worker has in a block."""
+
+    queries: int
+    keys: int
+    """Of keys and values."""
+    size: int
+    """Of queries and keys."""
+    of_values: int
+
+    def copies(self, context: int) -> int:
+        """How often each of keys and values is sent to workers that divide rows (``model.context``)."""
+        return context // math.gcd(context, self.keys)
+
+
 Rows = tuple[tuple[int, int], ...]
 """How many rows the tensors of blocks have, and how much there is of all that have so many. A shard has whole rows."""
 
@@ -316,6 +332,8 @@ class ModelProfile:
     tower: TowerCost | None = None
     """What looks at images while the model is trained, where something does; its parameters are among those outside of
     blocks."""
+    heads: tuple[Heads, ...] = ()
+    """Of the kinds of attention that it has; none where workers cannot divide the tokens of rows."""
 
     def seeing(self, tower: TowerCost) -> ModelProfile:
         """The same with a tower."""

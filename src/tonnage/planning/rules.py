@@ -17,6 +17,7 @@ from tonnage.config.rules import TIERS, WITHIN, Rule, Setting, broken
 from tonnage.errors import Problem, UserError
 from tonnage.host.moments import BLOCK
 from tonnage.planning.catalogue import DEVICES
+from tonnage.planning.context import divides
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.profile import ModelProfile
@@ -185,7 +186,7 @@ def check_fp8(config: Config, machine: Machine) -> None:
 
 
 def _check_workers(config: Config, data: DataProfile) -> None:
-    workers, together = config.data_workers, config.parallel.together
+    workers, together = config.pack_groups, config.parallel.together
     if data.num_packs < workers and not config.parallel.is_open:
         groups = "workers" if together == 1 else f"groups of {together} workers"
         raise UserError(
@@ -240,6 +241,26 @@ def check_blocks(config: Config, models: Mapping[int, ModelProfile]) -> None:
             "scale",
             needed=f"rows of a multiple of {tensor * BLOCK} numbers in the layers that are divided by inputs",
             change="memory.moments=bf16, or parallel.tensor=1",
+        )
+    )
+
+
+def check_slices(config: Config, models: Mapping[int, ModelProfile]) -> None:
+    """Refuse workers that cannot divide the heads of attention among themselves, as they must to divide rows. Raises
+    ``UserError``."""
+    context, tensor = config.parallel.context, config.parallel.tensor
+    degrees = list(models) if tensor == "auto" else [tensor]
+    if context == "auto" or any(divides(models[degree], context) for degree in degrees):
+        return
+    heads = [one.queries for degree in degrees for one in models[degree].heads]
+    fitting = [size for size in range(1, context) if any(divides(models[degree], size) for degree in degrees)]
+    of_each = " for each worker of parallel.tensor" if tensor not in ("auto", 1) else ""
+    raise UserError(
+        Problem(
+            where="parallel.context",
+            found=f"{context}, and attention of {' and '.join(map(str, dict.fromkeys(heads)))} heads{of_each}",
+            needed="heads that the workers which divide a row can divide evenly: each computes some for all tokens",
+            change=f"parallel.context={fitting[-1]}",
         )
     )
 

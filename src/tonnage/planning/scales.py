@@ -103,4 +103,5 @@ def work_of(layout: Layout, data: DataProfile) -> Work:
     tokens, supervised = (
         number / data.num_packs * layout.micro_batch for number in (data.num_tokens, data.supervised_tokens)
     )
+    tokens, supervised = tokens / layout.context, supervised / layout.context
     return Work(layout.mean_row_tokens or tokens, supervised, data.document_tokens)

@@ -92,12 +92,12 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
     """
     config, scales, before = search.config, search.scales, search.before
     choices: list[Choice] = []
-    for tensor, pipeline in divisions(config, search.steps.packs, scales.models, scales.machine, before):
-        model, roomy = scales.models[tensor], set[Layout]()
-        prunes = tensor * pipeline > 1 and last_resort is not None
+    for axes in divisions(config, search.steps.packs, scales.models, scales.machine, before):
+        model, roomy = scales.models[axes.tensor], set[Layout]()
+        prunes = axes.together > 1 and last_resort is not None
         if last_resort and not prunes:
             continue
-        sized = divided(config, tensor, pipeline)
+        sized = divided(config, axes)
         of_all = (search.steps, scales.sizes, scales.machine, before, scales.model.attention, scales.model.num_blocks)
         for layout in layouts(sized, *of_all):
             if prunes and (bool(layout.tiers_on_disk) is not last_resort or _in_memory(layout) in roomy):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.planning.calibration import parts_of
 from tonnage.planning.catalogue import COMPILED, ROUNDED, ROUNDED_COMPILED, UPDATE_BYTES
+from tonnage.planning.context import exchanged_bytes
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
@@ -444,9 +445,11 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     link = inside = machine.link_bytes_per_second
     if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
         link = min(link, machine.network_bytes_per_second * max(1, machine.devices_per_node // layout.tensor))
-    if layout.tensor > per_node:
+    if layout.tensor * layout.context > per_node:
         inside = min(inside, machine.network_bytes_per_second)
-    summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
+    exchanged = exchanged_bytes(layout, model, work.row_tokens)
+    summed = summed_bytes(layout, model, work) + exchanged
+    summed = summed / inside if summed else 0.0  # nothing else goes on meanwhile
     sent = max(sent_bytes(layout, part) for part in parts)
     communication = sent / link if sent else 0.0
     if layout.optimizer == "muon" and layout.shards > 1:  # rows of updates to whoever has the matrix, and back, in bf16

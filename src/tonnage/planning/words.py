@@ -46,7 +46,7 @@ def describe(layout: Layout) -> str:
     if layout.workers > 1:
         groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.data_workers else ""
         words.insert(0, f"ZeRO {layout.zero}{groups}")
-    words += [f"{axis} {degree}" for axis in ("tensor", "pipeline") if (degree := getattr(layout, axis)) > 1]
+    words += [f"{axis} {degree}" for axis in ("tensor", "context", "pipeline") if (degree := getattr(layout, axis)) > 1]
     if layout.pipeline > 1:
         words.append(f"{layout.schedule}, stages of {', '.join(map(str, layout.stages))} blocks")
     if layout.recompute != "none":

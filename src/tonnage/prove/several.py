@@ -53,6 +53,7 @@ def _ways(workers: int) -> dict[str, dict[str, Any]]:
         ways[f"ZeRO 1, states on {tier}"] = {"memory": resting(tier, *STATES, zero=1)}
     if workers % 2 == 0:
         ways["tensor 2"] = {"parallel": {"tensor": 2}}
+        ways["context 2"] = {"parallel": {"context": 2}}
         ways["pipeline 2, 1f1b"] = {"parallel": {"pipeline": 2}}
         ways["pipeline 2, zero bubble"] = {"parallel": {"pipeline": 2, "schedule": "zero_bubble"}}
         for tier, axis in product(("host", "disk"), ("tensor", "pipeline")):

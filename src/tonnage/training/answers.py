@@ -63,8 +63,9 @@ def answer(
     ``progress`` is told prompts done and prompts in all.
     """
     answers: list[list[int]] = [[] for _ in asking.prompts]
-    shares = [Share.of(asking, answers, rank, deal.world_size) for rank in range(deal.world_size)]
-    mine = shares[deal.rank]
+    ranks, rank = world.data_size, world.data_rank  # those that divide rows of packs have prompts of their own
+    shares = [Share.of(asking, answers, number, ranks) for number in range(ranks)]
+    mine = shares[rank]
     store = None if deal.padded_tokens else Store(mine.slots, mine.tokens)
     while sum(share.admit() for share in shares):  # all of them are asked
         if store is not None and (store.slots, store.tokens) != (mine.slots, mine.tokens):
@@ -74,7 +75,7 @@ def answer(
         for turn in pipeline.passes([batch], 1.0, backward=False):
             for likeliest in turn.run():
                 for place, token in zip(order, likeliest.tolist(), strict=False):
-                    tokens[deal.rank][place] = float(token)
+                    tokens[rank][place] = float(token)
         of_all = iter(world.sum(*world.once(*chain.from_iterable(tokens))))
         for share in shares:
             moves = share.take([int(next(of_all)) for _ in share.places])

@@ -59,6 +59,8 @@ def assemble(setting: WorkerSetting, checkpoint: Path | None = None, loss: OwnLo
     """
     config = setting.config
     check_tiers(setting.layout, setting.world)
+    if loss is not None:
+        loss.check_documents(setting.layout.context)
     _prepare_process(setting)
     objective = config.objective if loss is None else Objective()
     step, scores = step_of(checkpoint) if checkpoint else 0, None
@@ -183,15 +185,17 @@ def _schedule(config: Config, plan: Plan) -> Schedule:
 
 def _deal(setting: WorkerSetting) -> Deal:
     layout, plan, world = setting.layout, setting.plan, setting.world
+    ranks = 1 if world.context is None else world.context.size
     return Deal(
         plan.packs_per_step,
         layout.micro_batch,
-        world.data_rank,
-        world.data_size,
+        world.data_rank // ranks,
+        world.data_size // ranks,
         round_to=setting.multiple,
         share_prefixes=layout.share_prefixes,
         padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
         chunk=plan.model.chunk,
+        context=world.context,
     )
 
 

@@ -30,6 +30,7 @@ from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
 from tonnage.model.cached import Cached
+from tonnage.model.context import Context
 from tonnage.training.opening import Opening, Placed
 
 
@@ -96,6 +97,12 @@ class MicroBatch:
     top: tuple[int, int] | None = None
     """So many likeliest tokens, of so many first ones of the vocabulary, with their log-probabilities, if these are
     asked for in the place of every target, and no loss."""
+    context: Context | None = None
+    """The ranks that divide its row, if any do: what is told of tokens is told of this rank's, ``lengths`` and what is
+    told of documents of the whole row. They divide targets evenly, whoever has the tokens before them."""
+    moves: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Where ranks divide it: to each of them, how many hidden states at ``positions`` go, in order, and from each how
+    many come, whose ``targets`` are here."""
 
     @property
     def num_tokens(self) -> int:
@@ -149,7 +156,17 @@ class MicroBatch:
         documents, starts = (*self.documents, *(-1,) * more), (*self.starts, *(0,) * more)
         lengths = [self.input_ids.shape[1]] * len(self.lengths) if self.is_padded else self.lengths
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        return token_keys(self.draw, np.repeat(documents, lengths), np.concatenate(positions))
+        keys = token_keys(self.draw, np.repeat(documents, lengths), np.concatenate(positions))
+        return keys if self.context is None else keys[self.context.slice_of(len(keys))]
+
+    @property
+    def own_lengths(self) -> tuple[int, ...]:
+        """Tokens of each part that are here."""
+        if self.context is None:
+            return self.lengths
+        own = self.context.slice_of(sum(self.lengths))
+        ends = np.clip([0, *accumulate(self.lengths)], own.start, own.stop)
+        return tuple(np.diff(ends).tolist())
 
     @staticmethod
     def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = (), *, shares: bool = True) -> MicroBatch:
@@ -189,12 +206,12 @@ class MicroBatch:
     def rounded(self, to: int) -> MicroBatch:
         """The same with multiples of ``to`` tokens and supervised positions: a last document that is no data fills up
         the row, and positions that weigh nothing are supervised besides."""
-        more, few = -self.num_tokens % to, -len(self.positions) % to
+        more, few = -self.num_tokens % to, -len(self.targets) % to
         return replace(
             self,
             input_ids=F.pad(self.input_ids, (0, more)),
             lengths=(*self.lengths, more) if more else self.lengths,
-            positions=F.pad(self.positions, (0, few)),
+            positions=self.positions if self.context else F.pad(self.positions, (0, few)),
             targets=F.pad(self.targets, (0, few)),
             weights=F.pad(self.weights, (0, few)),
             columns={name: F.pad(column, (0, few)) for name, column in self.columns.items()},
@@ -203,6 +220,37 @@ class MicroBatch:
             token_positions=None if self.token_positions is None else F.pad(self.token_positions, (0, more)),
             images=None if self.images is None else F.pad(self.images, (0, more), value=-1),
         )
+
+    def divided(self, context: Context, round_to: int = 1) -> MicroBatch:
+        """What one of the ranks that divide the row has of it: as many tokens as each other, a multiple of
+        ``round_to``, and as many targets, but for one."""
+        lies_whole = self.is_padded or self.shared or self.pairs or self.features or self.opening
+        assert not lies_whole, "a plan divides rows of plain documents"
+        whole = self.rounded(round_to * context.size)
+        own, ranks, number = context.slice_of(whole.num_tokens), context.size, len(self.targets)
+        firsts = torch.tensor([number * rank // ranks for rank in range(ranks + 1)])
+        assert bool((self.positions.diff() >= 0).all()), "each rank takes targets in the order of the row"
+        holders = self.positions // (whole.num_tokens // ranks)
+        takers = torch.searchsorted(firsts[1:], torch.arange(number), right=True)
+        moves = (holders * ranks + takers).bincount(minlength=ranks**2).view(ranks, ranks)
+        mine = slice(*firsts[context.rank : context.rank + 2].tolist())
+        of_document = torch.arange(len(self.targets_of)).repeat_interleave(torch.tensor(self.targets_of).long())
+        part = replace(
+            self,
+            input_ids=whole.input_ids[:, own],
+            lengths=whole.lengths,
+            positions=self.positions[holders == context.rank] - own.start,
+            moves=(tuple(moves[context.rank].tolist()), tuple(moves[:, context.rank].tolist())),
+            targets=self.targets[mine],
+            weights=self.weights[mine],
+            columns={name: column[mine] for name, column in self.columns.items()},
+            teacher_tokens=None if self.teacher_tokens is None else self.teacher_tokens[mine],
+            teacher_logprobs=None if self.teacher_logprobs is None else self.teacher_logprobs[mine],
+            targets_of=tuple(of_document[mine].bincount(minlength=len(self.targets_of)).tolist()),
+            ends=(),
+            context=context,
+        )
+        return part.rounded(round_to)
 
     @staticmethod
     def blank(*, is_padded: bool = False) -> MicroBatch:
@@ -450,7 +498,8 @@ class RankStep:
 
 @dataclass(frozen=True)
 class Deal:
-    """How the packs of a run are dealt to its ranks; those that compute the same packs together count as one."""
+    """How the packs of a run are dealt to its ranks; those that compute the same packs together, or divide their rows,
+    count as one."""
 
     packs_per_step: int
     micro_batch: int
@@ -466,6 +515,8 @@ class Deal:
     packed."""
     chunk: int = 1
     """Of which tokens of a document then count as a multiple."""
+    context: Context | None = None
+    """The ranks that divide each row of this one, if any do."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
@@ -553,7 +604,9 @@ class _Rows:
             number=number,
             next_position=positions.stop,
             micro_batches=micro_batches,
-            tokens=sum(int(self.dataset.lengths(self.pack_of(position)).sum()) for position in mine),
+            tokens=sum(int(self.dataset.lengths(self.pack_of(position)).sum()) for position in mine)
+            if self.deal.context is None
+            else sum(sum(batch.own_lengths[: len(batch.documents)]) for batch in micro_batches),
             supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
             weight=float(sum(batch.weight for batch in micro_batches)),
         )
@@ -562,12 +615,11 @@ class _Rows:
         deal, dataset = self.deal, self.dataset
         prefixes = dataset.common_prefixes if deal.share_prefixes else ()
         share = [[dataset.pack(self.pack_of(position)) for position in part] for part in deal.share(positions)]
-        return [
-            MicroBatch.of(packs, prefixes, shares=deal.share_prefixes).rounded(deal.round_to)
-            if packs
-            else MicroBatch.blank()
-            for packs in share
-        ]
+        rows = [MicroBatch.of(packs, prefixes, shares=deal.share_prefixes) if packs else None for packs in share]
+        if deal.context is not None:
+            context, blank = deal.context, MicroBatch.blank().divided(deal.context)
+            return [blank if row is None else row.divided(context, deal.round_to) for row in rows]
+        return [MicroBatch.blank() if row is None else row.rounded(deal.round_to) for row in rows]
 
     def _padded(self, positions: range) -> list[MicroBatch]:
         """Every rank knows how the others cut up their share, for as many forwards as the most has each."""

@@ -406,7 +406,7 @@ def _in_loss_model(
         in_fp32 += [one for name, one in model.named_parameters() if name.endswith((MAGNITUDE, NORMS))]
     divided = tensor_plan(model, anatomy) if mesh["tensor"].size() > 1 else None
     experts, num_stages = num_experts(model), len(layout.stages) if layout.pipeline > 1 else 1
-    weight = weight_of_router_loss(blueprint.router_loss, model, pipeline=num_stages)
+    weight = weight_of_router_loss(blueprint.router_loss, model, pipeline=num_stages, context=layout.context)
     part = keep_stage(model, anatomy, number, layout.stages) if layout.pipeline > 1 else None
     routing = Routing(model, anatomy.blocks, experts, weight) if experts or weight else None
     anatomy = part.anatomy if part else anatomy

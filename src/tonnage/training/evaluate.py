@@ -134,13 +134,15 @@ def of_documents(batch: MicroBatch, judgement: Tensor) -> np.ndarray:
     losses, right, *divergences = judgement.double().cpu().numpy()[:, : len(owner)]
     weights = batch.weights[: len(owner)].double().numpy()
     weighs = (weights > 0).astype(np.float64)
-
-    def by_document(values: np.ndarray) -> np.ndarray:
-        return np.bincount(owner, values, minlength=len(counts))
-
+    values = [losses * weights, weights, right * weighs, weighs, *(one * weights for one in divergences)]
+    by_document = np.stack([counts, *(np.bincount(owner, one, minlength=len(counts)) for one in values)])
+    if (context := batch.context) is not None:  # each of the ranks has some of a document, and one of them tells
+        by_document = context.total(torch.from_numpy(by_document).to(judgement.device)).cpu().numpy()
+        by_document *= context.rank == 0
+    counts, *summed = by_document
     rows = (counts > 0).astype(np.float64)
-    pairs = [(by_document(losses * weights), by_document(weights)), (by_document(right * weighs), by_document(weighs))]
-    pairs.append((by_document(divergences[0] * weights), pairs[0][1]) if divergences else (0 * rows, 0 * rows))
+    pairs = [(summed[0], summed[1]), (summed[2], summed[3])]
+    pairs.append((summed[4], summed[1]) if divergences else (0 * rows, 0 * rows))
     columns = [column for x, y in pairs for column in (rows, x, y, x * x, x * y, y * y)]
     return np.stack(columns, axis=1)
 

@@ -47,6 +47,7 @@ from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.planning.layout import Arrangement
 from tonnage.training.batch import MicroBatch, PackedDocument
 from tonnage.training.loss import LossModel
+from tonnage.training.slices_trial import why_undivided
 from tonnage.training.vocabulary import Vocabulary
 
 LENGTHS = (40, 1, 9, 6, 11, 23, 27, 19, 21, 17)
@@ -69,7 +70,7 @@ FLOOR_IN_FP32 = 5e-5
 RECOMPUTES: tuple[Recompute, ...] = ("selective", "full")
 MOST_PARAMETERS = 300_000_000
 """Of a model whose widths cannot be shrunk."""
-FORMAT = 4
+FORMAT = 5
 """Of what is kept, and of how it is found."""
 
 
@@ -88,6 +89,8 @@ class Isolation:
     """Type of the device that the trial ran on."""
     inexact_recompute: Mapping[Recompute, str] = field(default_factory=dict)
     """Ways to recompute that change a gradient, and what was found."""
+    why_undivided: str = ""
+    """What connects tokens of a row beside attention, so that workers cannot divide it; empty if nothing does."""
 
 
 @dataclass(frozen=True)
@@ -193,10 +196,18 @@ def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch
         why = "" if arrangement == "packed" else refusals[0].partition(": ")[2]
         documents, plain, alone = draws[0]
         inexact = _inexact_recompute(plain, lay_out(documents), name, device, alone)
-        return Isolation(arrangement, name, shares, why, device.type, inexact)
+        undivided = _why_undivided(plain, documents, device) if arrangement == "packed" else f"rows are padded: {why}"
+        return Isolation(arrangement, name, shares, why, device.type, inexact, undivided)
     observed = f"documents that are not computed as each is alone: {refusals[0]}; {refusals[-1]}"
     needed = "a causal model whose tokens look at nothing but what stands before them in their document"
     raise user_error(observed, needed, "choose another model family", f"model type {config.model_type}")
+
+
+def _why_undivided(plain: PreTrainedModel, documents: Sequence[Tensor], device: torch.device) -> str:
+    try:
+        return why_undivided(_as_trained(plain, attention.NAME, device), packed_rows(documents))
+    except Exception as error:  # whatever a family's code says to a part of a row
+        return _reason_of(error)
 
 
 def _inexact_recompute(
@@ -340,16 +351,21 @@ def _computed(
     plain: PreTrainedModel, batch: MicroBatch, name: str, device: torch.device, recompute: Recompute = "none"
 ) -> _Computed:
     """What training computes of documents that are laid out so."""
-    config = copy.deepcopy(plain.config)
-    model = build_on_meta(config, torch.float32, attention_name=name)
-    allocate(model, device)
-    model.load_state_dict(plain.state_dict())
-    loss_model = LossModel(model, anatomy := dissect(model))
-    recompute_blocks(anatomy.blocks, recompute)
+    loss_model = _as_trained(plain, name, device)
+    model = loss_model.model
+    recompute_blocks(loss_model.anatomy.blocks, recompute)
     losses = _losses(loss_model, batch)
     model.zero_grad(set_to_none=True)
     loss_model(batch, float(len(batch.targets))).backward()
     return _Computed(losses.cpu(), _gradients(model))
+
+
+def _as_trained(plain: PreTrainedModel, name: str, device: torch.device) -> LossModel:
+    """The model of ``plain`` as training has it, with the attention of that ``name``."""
+    model = build_on_meta(copy.deepcopy(plain.config), torch.float32, attention_name=name)
+    allocate(model, device)
+    model.load_state_dict(plain.state_dict())
+    return LossModel(model, dissect(model))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonnage.host.locked import sent
@@ -198,7 +199,7 @@ class LossModel(nn.Module):
         if batch.cached is not None:
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
-            packing = packing_arguments(batch.lengths, device, batch.shared)
+            packing = packing_arguments(batch.lengths, device, batch.shared, batch.context)
         if batch.images is not None:
             packing = looking_ahead(packing, batch.images, batch.look_ahead, device)
         ids, embedded = sent(batch.input_ids, device), None
@@ -233,8 +234,12 @@ class LossModel(nn.Module):
 
     @staticmethod
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:
-        """Those at supervised positions, (supervised, hidden)."""
-        return states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
+        """Those at supervised positions, (supervised, hidden); of a row that ranks divide, of this rank's targets."""
+        picked = states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
+        if batch.context is None:
+            return picked
+        picked = batch.context.moved(picked, *batch.moves)
+        return F.pad(picked, (0, 0, 0, len(batch.targets) - len(picked)))
 
 
 class _Instead(torch.autograd.Function):

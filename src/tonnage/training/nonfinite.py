@@ -114,7 +114,7 @@ class _Watch:
         self.what = ""
         self.documents: list[int] = []
         self._root = root
-        self._ends, self._owners = list(accumulate(batch.lengths)), batch.owners
+        self._ends, self._owners = list(accumulate(batch.own_lengths)), batch.owners
         self._rows = tuple(batch.input_ids.shape) if batch.is_padded else None
         self._hooks: list[RemovableHandle] = []
 

@@ -81,6 +81,14 @@ class OwnLoss:
         takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in others)
         return OwnLoss(function, tuple(name for name in carry if takes_all or name in named))
 
+    @staticmethod
+    def check_documents(context: int) -> None:
+        """Refuse workers that divide documents. Raises ``UserError``."""
+        if context > 1:
+            observed = f"a loss of one's own, and {context} workers that divide the tokens of rows"
+            needed = "documents that a worker has whole: the function may look at all tokens of one"
+            raise user_error(observed, needed, "parallel.context=1", "parallel.context")
+
     def value_and_slopes(self, logprobs: Tensor, batch: MicroBatch, denominator: float) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
         ``logprobs``, fp32 (supervised,); zeros where no gradient is wanted.

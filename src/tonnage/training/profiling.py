@@ -190,7 +190,8 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
     recorder = Recorder(run, rank=rank)
     phases = _Ranges(PositionFile(run.worker_position(rank)))
     layout = plan.layout
-    axes: dict[str, Any] = {"tensor": layout.tensor, "pipeline": layout.pipeline, "device_type": layout.device}
+    axes: dict[str, Any] = {key: getattr(layout, key) for key in ("tensor", "pipeline", "context")}
+    axes |= {"device_type": layout.device}
     with join_world(layout.replicate, **axes) as world:
         job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
         phases.end()

@@ -132,7 +132,7 @@ def members_of(batch: MicroBatch) -> Tensor:
     """Which tokens of a row belong to which document, fp32 (documents, tokens): what documents share belongs to all of
     these, and what fills up a row to none."""
     members, start = torch.zeros(len(batch.documents), batch.num_tokens), 0
-    for length, owners in zip(batch.lengths, batch.owners, strict=True):
+    for length, owners in zip(batch.own_lengths, batch.owners, strict=True):
         members[owners.start : owners.stop, start : start + length] = 1.0
         start += batch.input_ids.shape[1] if batch.is_padded else length
     return members
@@ -172,12 +172,15 @@ def _experts_of_a_token(model: PreTrainedModel) -> int:
     return 1
 
 
-def weight_of_router_loss(setting: float | str, model: PreTrainedModel, *, pipeline: int = 1) -> float:
+def weight_of_router_loss(
+    setting: float | str, model: PreTrainedModel, *, pipeline: int = 1, context: int = 1
+) -> float:
     """The weight of the router's loss: ``setting`` itself, with ``model`` the one in the model's configuration, or with
     ``auto`` that one if the configuration also asks for the loss.
 
     Raises:
-        UserError: a weight is asked for, and nobody knows the model's routers, or a pipeline has them apart.
+        UserError: a weight is asked for, and nobody knows the model's routers, a pipeline has them apart, or workers
+            divide documents.
     """
     if setting == "auto":
         own: Any = getattr(model, "router_aux_loss_coef", 0.0)
@@ -202,6 +205,10 @@ def weight_of_router_loss(setting: float | str, model: PreTrainedModel, *, pipel
         observed = f"{weight:g} with parallel.pipeline={pipeline}"
         needed = "all blocks on one worker: the loss is taken over the routers of all of them"
         raise user_error(observed, needed, "router_loss=0, or parallel.pipeline=1", where)
+    if context > 1:
+        observed = f"{weight:g} with parallel.context={context}"
+        needed = "all tokens of a document on one worker: the loss is taken over them together"
+        raise user_error(observed, needed, "router_loss=0, or parallel.context=1", where)
     return weight
 
 

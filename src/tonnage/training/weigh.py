@@ -71,6 +71,7 @@ from tonnage.planning.profile import (
     Envelope,
     Frozen,
     HeadCost,
+    Heads,
     Line,
     Matrices,
     ModelProfile,
@@ -79,7 +80,7 @@ from tonnage.planning.profile import (
     head_chunk,
 )
 from tonnage.training.head import Head
-from tonnage.training.ledger import Heads, Ledger, Mark, pretending
+from tonnage.training.ledger import Ledger, Mark, pretending
 from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
@@ -211,7 +212,6 @@ def _weigh(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
-    frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
         model_type=config.model_type,
@@ -232,7 +232,7 @@ def _weigh(
         chunk=traced.chunk,
         attention=conditions.attention,
         attending_blocks=len(traced.heads) if conditions.document_tokens else None,
-        frozen=frozen,
+        frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains),
         largest_matrix=largest_matrix,
         adapted_matrices=counts,
         adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
@@ -250,6 +250,7 @@ def _weigh(
         orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
+        heads=traced.kinds_of_heads,
     )
 
 
@@ -383,10 +384,15 @@ class _Traced:
     outside: OutsideCost | None = None
     rows: Sequence[PackedRow] = ()
     """All that blocks were run on, where documents are packed."""
-    heads: Sequence[Heads] = ()
-    """Of each block that has attention."""
+    heads: Sequence[tuple[int, int]] = ()
+    """Of each block that has attention: how many of queries, and their size."""
     chunk: int = 1
     """Tokens of the largest chunk of any block."""
+
+    @property
+    def kinds_of_heads(self) -> tuple[Heads, ...]:
+        """Of all attention to rows of packed documents."""
+        return tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in self.rows))))
 
 
 def _trace(
@@ -400,7 +406,7 @@ def _trace(
     and with every kind of recompute, and the head. What is outside of blocks is seen in the last of these runs."""
     conditions = backbone.conditions
     by_recompute: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
-    rows, heads, chunk = list[PackedRow](), list[Heads](), 1
+    rows, heads, chunk = list[PackedRow](), list[tuple[int, int]](), 1
     for layer, number, block in kinds:
         small = replace(backbone, config=_of_one_kind(backbone.config, BLOCKS, conditions.tensor, layer))
         run = partial(_run_backbone, small, block, rows)

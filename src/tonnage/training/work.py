@@ -57,6 +57,7 @@ def work(
             store,
             tensor=layout.tensor,
             pipeline=layout.pipeline,
+            context=layout.context,
             device_type=layout.device,
         ) as world,
     ):
