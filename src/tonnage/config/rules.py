@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     gradient_tier: str
     parameter_tier: str
     tiles: int | str
+    sequence_tiles: int | str
     recompute_blocks: int | str
     optimizer_resident: int | str
     disk: int | str
@@ -87,6 +88,11 @@ class Setting(NamedTuple):
         return self.tiles not in ("auto", 1)
 
     @property
+    def divides_rows(self) -> bool:
+        """Whether MLPs go through rows in tiles of tokens, whatever is open."""
+        return self.sequence_tiles not in ("auto", 1)
+
+    @property
     def staged(self) -> bool:
         """Whether there is a pipeline, whatever is open."""
         return self.pipeline not in ("auto", 1)
@@ -96,7 +102,7 @@ class Setting(NamedTuple):
         """What a config says."""
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
-        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:10]}
+        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:11]}
         values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "pipeline", "schedule")}
         return Setting(
             **values,
@@ -360,6 +366,14 @@ WITHIN: tuple[Rule, ...] = (
         "adapter", lambda at: at.adapter != "none", "given", "what is frozen is not computed in tiles so far"
     ),
     _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
+    Rule(
+        ("memory.sequence_tiles", "memory.tiles"),
+        lambda at: at.divides_rows and at.tiled,
+        "memory.sequence_tiles is {at.sequence_tiles}, and memory.tiles is {at.tiles}: every tile of weights would "
+        "come, and its gradient leave, once for each tile of the sequence",
+        "one of them",
+        "set memory.tiles to 1, or leave memory.sequence_tiles out",
+    ),
     _not_by_muon(
         "memory.tiles",
         lambda at: at.tiled,
@@ -425,6 +439,14 @@ WITHIN: tuple[Rule, ...] = (
 )
 """What memory holds, and how."""
 OF_SCHEDULES: tuple[Rule, ...] = (
+    Rule(
+        ("parallel.schedule", "memory.sequence_tiles"),
+        lambda at: at.staged and at.schedule == "zero_bubble" and at.divides_rows,
+        "parallel.schedule is zero_bubble, and memory.sequence_tiles is {at.sequence_tiles}: gradients of weights come "
+        "later, from what a tile has by then forgotten",
+        "one of them",
+        "set parallel.schedule to 1f1b, or leave memory.sequence_tiles out",
+    ),
     _not_rounded(
         "parallel.schedule",
         lambda at: at.staged and at.schedule == "zero_bubble",

@@ -87,6 +87,9 @@ class Layout:
 
     tiles: int = 1
     """In how many parts the largest weight comes, forward and backward (``parallel.tiled``); 1 is whole, as all are."""
+    sequence_tiles: int = 1
+    """In how many tiles of tokens MLPs of blocks go through the fullest row (``parallel.sequence_tiles``); 1 is whole.
+    Shorter rows have fewer of as many tokens."""
     blocks_ahead: int = 1
     """Blocks that are gathered while one runs (``parallel.gather_ahead``); 1 is FSDP2's own order."""
 

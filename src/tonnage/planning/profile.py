@@ -307,6 +307,8 @@ class ModelProfile:
     """Products of their update, for each of their parameters."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
+    tokenwise_blocks: int = 0
+    """Blocks whose MLPs may go through rows in tiles of tokens (``model.anatomy.mlps_of``)."""
     tower: TowerCost | None = None
     """What looks at images while the model is trained, where something does; its parameters are among those outside of
     blocks."""

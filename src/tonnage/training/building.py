@@ -94,6 +94,8 @@ class Blueprint:
     compile: Compile = "off"
     router_loss: float | Literal["auto", "model"] = "auto"
     """Weight of the loss of a mixture's routers, as in the config."""
+    sequence_tile: int | None = None
+    """Tokens of which MLPs of blocks compute at a time; None is all of a row."""
     input_bytes: int = 0
     """Of the largest inputs of blocks, where they rest in the host's memory; else 0."""
     directories: Sequence[Path] | None = None
@@ -251,6 +253,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         seed=config.seed,
         compile=_compile_of(setting),
         router_loss=config.router_loss,
+        sequence_tile=-(-largest_row // layout.sequence_tiles) if layout.sequence_tiles > 1 else None,
         input_bytes=largest_input if layout.activation_tier == "host" else 0,
         directories=setting.directories if layout.parameter_tier == "disk" else None,
         start=None if trains.adapter is None or trains.adapter.init == "zero" else RunDirectory(config.output).start,
@@ -418,6 +421,8 @@ def _in_loss_model(
         tensor_plan=divided,
         tiled=tiled,
         quantize=blueprint.trains.quantize,
+        sequence_tile=blueprint.sequence_tile,
+        drawn=draft.dropout,
         compile=compiled,
         recompute=layout.recompute,
         recomputed=layout.recomputed[0] if layout.recomputed else None,

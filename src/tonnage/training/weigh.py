@@ -52,7 +52,7 @@ from tonnage.model.adapters import (
     is_addition,
     prepare,
 )
-from tonnage.model.anatomy import Anatomy, dissect
+from tonnage.model.anatomy import Anatomy, dissect, mlps_of
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.fake_quantized import fake_quantize
@@ -62,6 +62,7 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.tiny import SHARING_LAYERS, count_layers, is_by_layer, overrides_of
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.profile import (
@@ -83,7 +84,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 35
+FORMAT = 36
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -103,6 +104,8 @@ class Conditions:
     device_type: DeviceType = "cpu"
     tensor: int = 1
     """Ranks that divide every block; the profile is of what one of them has and computes."""
+    sequence_tiles: int = 1
+    """Tiles of tokens in which MLPs of blocks go through a row."""
     arrangement: Arrangement = "packed"
     attention: str = PACKED
     """As ``isolation`` has them."""
@@ -249,6 +252,7 @@ def _weigh(
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
+        tokenwise_blocks=sum(bool(mlps_of(block)) for block in anatomy.blocks),
     )
 
 
@@ -420,7 +424,8 @@ def _trace(
 
 def _lengths_of(run: Callable[..., list[Mark]], conditions: Conditions) -> tuple[list[int], int]:
     """Tokens of the documents that a block is run on, and of the chunks in which it computes them."""
-    tokens = conditions.document_tokens
+    tiles = conditions.sequence_tiles
+    tokens = -(-conditions.document_tokens // tiles) * tiles  # no last tile of fewer
     if conditions.arrangement == "padded" and tokens > max(SCANNED):
         if _scans(run):
             return list(SCANNED), 1
@@ -566,6 +571,8 @@ def _run_backbone(
         if conditions.trains.quantize is not None:
             pack_layers(model, anatomy.blocks, conditions.trains.quantize)
         _move(model, device)
+        if (number := conditions.sequence_tiles) > 1:
+            tile_sequence(anatomy.blocks, document * num_documents // number, walk=ledger.some)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
         for parameter in model.parameters():
