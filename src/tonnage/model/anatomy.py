@@ -111,10 +111,19 @@ def mlps_of(block: nn.Module) -> list[nn.Module]:
     return [child for child in block.children() if _is_mlp(child)]
 
 
-def _is_mlp(module: nn.Module) -> bool:
-    name = type(module).__name__
+def norms_of(block: nn.Module) -> list[nn.Module]:
+    """The norms of a block, of its hidden states, that normalise every token by itself."""
+    return [child for child in block.children() if _is_named(child, ("RMSNorm", "LayerNorm"))]
+
+
+def _is_named(module: nn.Module, ends: tuple[str, ...]) -> bool:
+    """Whether a module's class is called so, and takes one argument."""
     takes = list(inspect.signature(type(module).forward).parameters)[1:]
-    if not name.endswith(("MLP", "Mlp", "FeedForward", "FFN")) or len(takes) != 1:
+    return type(module).__name__.endswith(ends) and len(takes) == 1
+
+
+def _is_mlp(module: nn.Module) -> bool:
+    if not _is_named(module, ("MLP", "Mlp", "FeedForward", "FFN")):
         return False
     layers = [part for part in module.modules() if part._parameters and not isinstance(part, (nn.Linear, Conv1D))]
     routes = any(isinstance(part, nn.ModuleList) for part in module.modules())

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tonnage.model.anatomy import mlps_of
+from tonnage.model.anatomy import mlps_of, norms_of
 from tonnage.model.attention import computed_anew
 from tonnage.model.dropout import Drawn
 
@@ -49,10 +49,11 @@ def tile_sequence(
     compiled block calls it as it is.
     """
     for block in blocks:
-        for mlp in mlps_of(block):
-            forward = torch.compile(mlp.forward, dynamic=True) if compiled else mlp.forward
-            run = partial(_run, _Tiles(mlp, forward, tokens, drawn, walk))
-            mlp.forward = torch.compiler.disable(run) if compiled else run
+        mlps = mlps_of(block)
+        for part in mlps if compiled or not mlps else [*mlps, *norms_of(block)]:  # compiled, a norm keeps little
+            forward = torch.compile(part.forward, dynamic=True) if compiled else part.forward
+            run = partial(_run, _Tiles(part, forward, tokens, drawn, walk))
+            part.forward = torch.compiler.disable(run) if compiled else run
 
 
 def _run(tiles: _Tiles, *arguments: Tensor, **named: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ def _run(tiles: _Tiles, *arguments: Tensor, **named: Tensor) -> Tensor:
     if hidden.numel() // hidden.shape[-1] <= tiles.tokens:
         whole: Tensor = tiles.compute(hidden)
         return whole
-    trained = [parameter for parameter in tiles.mlp.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in tiles.part.parameters() if parameter.requires_grad]
     if not torch.is_grad_enabled() or not (trained or hidden.requires_grad):
         return tiles.forward(hidden)
     kept = _Kept.apply(hidden, *trained[:1])  # type: ignore[no-untyped-call]
@@ -70,16 +71,16 @@ def _run(tiles: _Tiles, *arguments: Tensor, **named: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """An MLP, and how its input is cut: after every so many ``tokens`` of all rows, one row after another."""
+    """A part of a block, and how its input is cut: after every so many ``tokens`` of all rows, one row after another."""
 
-    mlp: nn.Module
+    part: nn.Module
     compute: Callable[[Tensor], Tensor]
     tokens: int
     drawn: Drawn | None
     walk: Walk
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """What the MLP makes of ``hidden``, (rows, tokens, hidden), without gradients."""
+        """What the part makes of ``hidden``, (rows, tokens, hidden), without gradients."""
         rows, output = _rows(hidden), torch.empty_like(hidden, memory_format=torch.contiguous_format)
         with torch.no_grad(), computed_anew():
             for tokens in self.of(rows):
@@ -118,7 +119,7 @@ class _Kept(torch.autograd.Function):
 
 
 class _InTiles(torch.autograd.Function):
-    """An MLP whose parameters that are ``trained`` are given besides, so that each has its gradient once."""
+    """A part of a block whose parameters that are ``trained`` are given besides, so that each has its gradient once."""
 
     @staticmethod
     def forward(ctx: Any, kept: Tensor, tiles: _Tiles, *trained: Tensor) -> Tensor:
