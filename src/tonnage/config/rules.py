@@ -428,14 +428,6 @@ WITHIN: tuple[Rule, ...] = (
         "memory.zero of 3, where they are gathered",
         "set memory.zero to 3, or memory.tiles=1",
     ),
-    Rule(
-        ("parallel.pipeline", "memory.activation_tier"),
-        lambda at: at.staged and at.activation_tier == "host",
-        "parallel.pipeline is {at.pipeline}, and memory.activation_tier is host: inputs of one micro-batch "
-        "have room there, and a stage has several under way",
-        "device; state, gradients and parameters may be in host memory or on disk",
-        "leave memory.activation_tier out, or set parallel.pipeline to 1",
-    ),
 )
 """What memory holds, and how."""
 OF_SCHEDULES: tuple[Rule, ...] = (

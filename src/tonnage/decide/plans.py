@@ -376,34 +376,38 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         trains=subject.trains(config),
         teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
-    parts = {
-        degree: weigh_once(
-            model_config,
-            subject.vocab_size,
-            replace(conditions, tensor=degree),
-            cache=cache,
-            kernels_off=config.kernels_off,
-        )
-        for degree in degrees(config, model_config, machine)
-    }
+    tower = None
     if data.sees:
         assert subject.files is not None
         assert subject.prepared is not None
         tower = tower_cost(config, model_config, subject.files, subject.prepared)
-        parts = {degree: part.seeing(tower) for degree, part in parts.items()}
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
-    could_share = config.data.share_prefixes and isolation.shares_prefixes and parts[1].shares_prefixes
-    for part in parts.values():
+
+    def weighed(tensor: int, sequence_tiles: int = 1) -> ModelProfile:
+        under = replace(conditions, tensor=tensor, sequence_tiles=sequence_tiles)
+        part = weigh_once(model_config, subject.vocab_size, under, cache=cache, kernels_off=config.kernels_off)
         for mode in isolation.inexact_recompute:
             part.blocks.pop(mode, None)
-    if drops or not isolation.shares_prefixes:
-        parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
-    if objective.compares:
-        parts = {
-            degree: replace(part, outside=part.outside and part.outside.scoring_first())
-            for degree, part in parts.items()
-        }
-    scales = Scales(parts[1], data, machine, parts, subject.rows, looks_first=config.objective.rows == "verdicts")
+        if objective.compares:
+            part = replace(part, outside=part.outside and part.outside.scoring_first())
+        part = replace(part, shares_prefixes=part.shares_prefixes and isolation.shares_prefixes)
+        return part if tower is None else part.seeing(tower)
+
+    def trained(part: ModelProfile) -> ModelProfile:
+        return replace(part, shares_prefixes=False) if drops else part
+
+    parts = {degree: weighed(degree) for degree in degrees(config, model_config, machine)}
+    could_share = config.data.share_prefixes and parts[1].shares_prefixes
+    parts = {degree: trained(part) for degree, part in parts.items()}
+    scales = Scales(
+        parts[1],
+        data,
+        machine,
+        parts,
+        subject.rows,
+        tiled=lambda tensor, number: trained(weighed(tensor, number)),
+        looks_first=config.objective.rows == "verdicts",
+    )
     return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
 
 

@@ -199,6 +199,11 @@ class Stages:
         return [stage.loss_model for stage in self.by_number.values()]
 
     @property
+    def inputs(self) -> list[BlockInputs]:
+        """Of blocks, where they rest in the host's memory."""
+        return [stage.inputs for stage in self.by_number.values() if stage.inputs is not None]
+
+    @property
     def elsewhere(self) -> frozenset[str]:
         """Names of parameters that no stage of this rank has."""
         return reduce(frozenset.__and__, (stage.elsewhere for stage in self.by_number.values()))
@@ -416,7 +421,10 @@ def _in_loss_model(
         blueprint.log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     keep_inputs = None
     if num_bytes := blueprint.input_bytes:
-        keep_inputs = partial(BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, log=blueprint.log)
+        passes = layout.passes_under_way(mesh["pipeline"].get_local_rank())
+        keep_inputs = partial(
+            BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, passes=passes, log=blueprint.log
+        )
     transforms = Transforms(
         tensor_plan=divided,
         tiled=tiled,
