@@ -279,7 +279,7 @@ def test_inputs_of_blocks_rest_on_the_host_in_every_schedule(folder: Path, sched
     """Of several micro-batches at a time, each of which finds its own again."""
     here, _ = written(folder, "llama", schedule, f"here {schedule}", memory=ON_HOST | {"activation_tier": "device"})
     there, _ = written(folder, "llama", schedule, f"there {schedule}", memory=ON_HOST)
-    work("train_runs", 2, here.path, there.path)
+    work("train_runs", (2, [str(here.path), str(there.path)]))
     wanted, found = metrics(here), metrics(there)
     assert [(one["loss"], one["grad_norm"]) for one in found] == [(one["loss"], one["grad_norm"]) for one in wanted]
     assert len(wanted) == LONG

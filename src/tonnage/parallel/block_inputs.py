@@ -22,7 +22,6 @@ from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import INPUTS
 from tonnage.offload.ring import Ring, Tensors
 
-
 Input = tuple[int, int]
 """The place of a pass among those under way, and of a block."""
 

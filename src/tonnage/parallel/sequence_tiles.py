@@ -30,7 +30,6 @@ from tonnage.model.anatomy import mlps_of, norms_of
 from tonnage.model.attention import computed_anew
 from tonnage.model.dropout import Drawn
 
-
 Walk = Callable[[Sequence[slice]], Iterable[slice]]
 """Of tiles, by their tokens, those that are computed: all, but where no number is computed."""
 
@@ -71,7 +70,7 @@ def _run(tiles: _Tiles, *arguments: Tensor, **named: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """A part of a block, and how its input is cut: after every so many ``tokens`` of all rows, one row after another."""
+    """A part of a block, and how its input is cut: after every so many ``tokens`` of all rows, one after another."""
 
     part: nn.Module
     compute: Callable[[Tensor], Tensor]

@@ -219,8 +219,8 @@ def _check_row_tiles(config: Config, model: ModelProfile) -> None:
         raise UserError(
             Problem(
                 where="memory.sequence_tiles",
-                found=f"{number} tiles, and no block of model type {model.model_type} has an MLP that takes hidden states "
-                "alone and makes of each token what no other token changes: experts and their routers are none",
+                found=f"{number} tiles, and no block of model type {model.model_type} has an MLP that takes hidden "
+                "states alone and makes of each token what no other token changes: experts and their routers do not",
                 needed="a family whose MLPs are modules of their own, as llama, qwen3, gemma3, mistral or gpt_neox",
                 change="memory.sequence_tiles=1",
             )
