@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
-    from tonnage.planning.profile import ModelProfile
+    from tonnage.planning.profile import ModelProfile, TowerCost
     from tonnage.planning.scales import Scales
     from tonnage.planning.ways import Compared
     from tonnage.training.isolation import Isolation
@@ -376,11 +376,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         trains=subject.trains(config),
         teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
-    tower = None
-    if data.sees:
-        assert subject.files is not None
-        assert subject.prepared is not None
-        tower = tower_cost(config, model_config, subject.files, subject.prepared)
+    tower = _tower_of(config, subject) if data.sees else None
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
 
     def weighed(tensor: int, sequence_tiles: int = 1) -> ModelProfile:
@@ -409,6 +405,13 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         looks_first=config.objective.rows == "verdicts",
     )
     return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
+
+
+def _tower_of(config: Config, subject: _Subject) -> TowerCost:
+    """What looks at images while the model is trained."""
+    assert subject.files is not None
+    assert subject.prepared is not None
+    return tower_cost(config, subject.model_config, subject.files, subject.prepared)
 
 
 def _is_elsewhere(config: Config, place: Where) -> bool:

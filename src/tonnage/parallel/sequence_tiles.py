@@ -63,8 +63,8 @@ def _run(tiles: _Tiles, *arguments: Tensor, **named: Tensor) -> Tensor:
     trained = [parameter for parameter in tiles.part.parameters() if parameter.requires_grad]
     if not torch.is_grad_enabled() or not (trained or hidden.requires_grad):
         return tiles.forward(hidden)
-    kept = _Kept.apply(hidden, *trained[:1])  # type: ignore[no-untyped-call]
-    output: Tensor = _InTiles.apply(kept, tiles, *trained)  # type: ignore[no-untyped-call]
+    entering = _Kept.apply(hidden, *trained[:1])  # type: ignore[no-untyped-call]
+    output: Tensor = _InTiles.apply(entering, tiles, *trained)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -121,9 +121,9 @@ class _InTiles(torch.autograd.Function):
     """A part of a block whose parameters that are ``trained`` are given besides, so that each has its gradient once."""
 
     @staticmethod
-    def forward(ctx: Any, kept: Tensor, tiles: _Tiles, *trained: Tensor) -> Tensor:
-        ctx.keeper, ctx.tiles, ctx.trained = kept.grad_fn, tiles, trained
-        return tiles.forward(kept)
+    def forward(ctx: Any, entering: Tensor, tiles: _Tiles, *trained: Tensor) -> Tensor:
+        ctx.keeper, ctx.tiles, ctx.trained = entering.grad_fn, tiles, trained
+        return tiles.forward(entering)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -211,14 +211,13 @@ def _weigh(
     if tensor > 1:
         _divide(model, anatomy, whole, conditions)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
     frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
         model_type=config.model_type,
-        num_parameters=num_parameters,
+        num_parameters=(num_parameters := sum(parameter.numel() for parameter in model.parameters())),
         embedding_parameters=0 if anatomy.tied else anatomy.embedding.weight.numel(),
         outside_parameters=num_parameters - sum(of_blocks),
         num_blocks=len(anatomy.blocks),
