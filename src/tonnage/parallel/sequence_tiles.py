@@ -80,7 +80,7 @@ class _Tiles:
 
     def forward(self, hidden: Tensor) -> Tensor:
         """What the part makes of ``hidden``, (rows, tokens, hidden), without gradients."""
-        rows, output = _rows(hidden), torch.empty_like(hidden, memory_format=torch.contiguous_format)
+        rows, output = _rows(hidden.detach()), torch.empty_like(hidden, memory_format=torch.contiguous_format)
         with torch.no_grad(), computed_anew():
             for tokens in self.of(rows):
                 with self.drawing(tokens):
@@ -139,9 +139,8 @@ class _InTiles(torch.autograd.Function):
             of_tile, *of_trained = torch.autograd.grad(output, (tile, *trained), slopes[:, tokens], allow_unused=True)
             del output
             _rows(of_hidden)[:, tokens] = of_tile
-            for number, part in enumerate(of_trained):
-                sums[number] = _added(sums[number], part)
-            del of_tile, of_trained, part
+            sums = list(map(_added, sums, of_trained))
+            del of_tile, of_trained
         return of_hidden, None, *(_taken(sums, number, weight.dtype) for number, weight in enumerate(trained))
 
 
