@@ -189,7 +189,8 @@ def given_back(decision: Decision) -> Plan:
     machine = load_machine(config.output) or describe_here(config.output)
     layout = replace(plan.layout, returns_memory=True)
     rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), [], config.seed)
-    ways = candidates(Search(config, Scales(plan.model, plan.data, machine, rows=rows)))
+    scales = Scales(plan.model, plan.data, machine, rows=rows, tiled=lambda *_: plan.model)  # weighed as planned
+    ways = candidates(Search(config, scales))
     return replace(plan, choice=next(way for way in ways if way.layout == layout))
 
 

@@ -130,8 +130,17 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["launch.workers=8", "parallel={tensor: 2, replicate: 3}"], "4 times 2 workers cannot form 3 equal groups"),
         (["launch.workers=8", "parallel.tensor=2", "batch.sequences=3"], "4 groups of 2 workers and only 3 pack(s)"),
         (
-            ["launch.workers=2", "parallel.pipeline=2", "memory={recompute: full, activation_tier: host}"],
-            "parallel.pipeline is 2, and memory.activation_tier is host: ",
+            ["memory={sequence_tiles: 8, tiles: 4, zero: 3}", "launch.workers=2"],
+            "memory.sequence_tiles is 8, and memory.tiles is 4: every tile of weights would come",
+        ),
+        (
+            [
+                "memory.sequence_tiles=8",
+                "launch.workers=2",
+                "parallel={pipeline: 2, schedule: zero_bubble}",
+                "precision=bf16",
+            ],
+            "parallel.schedule is zero_bubble, and memory.sequence_tiles is 8: gradients of weights come later",
         ),
         (["memory={optimizer_tier: device, optimizer_resident: 1GB}"], "memory.optimizer_resident is 1000000000, and"),
         (["memory.tiles=4", "launch.workers=2", "parallel.tensor=2"], "memory.tiles is 4, and parallel.tensor is 2: "),

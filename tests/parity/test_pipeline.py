@@ -70,6 +70,8 @@ MORE_CHANGES = {"one": ("1f1b", "1f1b x shard"), "1f1b": ("one",), "1f1b x tenso
 """Of the matrix."""
 BITS = ("one", "1f1b x shard", "zero_bubble", "1f1b x tensor", "one")
 """Layouts in which a state goes round, from halves with their low parts to fp32 masters and back."""
+ON_HOST: dict[str, Any] = {"recompute": "full", "activation_tier": "host", "micro_batch": 1, "moments": "fp32"}
+"""Of ``memory``: inputs of blocks in the host's memory."""
 Made = tuple[RunDirectory, Decision]
 
 
@@ -269,3 +271,16 @@ def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(folder: P
         )
         exported.append((target / "model.safetensors").read_bytes())
     assert all(one == exported[0] for one in exported)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_inputs_of_blocks_rest_on_the_host_in_every_schedule(folder: Path, schedule: str) -> None:
+    """Of several micro-batches at a time, each of which finds its own again."""
+    here, _ = written(folder, "llama", schedule, f"here {schedule}", memory=ON_HOST | {"activation_tier": "device"})
+    there, _ = written(folder, "llama", schedule, f"there {schedule}", memory=ON_HOST)
+    work("train_runs", (2, [str(here.path), str(there.path)]))
+    wanted, found = metrics(here), metrics(there)
+    assert [(one["loss"], one["grad_norm"]) for one in found] == [(one["loss"], one["grad_norm"]) for one in wanted]
+    assert len(wanted) == LONG
+    assert "blocks in host memory, of" in there.log.read_text()

@@ -975,7 +975,6 @@ def test_more_stages_than_blocks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "found"),
     [
-        ({"memory": {"activation_tier": "host"}}, "memory.activation_tier is host"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "compile": "on"}, "compile is on"),

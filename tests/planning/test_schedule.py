@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
-from tonnage.planning.schedule import Kind, Schedule, Task, cut, idle_share, rows_held, source_of, tasks
+from tonnage.planning.schedule import Kind, Schedule, Task, cut, idle_share, passes_held, rows_held, source_of, tasks
 
 KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 SCHEDULES: list[tuple[Schedule, int]] = [
@@ -112,6 +112,23 @@ def test_activations_held_at_a_time() -> None:
     assert held["gpipe"] == [12, 12, 12, 12]
     assert held["1f1b"] == [4, 3, 2, 1]
     assert held["zero_bubble"] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("schedule", "per_worker"), SCHEDULES)
+def test_micro_batches_under_way_end_in_the_order_in_which_they_began(schedule: Schedule, per_worker: int) -> None:
+    """In every stage, no more at a time than are counted: their inputs of blocks take turns in so many places."""
+    for worker in range(4):
+        most = passes_held(schedule, worker, 4, per_worker, 12)
+        under_way: dict[int, list[int]] = {}
+        reached = 0
+        for task in tasks(schedule, worker, 4, per_worker, 12):
+            numbers = under_way.setdefault(task.stage, [])
+            if task.kind == "forward":
+                numbers.append(task.micro_batch)
+                reached = max(reached, len(numbers))
+            if task.kind == "backward":
+                assert numbers.pop(0) == task.micro_batch
+        assert reached == most <= passes_held(schedule, 0, 4, per_worker, 12)
 
 
 @pytest.mark.parametrize(

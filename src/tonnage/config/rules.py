@@ -30,6 +30,7 @@ class Setting(NamedTuple):
     gradient_tier: str
     parameter_tier: str
     tiles: int | str
+    sequence_tiles: int | str
     recompute_blocks: int | str
     optimizer_resident: int | str
     disk: int | str
@@ -95,6 +96,11 @@ class Setting(NamedTuple):
         return self.context not in ("auto", 1)
 
     @property
+    def tiles_rows(self) -> bool:
+        """Whether MLPs go through rows in tiles of tokens, whatever is open."""
+        return self.sequence_tiles not in ("auto", 1)
+
+    @property
     def staged(self) -> bool:
         """Whether there is a pipeline, whatever is open."""
         return self.pipeline not in ("auto", 1)
@@ -104,7 +110,7 @@ class Setting(NamedTuple):
         """What a config says."""
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
-        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:10]}
+        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:11]}
         values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "context", "pipeline", "schedule")}
         return Setting(
             **values,
@@ -395,6 +401,14 @@ WITHIN: tuple[Rule, ...] = (
         "adapter", lambda at: at.adapter != "none", "given", "what is frozen is not computed in tiles so far"
     ),
     _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
+    Rule(
+        ("memory.sequence_tiles", "memory.tiles"),
+        lambda at: at.divides_rows and at.tiled,
+        "memory.sequence_tiles is {at.sequence_tiles}, and memory.tiles is {at.tiles}: every tile of weights would "
+        "come, and its gradient leave, once for each tile of the sequence",
+        "one of them",
+        "set memory.tiles to 1, or leave memory.sequence_tiles out",
+    ),
     _not_by_muon(
         "memory.tiles",
         lambda at: at.tiled,
@@ -471,14 +485,6 @@ WITHIN: tuple[Rule, ...] = (
         "memory.zero of 3, where they are gathered",
         "set memory.zero to 3, or memory.tiles=1",
     ),
-    Rule(
-        ("parallel.pipeline", "memory.activation_tier"),
-        lambda at: at.staged and at.activation_tier == "host",
-        "parallel.pipeline is {at.pipeline}, and memory.activation_tier is host: inputs of one micro-batch "
-        "have room there, and a stage has several under way",
-        "device; state, gradients and parameters may be in host memory or on disk",
-        "leave memory.activation_tier out, or set parallel.pipeline to 1",
-    ),
 )
 """What memory holds, and how."""
 OF_SCHEDULES: tuple[Rule, ...] = (
@@ -488,6 +494,14 @@ OF_SCHEDULES: tuple[Rule, ...] = (
         "zero_bubble",
         "gradients of weights come with the rest of the backward pass",
         "parallel.schedule=1f1b",
+    ),
+    Rule(
+        ("parallel.schedule", "memory.sequence_tiles"),
+        lambda at: at.staged and at.schedule == "zero_bubble" and at.tiles_rows,
+        "parallel.schedule is zero_bubble, and memory.sequence_tiles is {at.sequence_tiles}: gradients of weights come "
+        "later, from what a tile has by then forgotten",
+        "one of them",
+        "set parallel.schedule to 1f1b, or leave memory.sequence_tiles out",
     ),
     _not_rounded(
         "parallel.schedule",

@@ -658,6 +658,8 @@ class Memory(Section):
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where the blocks' parameters rest: on the `host` or on `disk` they come block by block (several need ZeRO 3)."""
+    sequence_tiles: Count | Literal["auto"] = "auto"
+    """In how many tiles of a row's tokens MLPs are computed, and again backward; `auto`: 1 (whole) if that fits."""
     tiles: Count | Literal["auto"] = "auto"
     """In how many tiles the largest weight is gathered, or comes from elsewhere; `auto`: 1 (whole) if that fits."""
     offload_dirs: Annotated[tuple[PathText, ...], BeforeValidator(_one_or_many)] = ()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
-    from tonnage.planning.profile import ModelProfile
+    from tonnage.planning.profile import ModelProfile, TowerCost
     from tonnage.planning.scales import Scales
     from tonnage.planning.ways import Compared
     from tonnage.training.isolation import Isolation
@@ -384,36 +384,43 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         trains=subject.trains(config),
         teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
-    parts = {
-        degree: weigh_once(
-            model_config,
-            subject.vocab_size,
-            replace(conditions, tensor=degree),
-            cache=cache,
-            kernels_off=config.kernels_off,
-        )
-        for degree in degrees(config, model_config, machine)
-    }
-    if data.sees:
-        assert subject.files is not None
-        assert subject.prepared is not None
-        tower = tower_cost(config, model_config, subject.files, subject.prepared)
-        parts = {degree: part.seeing(tower) for degree, part in parts.items()}
+    tower = _tower_of(config, subject) if data.sees else None
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
-    could_share = config.data.share_prefixes and isolation.shares_prefixes and parts[1].shares_prefixes
-    for part in parts.values():
+
+    def weighed(tensor: int, sequence_tiles: int = 1) -> ModelProfile:
+        under = replace(conditions, tensor=tensor, sequence_tiles=sequence_tiles)
+        part = weigh_once(model_config, subject.vocab_size, under, cache=cache, kernels_off=config.kernels_off)
         for mode in isolation.inexact_recompute:
             part.blocks.pop(mode, None)
-    lacking: dict[str, Any] = {"heads": ()} if undivided else {}
-    lacking |= {"shares_prefixes": False} if drops or not isolation.shares_prefixes else {}
-    parts = {degree: replace(part, **lacking) for degree, part in parts.items()}
-    if objective.scores_first:
-        parts = {
-            degree: replace(part, outside=part.outside and part.outside.scoring_first())
-            for degree, part in parts.items()
-        }
-    scales = Scales(parts[1], data, machine, parts, subject.rows, looks_first=config.objective.rows == "verdicts")
+        if objective.scores_first:
+            part = replace(part, outside=part.outside and part.outside.scoring_first())
+        part = replace(part, shares_prefixes=part.shares_prefixes and isolation.shares_prefixes)
+        part = replace(part, heads=()) if undivided else part
+        return part if tower is None else part.seeing(tower)
+
+    def trained(part: ModelProfile) -> ModelProfile:
+        return replace(part, shares_prefixes=False) if drops else part
+
+    parts = {degree: weighed(degree) for degree in degrees(config, model_config, machine)}
+    could_share = config.data.share_prefixes and parts[1].shares_prefixes
+    parts = {degree: trained(part) for degree, part in parts.items()}
+    scales = Scales(
+        parts[1],
+        data,
+        machine,
+        parts,
+        subject.rows,
+        tiled=lambda tensor, number: trained(weighed(tensor, number)),
+        looks_first=config.objective.rows == "verdicts",
+    )
     return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
+
+
+def _tower_of(config: Config, subject: _Subject) -> TowerCost:
+    """What looks at images while the model is trained."""
+    assert subject.files is not None
+    assert subject.prepared is not None
+    return tower_cost(config, subject.model_config, subject.files, subject.prepared)
 
 
 def _is_elsewhere(config: Config, place: Where) -> bool:

@@ -7,6 +7,7 @@ not in code elsewhere.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 from torch import nn
@@ -101,6 +102,32 @@ def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
             change="choose a decoder-only text model",
         )
     return tuple(max(lists, key=lambda blocks: sum(one.numel() for block in blocks for one in block.parameters())))
+
+
+def mlps_of(block: nn.Module) -> list[nn.Module]:
+    """The MLPs of a block that take hidden states alone, (..., hidden), and make of each token what no other token
+    changes. Mixtures of experts are none of them: what a router does with a token may depend on the others, and its
+    loss is taken over all."""
+    return [child for child in block.children() if _is_mlp(child)]
+
+
+def norms_of(block: nn.Module) -> list[nn.Module]:
+    """The norms of a block, of its hidden states, that normalise every token by itself."""
+    return [child for child in block.children() if _is_named(child, ("RMSNorm", "LayerNorm"))]
+
+
+def _is_named(module: nn.Module, ends: tuple[str, ...]) -> bool:
+    """Whether a module's class is called so, and takes one argument."""
+    takes = list(inspect.signature(type(module).forward).parameters)[1:]
+    return type(module).__name__.endswith(ends) and len(takes) == 1
+
+
+def _is_mlp(module: nn.Module) -> bool:
+    if not _is_named(module, ("MLP", "Mlp", "FeedForward", "FFN")):
+        return False
+    layers = [part for part in module.modules() if part._parameters and not isinstance(part, (nn.Linear, Conv1D))]
+    routes = any(isinstance(part, nn.ModuleList) for part in module.modules())
+    return not routes and all(is_norm("", layer) for layer in layers)
 
 
 def _logit_scale(config: PreTrainedConfig) -> float:

@@ -17,11 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tonnage.host.quantized import Format
+from tonnage.model.dropout import Drawn
 from tonnage.model.packed_layers import UNDIVIDED, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.units import UnitInFp32, units_in_fp32
@@ -55,6 +57,10 @@ class Transforms:
     """Weights that come in tiles."""
     quantize: Format | None = None
     """The form in which what is frozen is packed; None: each weight in its own, if it keeps one."""
+    sequence_tile: int | None = None
+    """Tokens of which MLPs of blocks compute at a time; None is all of a row."""
+    drawn: Drawn | None = None
+    """What has the keys of tokens by which adapters drop, where they do."""
     compile: bool = False
     recompute: Recompute = "none"
     recomputed: int | None = None
@@ -91,13 +97,15 @@ def parallelize(
        else depends.
     2. Tiles: weights that come in tiles are sharded already, and whatever follows leaves them alone.
     3. Pack what is frozen, if it is to be: of each matrix what this rank has.
-    4. Compile what a block computes, without the recompute that is put around it: Dynamo does not compile what
+    4. Tiles of the sequence: an MLP as it has become runs once for each. What one of them computes is compiled by
+       itself, since Dynamo does not compile a backward pass that computes anew.
+    5. Compile what a block computes, without the recompute that is put around it: Dynamo does not compile what
        ``torch.utils.checkpoint`` calls. Blocks with ``selective`` recompute stay uncompiled: it keeps results of single
        operations, which a compiled block fuses.
-    5. Recompute: what a block saves for its backward pass is the block's own affair, and it must be settled before
+    6. Recompute: what a block saves for its backward pass is the block's own affair, and it must be settled before
        anything else is wrapped around the block, so that a recomputed forward does not gather parameters again.
-    6. Inputs of blocks that recompute leave for the host's memory, around that: they are what such a block saves.
-    7. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
+    7. Inputs of blocks that recompute leave for the host's memory, around that: they are what such a block saves.
+    8. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head).
 
     What rests on the host or on disk is attached when the model has memory (``training.placing``).
@@ -105,7 +113,10 @@ def parallelize(
     if transforms.tensor_plan is not None:
         divide(root, transforms.tensor_plan, mesh["tensor"])
     packed = pack_layers(root, blocks, transforms.quantize)
-    if transforms.compile and transforms.recompute != "selective":
+    compiled = transforms.compile and transforms.recompute != "selective"
+    if transforms.sequence_tile is not None:
+        tile_sequence(blocks, transforms.sequence_tile, transforms.drawn, compiled=compiled)
+    if compiled:
         compile_blocks(blocks)
     recomputed = blocks[: transforms.recomputed]
     recompute_blocks(recomputed, transforms.recompute)

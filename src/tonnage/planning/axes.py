@@ -39,6 +39,7 @@ def settings(config: Config, machine: Machine, before: Layout | None) -> Iterato
         "gradient_tier": states,
         "parameter_tier": states,
         "tiles": (1,),
+        "sequence_tiles": (1,),
     }
     values = [_values(key, getattr(memory, key), before, every) for key, every in otherwise.items()]
     if memory.recompute_blocks != "auto":
@@ -107,7 +108,7 @@ def layouts(
             yield Layout(**of_all, **of_memory, **sizes, returns_memory=returns)
 
 
-CHOSEN = Setting._fields[:8]
+CHOSEN = Setting._fields[:9]
 """What the search tries of memory."""
 
 

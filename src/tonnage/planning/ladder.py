@@ -27,7 +27,9 @@ WORTH_MOVING = 1.25
 """So many times as fast a step must be for the host to make its update, where nobody has measured how fast it does
 that."""
 TILES = (2, 4, 8, 16, 32, 64)
-"""Numbers of tiles worth trying where weights do not fit whole."""
+"""Numbers of tiles worth trying where weights, or rows in MLPs, do not fit whole."""
+OF_ROWS = ("activations", "workspace")
+"""What of a moment's bytes grows with rows, and may come in tiles of the sequence."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
@@ -95,19 +97,59 @@ def rung_of(choice: Choice) -> int:
 def climb(search: Search) -> list[Choice]:
     """The ways that the config allows, weighed: more of them as long as nothing fits.
 
-    Where workers divide the model, what rests on disk comes last; where nothing fits whole, large weights come in as
-    few tiles as help.
+    MLPs go through rows in as few tiles as help, where nothing would be given up then. Where workers divide the model,
+    what rests on disk comes last; where nothing fits whole, large weights come in as few tiles as help.
     """
-    choices: list[Choice] = []
-    for last_resort in (False, True):
-        if not any(map(search.holds, choices)):
-            choices += [less_on_disk(choice, search) for choice in candidates(search, last_resort=last_resort)]
+    choices = [less_on_disk(choice, search) for choice in candidates(search)]
+    if not _holds_all(choices, search):
+        choices += rows_divided(choices, search)
+    if not any(map(search.holds, choices)):
+        choices += [less_on_disk(choice, search) for choice in candidates(search, last_resort=True)]
     if not search.tiles_are_open or search.before is not None or any(map(search.holds, choices)):
         return choices
     in_most = in_tiles(search, TILES[-1])
     if not any(map(search.holds, in_most)):
         return choices + in_most
     return next(tiled for number in TILES if any(map(search.holds, tiled := in_tiles(search, number))))
+
+
+def _holds_all(choices: Sequence[Choice], search: Search) -> bool:
+    """Whether one of them fits that gives nothing up."""
+    return any(given_up(choice) == 0 and search.holds(choice) for choice in choices)
+
+
+def rows_divided(choices: Sequence[Choice], search: Search) -> list[Choice]:
+    """Ways with MLPs over rows in as few tiles as it takes for one to fit that gives nothing up or, where none does but
+    nothing fits otherwise, for any to fit; nothing if that does not help either. What they leave has to fit without
+    what grows with rows, or none of them is weighed."""
+    if not search.rows_may_divide or search.before is not None:
+        return []
+    fits_at_all = any(map(search.holds, choices))
+    left = [choice for choice in choices if given_up(choice) == 0 or not fits_at_all]
+    if not any(search.holds(_without_rows(choice)) for choice in left):
+        return []
+    in_most = in_row_tiles(search, TILES[-1])
+    if _holds_all(in_most, search):
+        return next(divided for number in TILES if _holds_all(divided := in_row_tiles(search, number), search))
+    if fits_at_all or not any(map(search.holds, in_most)):
+        return []
+    return next(divided for number in TILES if any(map(search.holds, divided := in_row_tiles(search, number))))
+
+
+def _without_rows(choice: Choice) -> Choice:
+    """A choice as if nothing grew with its rows."""
+    instants = (
+        replace(instant, bytes={name: size for name, size in instant.bytes.items() if name not in OF_ROWS})
+        for instant in choice.instants
+    )
+    return replace(choice, instants=tuple(instants))
+
+
+def in_row_tiles(search: Search, number: int) -> list[Choice]:
+    """Every way that the config allows, but for those that are a last resort, with MLPs over rows in so many tiles."""
+    memory = search.config.memory.model_copy(update={"sequence_tiles": number, "tiles": 1})
+    divided = replace(search, config=search.config.model_copy(update={"memory": memory}))
+    return [less_on_disk(choice, search) for choice in candidates(divided)]
 
 
 def in_tiles(search: Search, number: int) -> list[Choice]:
@@ -193,16 +235,22 @@ def costs(search: Search, chosen: Choice) -> list[Cost]:
     """What every rung would have cost, with weights that come whole and, last, in tiles."""
     assert search.budget is not None
     every = [less_on_disk(choice, search) for choice in candidates(search, last_resort=None)]
-    rungs, open_tiles = list(map(rung_of, every)), search.tiles_are_open
+    rungs, open_tiles, of_rows = list(map(rung_of, every)), search.tiles_are_open, chosen.layout.sequence_tiles
     rows = [
         _cost(rung.name, [choice for choice, at in zip(every, rungs, strict=True) if at == number], search)
         for number, rung in enumerate(LADDER)
     ]
+    row_tiles, weight_tiles = len(rows), len(rows) + int(search.rows_may_divide)
+    if search.rows_may_divide:
+        divided = in_row_tiles(search, of_rows) if of_rows > 1 else rows_divided(every, search)
+        number = divided[0].layout.sequence_tiles if divided else TILES[-1]
+        rows.append(_cost(f"MLPs over rows in {number} tiles", divided, search))
     if open_tiles:
         tiled = {number: in_tiles(search, number) for number in TILES}
         helps = next((number for number in TILES if any(map(search.holds, tiled[number]))), TILES[-1])
         rows.append(_cost(f"large weights in {helps} tiles", tiled[helps], search))
-    taken = len(LADDER) if open_tiles and chosen.layout.tiles > 1 else rung_of(chosen)
+    taken = row_tiles if search.rows_may_divide and of_rows > 1 else rung_of(chosen)
+    taken = weight_tiles if open_tiles and chosen.layout.tiles > 1 else taken
     return [replace(row, chosen=number == taken) for number, row in enumerate(rows)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tonnage.planning.schedule import Schedule
+from tonnage.planning.schedule import Schedule, passes_held
 
 Recompute = Literal["none", "selective", "full"]
 Moments = Literal["fp32", "bf16", "int8"]
@@ -90,6 +90,9 @@ class Layout:
 
     tiles: int = 1
     """In how many parts the largest weight comes, forward and backward (``parallel.tiled``); 1 is whole, as all are."""
+    sequence_tiles: int = 1
+    """In how many tiles of tokens MLPs of blocks go through the fullest row (``parallel.sequence_tiles``); 1 is whole.
+    Shorter rows have fewer of as many tokens."""
     blocks_ahead: int = 1
     """Blocks that are gathered while one runs (``parallel.gather_ahead``); 1 is FSDP2's own order."""
 
@@ -98,6 +101,13 @@ class Layout:
         first = self.recomputed[0] if self.recomputed else blocks
         kinds: list[tuple[Recompute, int]] = [(self.recompute, first), ("none", blocks - first)]
         return [(kind, number) for kind, number in kinds if number]
+
+    def passes_under_way(self, worker: int = 0) -> int:
+        """Micro-batches that have gone forward and not backward through a stage of a pipeline's worker, at most; the
+        first worker has most of them. Without a pipeline it is one."""
+        if not self.stages:
+            return 1
+        return passes_held(self.schedule, worker, self.pipeline, self.stages_per_worker, self.micro_batches)
 
     @property
     def recomputed_part(self) -> float:

@@ -157,7 +157,9 @@ def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
     per_worker = len(layout.stages) // layout.pipeline
     rows = rows_held(layout.schedule, worker, layout.pipeline, per_worker, layout.micro_batches)
     row = model.outside.embedded(layout.row_tokens)
-    row += model.num_blocks / per_worker * model.blocks[layout.recompute].saved(layout.row_tokens)
+    saved = model.blocks[layout.recompute].saved(layout.row_tokens)
+    # Of inputs that leave, what the last block puts out stays, from which the backward pass begins.
+    row += saved if layout.activation_tier == "host" else model.num_blocks / per_worker * saved
     hidden = layout.width * model.hidden_size * layout.row_tokens
     return round(max(0, rows - per_worker) * row + 4 * hidden)
 
@@ -283,7 +285,9 @@ class _Row:
             recomputed=recomputed,
             early=early,
             late=late,
-            most_saved=INPUTS.slots * early.saved if layout.activation_tier == "host" else math.inf,
+            most_saved=INPUTS.slots * layout.stages_per_worker * early.saved
+            if layout.activation_tier == "host"
+            else math.inf,
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
             slopes=outside.head(supervised).saved(supervised) + multiplied,

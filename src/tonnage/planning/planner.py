@@ -124,7 +124,7 @@ def _written(
         machine=machine.describe(),
         budget=search.budget,
         frontier=frontier([*choices, chosen], chosen),
-        model=search.scales.model,
+        model=search.scales.model_of(replace(chosen.layout, tensor=1)),
         data=data,
         reasons={key: why for key, why in reasons.items() if why},
         warnings=(

@@ -329,6 +329,8 @@ class ModelProfile:
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
     in_fp8: str = ""
     """What of the blocks is multiplied in fp8, and what is not, in words; nothing where all is in 16 bits."""
+    tokenwise_blocks: int = 0
+    """Blocks whose MLPs may go through rows in tiles of tokens (``model.anatomy.mlps_of``)."""
     tower: TowerCost | None = None
     """What looks at images while the model is trained, where something does; its parameters are among those outside of
     blocks."""

@@ -14,6 +14,7 @@ from tonnage.planning.words import describe, needed_and_most, size
 KEYS = (
     "micro_batch",
     "recompute",
+    "sequence_tiles",
     "activation_tier",
     "zero",
     "optimizer_tier",

@@ -149,6 +149,7 @@ def check(config: Config, model: ModelProfile, data: DataProfile, machine: Machi
     _check_workers(config, data)
     _check_stages(config, model)
     _check_recomputed(config, model)
+    _check_row_tiles(config, model)
     for said in broken(OF_MACHINE, setting_of(config, machine)):
         raise UserError(Problem(said.found, said.needed, said.change, " ".join(said.keys)))
     if not force:
@@ -225,6 +226,20 @@ def _check_recomputed(config: Config, model: ModelProfile) -> None:
                 found=f"{num_recomputed} blocks to recompute, {model.num_blocks} blocks in the model",
                 needed=f"{model.num_blocks} blocks at most",
                 change="memory.recompute_blocks=auto memory.recompute=full for all of them",
+            )
+        )
+
+
+def _check_row_tiles(config: Config, model: ModelProfile) -> None:
+    number = config.memory.sequence_tiles
+    if number not in ("auto", 1) and not model.tokenwise_blocks:
+        raise UserError(
+            Problem(
+                where="memory.sequence_tiles",
+                found=f"{number} tiles, and no block of model type {model.model_type} has an MLP that takes hidden "
+                "states alone and makes of each token what no other token changes: experts and their routers do not",
+                needed="a family whose MLPs are modules of their own, as llama, qwen3, gemma3, mistral or gpt_neox",
+                change="memory.sequence_tiles=1",
             )
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
@@ -45,6 +45,8 @@ class Scales:
     them."""
     rows: Rows | None = None
     """Tells how full rows will be; without it they are taken to be full."""
+    tiled: Callable[[int, int], ModelProfile] | None = None
+    """Weighs what a rank has, of a size of the tensor axis, with MLPs over rows in so many tiles."""
     looks_first: bool = False
     """Whether a step begins with forward passes of all its rows without a gradient."""
 
@@ -53,6 +55,17 @@ class Scales:
         """What one rank has, by sizes of the tensor axis, the whole model first."""
         return {1: self.model} | dict(self.parts)
 
+    def model_of(self, layout: Layout) -> ModelProfile:
+        """What one rank has in a layout."""
+        if layout.sequence_tiles == 1:
+            return self.models[layout.tensor]
+        return self._tiled(layout.tensor, layout.sequence_tiles)
+
+    @cached_property
+    def _tiled(self) -> Callable[[int, int], ModelProfile]:
+        assert self.tiled is not None, "nobody weighs tiles of the sequence"
+        return cache(self.tiled)
+
     @cached_property
     def sizes(self) -> Rows:
         """The sizes of rows, each asked for once."""
@@ -60,7 +73,7 @@ class Scales:
 
     def held(self, layout: Layout, seconds: Seconds) -> Choice:
         """What a layout holds whose steps take so long."""
-        model, machine = self.models[layout.tensor], self.machine
+        model, machine = self.model_of(layout), self.machine
         runtime = RUNTIME_BYTES[machine.kind]
         if machine.kind == "cpu" and model.tower is not None:
             runtime += PROCESSOR_BYTES
@@ -87,7 +100,7 @@ class Scales:
 
     def timed(self, layout: Layout) -> Seconds:
         """How long steps of a layout take, cut as it says."""
-        seconds = step_seconds(layout, self.models[layout.tensor], self.work(layout), self.machine)
+        seconds = step_seconds(layout, self.model_of(layout), self.work(layout), self.machine)
         if not self.looks_first:
             return seconds
         forward = seconds.compute / (3 + layout.recomputed_part)

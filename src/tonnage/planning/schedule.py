@@ -94,6 +94,17 @@ def rows_held(schedule: Schedule, worker: int, pipeline: int, stages_per_worker:
 
 
 @lru_cache(maxsize=4096)
+def passes_held(schedule: Schedule, worker: int, pipeline: int, stages_per_worker: int, micro_batches: int) -> int:
+    """Most micro-batches that have gone forward, and not backward, through any one stage of a worker."""
+    held: dict[int, int] = {}
+    most = 1
+    for task in tasks(schedule, worker, pipeline, stages_per_worker, micro_batches):
+        held[task.stage] = held.get(task.stage, 0) + (task.kind == "forward") - (task.kind == "backward")
+        most = max(most, held[task.stage])
+    return most
+
+
+@lru_cache(maxsize=4096)
 def cut(num_blocks: int, num_stages: int, block: float, first: float, last: float) -> tuple[int, ...]:
     """Blocks of each stage, so that the dearest stage costs the least.
 

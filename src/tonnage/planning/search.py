@@ -52,6 +52,14 @@ class Search:
         return self.config.memory.tiles == "auto" and self.config.objective.goes_with_tiles
 
     @property
+    def rows_may_divide(self) -> bool:
+        """Whether MLPs may go through rows in tiles of tokens, as some of the model's can and the config allows."""
+        config, model = self.config, self.scales.model
+        apart = config.parallel.schedule == "zero_bubble" and config.parallel.pipeline != 1
+        is_open = config.memory.sequence_tiles == "auto" and config.memory.tiles in ("auto", 1) and not apart
+        return is_open and self.scales.tiled is not None and bool(model.tokenwise_blocks)
+
+    @property
     def num_steps(self) -> int:
         """Of the run."""
         return math.ceil(self.steps.num_packs / self.steps.packs)
@@ -60,13 +68,13 @@ class Search:
         """What a layout takes; a pipeline's is cut as it is best."""
         scales = self.scales
         if layout.pipeline > 1:
-            model, work, per_worker = scales.models[layout.tensor], scales.work(layout), self.config.stages_per_worker
+            model, work, per_worker = scales.model_of(layout), scales.work(layout), self.config.stages_per_worker
             layout = replace(layout, stages=stages_of(layout, model, work, scales.machine, per_worker))
         return scales.held(layout, scales.timed(layout))
 
     def weigh_anew(self, choice: Choice, layout: Layout) -> Choice:
         """Another layout in place of a choice's, saved as often."""
-        anew, every, model = self.weigh(layout), choice.saving.every, self.scales.models[layout.tensor]
+        anew, every, model = self.weigh(layout), choice.saving.every, self.scales.model_of(layout)
         saving = saving_of(every, layout, model, self.scales.machine, anew.seconds.total, every + 1)
         return replace(anew, saving=saving)
 
@@ -149,7 +157,7 @@ def saved(choice: Choice, search: Search) -> list[Choice]:
     scales, every, choices = search.scales, search.config.checkpoint.every, []
     for beside in (True, False):
         layout = replace(choice.layout, saves_beside=beside)
-        model, seconds = scales.models[layout.tensor], choice.seconds.total
+        model, seconds = scales.model_of(layout), choice.seconds.total
         saving = saving_of(every, layout, model, scales.machine, seconds, search.num_steps)
         if not saving.every:
             return [choice]
@@ -181,7 +189,7 @@ def with_fewest_blocks(choice: Choice, search: Search) -> Layout:
     fastest, and are found by bisection. The guess: as many are kept as the room that all of them recomputed leaves
     has space for.
     """
-    layout, model, budget = choice.layout, search.scales.models[choice.layout.tensor], search.budget
+    layout, model, budget = choice.layout, search.scales.model_of(choice.layout), search.budget
     blocks = model.num_blocks
     assert budget is not None
 
@@ -213,7 +221,7 @@ def filled(choice: Choice, search: Search) -> Choice:
         return choice
     if room < (tile := OPTIMIZER[layout.optimizer_tier].unit_bytes):
         return choice
-    resident = min(room, states(layout, search.scales.models[layout.tensor]).optimizer) // tile * tile
+    resident = min(room, states(layout, search.scales.model_of(layout)).optimizer) // tile * tile
     return search.weigh_anew(choice, replace(layout, optimizer_resident=resident))
 
 

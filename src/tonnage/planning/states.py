@@ -264,7 +264,7 @@ def of_a_step(layout: Layout, model: ModelProfile) -> int:
     gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
     one = layout.width * model.hidden_size * layout.row_tokens
     inputs = layout.recomputed[0] if layout.recomputed else model.num_blocks
-    return gradients + (inputs * one if layout.activation_tier == "host" else 0)
+    return gradients + (layout.passes_under_way() * inputs * one if layout.activation_tier == "host" else 0)
 
 
 def reduced_gradients(layout: Layout, model: ModelProfile) -> int:

@@ -52,6 +52,8 @@ def describe(layout: Layout) -> str:
     if layout.recompute != "none":
         some = " in {} of {} blocks".format(*layout.recomputed) if layout.recomputed else ""
         words.append(f"recompute {layout.recompute}{some}")
+    if layout.sequence_tiles > 1:
+        words.append(f"MLPs over the sequence in {layout.sequence_tiles} tiles")
     if layout.tiles > 1:
         words.append(f"large weights in tiles, the largest in {layout.tiles}")
     if layout.blocks_ahead == 1 and layout.may_gather_ahead:

@@ -97,6 +97,8 @@ class Blueprint:
     compile: Compile = "off"
     router_loss: float | Literal["auto", "model"] = "auto"
     """Weight of the loss of a mixture's routers, as in the config."""
+    sequence_tile: int | None = None
+    """Tokens of which MLPs of blocks compute at a time; None is all of a row."""
     input_bytes: int = 0
     """Of the largest inputs of blocks, where they rest in the host's memory; else 0."""
     directories: Sequence[Path] | None = None
@@ -200,6 +202,11 @@ class Stages:
         return [stage.loss_model for stage in self.by_number.values()]
 
     @property
+    def inputs(self) -> list[BlockInputs]:
+        """Of blocks, where they rest in the host's memory."""
+        return [stage.inputs for stage in self.by_number.values() if stage.inputs is not None]
+
+    @property
     def elsewhere(self) -> frozenset[str]:
         """Names of parameters that no stage of this rank has."""
         return reduce(frozenset.__and__, (stage.elsewhere for stage in self.by_number.values()))
@@ -255,6 +262,7 @@ def blueprint_of(setting: WorkerSetting, *, load: bool) -> Blueprint:
         seed=config.seed,
         compile=_compile_of(setting),
         router_loss=config.router_loss,
+        sequence_tile=-(-largest_row // layout.sequence_tiles) if layout.sequence_tiles > 1 else None,
         input_bytes=largest_input if layout.activation_tier == "host" else 0,
         directories=setting.directories if layout.parameter_tier == "disk" else None,
         start=None if trains.adapter is None or trains.adapter.init == "zero" else RunDirectory(config.output).start,
@@ -422,11 +430,16 @@ def _in_loss_model(
         blueprint.log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     keep_inputs = None
     if num_bytes := blueprint.input_bytes:
-        keep_inputs = partial(BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, log=blueprint.log)
+        passes = layout.passes_under_way(mesh["pipeline"].get_local_rank())
+        keep_inputs = partial(
+            BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, passes=passes, log=blueprint.log
+        )
     transforms = Transforms(
         tensor_plan=divided,
         tiled=tiled,
         quantize=blueprint.trains.quantize,
+        sequence_tile=blueprint.sequence_tile,
+        drawn=draft.dropout,
         compile=compiled,
         recompute=layout.recompute,
         recomputed=layout.recomputed[0] if layout.recomputed else None,

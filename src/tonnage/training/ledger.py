@@ -6,7 +6,7 @@ It works on tensors without content as well as on others, so what a model costs 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +48,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live = self._whole = self._flops = self._fp8_flops = self._fp8_numbers = self._traffic = self._made = 0
+        self._times = 1
         self._heights, self._bare_heights = [0], [0]
         self._heads: Heads | None = None
         self._known: dict[int, int] = {}
@@ -60,6 +61,16 @@ class Ledger(TorchDispatchMode):
         self._heights, self._bare_heights = [self._live], [self._live - self._whole]
         self._flops = self._fp8_flops = self._fp8_numbers = self._traffic = self._made = 0
         return found
+
+    def some(self, tiles: Sequence[slice]) -> Iterator[slice]:
+        """Of tiles that cost the same, the first two and the last: what the second one takes counts for all between."""
+        yield tiles[0]
+        if len(tiles) > 2:
+            self._times = len(tiles) - 2
+            yield tiles[1]
+            self._times = 1
+        if len(tiles) > 1:
+            yield tiles[-1]
 
     def is_whole(self, parameter: Tensor) -> None:
         """The gradient of a parameter is."""
@@ -87,14 +98,14 @@ class Ledger(TorchDispatchMode):
             self._heads = query.shape[1], query.shape[-1]
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
             if "att" not in str(func):  # counted by length of documents, in the planner
-                flops = formula(*args, **(kwargs or {}), out_val=result)
+                flops = self._times * formula(*args, **(kwargs or {}), out_val=result)
                 self._flops += flops
                 if func is torch.ops.aten._scaled_mm.default:
                     self._fp8_flops += flops
-                    self._fp8_numbers += args[0].numel() + args[1].numel()
+                    self._fp8_numbers += self._times * (args[0].numel() + args[1].numel())
         elif outputs and not _is_view(func):
             inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))
+            self._traffic += self._times * sum(tensor.nbytes for tensor in (*inputs, *outputs))
         return result
 
     def _note(self, tensor: Tensor) -> None:
@@ -105,7 +116,7 @@ class Ledger(TorchDispatchMode):
         size = storage.nbytes()
         self._known[key] = size
         self._live += size
-        self._made += size
+        self._made += self._times * size
         self._heights.append(self._live)
         self._bare_heights.append(self._live - self._whole)
         weakref.finalize(storage, self._forget, key, size)

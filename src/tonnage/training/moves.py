@@ -36,10 +36,10 @@ class HostUse:
     seconds in which training waited for the optimizer."""
 
     def __init__(
-        self, optimizer: AdamW, inputs: BlockInputs | None, weights: Sequence[BlocksElsewhere | HostMasters]
+        self, optimizer: AdamW, inputs: Sequence[BlockInputs], weights: Sequence[BlocksElsewhere | HostMasters]
     ) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        self._copying = [optimizer.tier, optimizer.gradients, inputs, *weights]
+        self._copying = [optimizer.tier, optimizer.gradients, *inputs, *weights]
 
     def take(self) -> dict[str, float]:
         """Since the last call."""

@@ -52,7 +52,7 @@ from tonnage.model.adapters import (
     is_addition,
     prepare,
 )
-from tonnage.model.anatomy import Anatomy, dissect
+from tonnage.model.anatomy import Anatomy, dissect, mlps_of
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.fake_quantized import fake_quantize
@@ -63,6 +63,7 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.tiny import SHARING_LAYERS, count_layers, is_by_layer, overrides_of
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.profile import (
@@ -85,7 +86,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 36
+FORMAT = 37
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -105,6 +106,8 @@ class Conditions:
     device_type: DeviceType = "cpu"
     tensor: int = 1
     """Ranks that divide every block; the profile is of what one of them has and computes."""
+    sequence_tiles: int = 1
+    """Tiles of tokens in which MLPs of blocks go through a row."""
     arrangement: Arrangement = "packed"
     attention: str = PACKED
     """As ``isolation`` has them."""
@@ -209,13 +212,12 @@ def _weigh(
     if tensor > 1:
         _divide(model, anatomy, whole, conditions)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
         model_type=config.model_type,
-        num_parameters=num_parameters,
+        num_parameters=(num_parameters := sum(parameter.numel() for parameter in model.parameters())),
         embedding_parameters=0 if anatomy.tied else anatomy.embedding.weight.numel(),
         outside_parameters=num_parameters - sum(of_blocks),
         num_blocks=len(anatomy.blocks),
@@ -251,6 +253,7 @@ def _weigh(
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
         heads=traced.kinds_of_heads,
+        tokenwise_blocks=sum(bool(mlps_of(block)) for block in anatomy.blocks),
     )
 
 
@@ -435,7 +438,8 @@ def _trace(
 
 def _lengths_of(run: Callable[..., list[Mark]], conditions: Conditions) -> tuple[list[int], int]:
     """Tokens of the documents that a block is run on, and of the chunks in which it computes them."""
-    tokens = conditions.document_tokens
+    tiles = conditions.sequence_tiles
+    tokens = -(-conditions.document_tokens // tiles) * tiles  # no last tile of fewer
     if conditions.arrangement == "padded" and tokens > max(SCANNED):
         if _scans(run):
             return list(SCANNED), 1
@@ -582,6 +586,8 @@ def _run_backbone(
             divide_in_shape(model, tensor_plan(model, anatomy), conditions.tensor)
         pack_layers(model, anatomy.blocks, conditions.trains.quantize)
         _move(model, device)
+        if (number := conditions.sequence_tiles) > 1:
+            tile_sequence(anatomy.blocks, document * num_documents // number, walk=ledger.some)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
         for parameter in model.parameters():
