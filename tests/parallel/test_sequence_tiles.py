@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -89,9 +90,14 @@ def test_adapters_drop_the_same_of_each_token(mode: Recompute) -> None:
 def test_a_block_that_is_recomputed_runs_its_mlp_twice_and_keeps_its_input_alone() -> None:
     """Not three times: the block stops once all that was kept is there again."""
     model, _ = built(FAMILIES["llama"])
-    mlp, calls = mlps_of(dissect(model).blocks[0])[0], []
-    compute = mlp.forward
-    mlp.forward = lambda hidden: calls.append(hidden.shape[1]) or compute(hidden)  # type: ignore[method-assign]
+    mlp, calls = mlps_of(dissect(model).blocks[0])[0], list[int]()
+    compute: Callable[[Tensor], Tensor] = mlp.forward
+
+    def counted(hidden: Tensor) -> Tensor:
+        calls.append(hidden.shape[1])
+        return compute(hidden)
+
+    mlp.forward = counted
     tile_sequence(dissect(model).blocks, TILE)
     recompute_blocks(dissect(model).blocks, "full")
     learnt(model)
@@ -105,9 +111,12 @@ def test_little_is_kept_between_the_passes() -> None:
         model, _ = built(FAMILIES["llama"])
         tile_sequence(dissect(model).blocks, number)
         saved: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda one, saved=saved: saved.append(one.numel()) or one, lambda one: one
-        ):
+
+        def note(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             mlps_of(dissect(model).blocks[0])[0](torch.randn(1, IDS.numel(), 96, requires_grad=True))
         kept[number] = sum(saved)
     assert kept[TILE] == 96 * IDS.numel() < kept[IDS.numel()] / 3
@@ -131,6 +140,7 @@ def test_families_whose_mlps_take_hidden_states_alone(family: str) -> None:
 def test_experts_are_left_alone() -> None:
     model = build_on_meta(mixture_config("qwen3_moe"), torch.float32, attention_name="eager")
     assert not any(mlps_of(block) for block in dissect(model).blocks)
-    forwards = [block.mlp.forward for block in dissect(model).blocks]
-    tile_sequence(dissect(model).blocks, TILE)
-    assert [block.mlp.forward for block in dissect(model).blocks] == forwards
+    blocks: Sequence[Any] = dissect(model).blocks
+    forwards = [block.mlp.forward for block in blocks]
+    tile_sequence(blocks, TILE)
+    assert [block.mlp.forward for block in blocks] == forwards

@@ -65,9 +65,11 @@ def factors(logits: Tensor, targets: Tensor, objective: dict[str, Any]) -> Tenso
     """By full logits, in fp64."""
     logits = logits.detach().double()
     if objective["kind"] == "dft":
-        return logits.softmax(1).gather(1, targets[:, None])[:, 0].float()
+        right: Tensor = logits.softmax(1).gather(1, targets[:, None])
+        return right[:, 0].float()
     likeliest = torch.distributions.Categorical(logits=logits.sort(1, descending=True).values[:, :20])
-    return ((likeliest.entropy() / 3.0) ** objective.get("power", 1.0)).float()
+    entropy: Tensor = likeliest.entropy()
+    return ((entropy / 3.0) ** float(objective.get("power", 1.0))).float()
 
 
 def in_plain_torch(decision: Decision, objective: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, Tensor]]:

@@ -32,7 +32,8 @@ def block(cost: BlockCost, number: int) -> BlockCost:
 
     again = cost.forward_flops * (0.5 if number > 1 else 0.0)
     backward = Line(cost.backward_flops.fixed + again.fixed, cost.backward_flops.per_token + again.per_token)
-    return replace(cost, **{name: peak(name) for name in PEAKS}, backward_flops=backward)
+    peaks: dict[str, Any] = {name: peak(name) for name in PEAKS}
+    return replace(cost, **peaks, backward_flops=backward)
 
 
 def profile(number: int) -> ModelProfile:
