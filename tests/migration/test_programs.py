@@ -278,8 +278,6 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"relora": True}, "relora"),
         ({"optimizer": "came_pytorch"}, "optimizer"),
         ({"lr_scheduler": "one_cycle"}, "lr_scheduler"),
-        ({"context_parallel_size": 2}, "context_parallel_size"),
-        ({"fp8": True}, "fp8"),
         ({**LORA, "lora_dropout": 0.1, "peft_use_dora": True}, "peft_use_dora"),
         ({**LORA, "peft_init_lora_weights": "eva"}, "peft_init_lora_weights"),
         ({**LORA, "peft_layers_to_transform": [1]}, "peft_layers_to_transform"),

@@ -206,7 +206,6 @@ def test_preferences_become_an_objective(arguments: str, objective: dict[str, An
         (f"{QWEN} --task_type seq_cls --num_labels 2", ["--task_type"]),
         (f"{QWEN} --loss_type infonce", ["--loss_type"]),
         (f"{QWEN} --loss_scale react", ["--loss_scale"]),
-        (f"{QWEN} --sequence_parallel_size 4", ["--sequence_parallel_size"]),
         (f"{QWEN} --use_dora true", ["--use_dora"]),  # its dropout is 0.05
         (f"{QWEN} --init_weights olora", ["--init_weights"]),
         (f"{QWEN} --optimizer muon", ["--optimizer"]),

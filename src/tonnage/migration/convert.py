@@ -29,6 +29,7 @@ from tonnage.migration import (
     memory,
     model,
     objective,
+    positions,
     rendering,
     rounding,
     saving,
@@ -135,6 +136,7 @@ def convert(files: Files) -> Import:
     training.precision(draft)
     memory.memory(draft)
     model.model(draft)
+    positions.positions(draft)
     adapters.trained(draft)
     training.loraplus(draft)
     rounding.rounding(draft)

@@ -326,7 +326,7 @@ MIXED |= {f"{half}{end}": half for half in BOTH for end in ("", "_mixed")}
 
 
 def precision(draft: Draft) -> None:
-    """bf16, fp16 or fp32, as flags, as Accelerate's mixed precision, or as the type of the weights."""
+    """bf16, fp16 or fp32, as flags, as Accelerate's mixed precision, or as the type of the weights; then fp8."""
     bf16, fp16 = draft.first("bf16", _on), draft.first("fp16", flag)
     mixed, dtype = draft.first("mixed_precision", text), draft.first("dtype", text)
     of_mixed = MIXED.get(mixed.value.lower(), "") if mixed is not None else ""
@@ -360,6 +360,19 @@ def precision(draft: Draft) -> None:
     draft.drop(dtype, "Weights rest in the precision of the run, beside an fp32 master.")
     _claim_autos(draft, "precision", "bf16", "fp16")
     _loss_scale(draft)
+    _products(draft)
+
+
+def _products(draft: Draft) -> None:
+    """Products in fp8, where all else is in bf16."""
+    fp8, usual = draft.first("fp8", flag), draft.tree.get("precision")
+    if fp8 is not None and fp8.value and usual == "bf16":
+        draft.withdraw("precision", "Products are in fp8, all else in bf16.")
+        draft.put("precision", "fp8", fp8)
+        draft.note("products in fp8", program=draft.program.name)
+    elif fp8 is not None and fp8.value:
+        draft.refuse(fp8, f"Products in fp8 go with bf16; precision is {usual or 'left open'}.")
+    draft.drop(fp8, "Off.")
 
 
 def _on(value: Any) -> bool:

@@ -12,7 +12,7 @@ from tonnage.migration.memory import NEEDS_ZERO_3
 from tonnage.migration.values import flag, number, text, whole
 from tonnage.migration.yaml_files import read_data
 
-AXES = ("parallel.tensor", "parallel.pipeline")
+AXES = ("parallel.tensor", "parallel.context", "parallel.pipeline")
 OTHER_FILES = ("deepspeed_file", "accelerate_file", "fsdp_file", "arguments_file")
 _SHARDING = read_data("sharding")
 
