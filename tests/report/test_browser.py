@@ -43,7 +43,7 @@ def test_it_draws_and_asks_nobody(browser: Browser, page: Path) -> None:
         asked = [url for url in browser.requests if not url.startswith("data:")]
         assert asked == [path.absolute().as_uri()]
         assert browser.run("document.querySelectorAll('figure:not([hidden]) path.curve').length") >= 5
-        assert "NaN" not in browser.run("document.getElementById('charts').innerHTML")
+        assert "NaN" not in browser.run("document.querySelector('.charts').innerHTML")
     assert browser.console == []
 
 
@@ -69,7 +69,7 @@ def test_switches_change_what_is_drawn(browser: Browser, page: Path) -> None:
     drawn = {browser.run(curve)}
     for change in ("smoothing').value = 0", "log').checked = true", "axis').value = 'tokens'"):
         script = (
-            f"document.getElementById('{change}; document.getElementById('controls').dispatchEvent(new Event('input'))"
+            f"document.querySelector('.{change}; document.querySelector('form.controls').dispatchEvent(new Event('input'))"
         )
         browser.run(script)
         drawn.add(browser.run(curve))

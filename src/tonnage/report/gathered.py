@@ -155,7 +155,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         remarks=[one if isinstance(one, str) else one[0] for one in remarks(account)] if account else [],
         pictures=read_record(run.rows, Pictures) if run.rows.exists() else Pictures([]),
         asked=questions,
-        comparison=compare(run),
+        comparison=compare(run, every=records),
         num_evaluations=num_evaluations,
         beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log.decode(errors="replace"))],
         lost_records=cut.count(b"\n"),

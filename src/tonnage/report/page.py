@@ -23,7 +23,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.figures import METHODS
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 GENERATOR = '<meta name="generator" content="tonnage'
 """By which a page of ours is known."""
@@ -75,14 +75,14 @@ def reported_if_it_fails(run: RunDirectory) -> Iterator[None]:
 
 def render(runs: Sequence[Gathered]) -> str:
     """The page, as HTML."""
-    script, style = _part("page.js"), _part("page.css")
+    script, style = _part("curves.js") + _part("page.js"), _part("page.css")
     names = _distinct(runs)
     drawn = [
         {"name": name, **run.curves, "restarts": [one.step for one in run.beginnings[1:]]}
         for name, run in zip(names, runs, strict=True)
     ]
     policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _template().render(
+    return _environment().get_template("page.html.jinja").render(
         runs=list(zip(names, runs, strict=True)),
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         differences=_differences(runs),
@@ -93,6 +93,11 @@ def render(runs: Sequence[Gathered]) -> str:
         version=__version__,
         methods=METHODS,
     )
+
+
+def render_sections(run: Gathered) -> str:
+    """What the page says of a run below its curves, as HTML."""
+    return str(_environment().get_template("sections.html.jinja").module.sections(run, METHODS, True))  # type: ignore[attr-defined]
 
 
 def _distinct(runs: Sequence[Gathered]) -> list[str]:
@@ -126,14 +131,14 @@ def _part(name: str) -> str:
 
 
 @cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
+        loader=FunctionLoader(_part),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    return environment.from_string(_part("page.html.jinja"))
