@@ -27,16 +27,13 @@ def note_position(run: RunDirectory, phase: str, step: int) -> None:
     run.worker_position(0).write_text(json.dumps(place).ljust(512))
 
 
-@pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs in every state."""
-    folder = tmp_path_factory.mktemp("page")
-    first = decided(folder, output=str(folder / "runs" / "first"), steps=STEPS)
-    runs = {name: RunDirectory(folder / "runs" / name) for name in ("stopped", "failed", "killed", "prepared")}
+def furnished(decided: RunDirectory, folder: Path) -> None:
+    """Runs in every state, of one that was decided."""
+    runs = {name: RunDirectory(folder / name) for name in ("first", "stopped", "failed", "killed", "prepared")}
     for run in runs.values():
-        shutil.copytree(first.path, run.path)
-    record(first, STEPS)
-    note_position(first, "done", STEPS)
+        shutil.copytree(decided.path, run.path)
+    record(runs["first"], STEPS)
+    note_position(runs["first"], "done", STEPS)
     for name in ("stopped", "failed", "killed"):
         record(runs[name], 22)
         runs[name].outcome.unlink()
@@ -44,6 +41,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     note_position(runs["failed"], "backward", 22)
     note_position(runs["killed"], "forward", 22)
     runs["failed"].write_error(0, RuntimeError("no memory <b>left</b>"), 1)
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs that every test has a copy of."""
+    folder = tmp_path_factory.mktemp("page")
+    furnished(decided(folder, steps=STEPS), folder / "runs")
     return folder / "runs"
 
 

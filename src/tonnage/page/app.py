@@ -36,11 +36,11 @@ from tonnage.page.commands import Command, Commands
 from tonnage.page.events import Channel
 from tonnage.page.folder import Folder
 from tonnage.page.guard import Guard
-from tonnage.page.looks import first_look, further_looks, plain, saved
+from tonnage.page.looks import beside, first_look, further_looks, plain, saved
 from tonnage.page.tags import Tags, write_tags
 from tonnage.page.watched import Watched
 from tonnage.report.gathered import gather
-from tonnage.report.page import render_sections
+from tonnage.report.page import MOST_RUNS, render_sections
 from tonnage.rundir.directory import RunDirectory
 
 LIST_SECONDS, RUN_SECONDS = 2.0, 1.0
@@ -107,6 +107,13 @@ class Page:
         """Checkpoints and exports."""
         return answer({"saved": await to_thread.run_sync(saved, self._run(request), self.folder.path)})
 
+    async def compare(self, request: Request) -> Response:
+        """Several runs side by side."""
+        names = list(dict.fromkeys(request.query_params.getlist("run")))
+        if not 0 < len(names) <= MOST_RUNS:
+            raise user_error(f"{len(names)} runs", f"one to {MOST_RUNS} of them")
+        return answer(await to_thread.run_sync(beside, self.watched, names))
+
     async def tags(self, request: Request) -> Response:
         """Give a run tags and a note."""
         body = await body_of(request, run=str, tags=list, note=str)
@@ -161,7 +168,7 @@ class Page:
         return self.folder.run(name_of(request))
 
     def _all_rows(self) -> list[Any]:
-        self._rows = [plain(asdict(row)) for row in self.watched.rows()]
+        self._rows = plain([asdict(row) for row in self.watched.rows()])
         return self._rows
 
     def _changed_rows(self) -> list[Any] | None:
@@ -195,6 +202,7 @@ def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
         get("/api/run/log", page.log),
         get("/api/run/output", page.output),
         get("/api/run/saved", page.saved),
+        get("/api/compare", page.compare),
         post("/api/run/tags", page.tags),
         post("/api/run/stop", page.stop),
         post("/api/run/resume", page.resume),
@@ -212,8 +220,8 @@ def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
 
 
 def answer(value: Any) -> Response:
-    """Plain values as JSON."""
-    return Response(json.dumps(value, separators=(",", ":"), allow_nan=False), media_type="application/json")
+    """Plain values as JSON, with all text made safe to show."""
+    return Response(json.dumps(plain(value), separators=(",", ":"), allow_nan=False), media_type="application/json")
 
 
 def stream(events: AsyncIterator[str]) -> Response:

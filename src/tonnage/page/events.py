@@ -62,4 +62,4 @@ class Channel:
 
 def event(value: Any) -> str:
     """A value as it is sent."""
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"

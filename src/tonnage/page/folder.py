@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tonnage.errors import user_error
@@ -41,6 +42,8 @@ class Folder:
         try:
             path = Path(os.path.abspath(self.path / name))  # noqa: PTH100: '..' is taken away before links are followed
             resolved = path.resolve()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                resolved.stat()
         except (OSError, ValueError, RuntimeError) as error:
             raise user_error(f"{name[:100]!r} is no path", f"a path below {self.path}") from error
         if not (path.is_relative_to(self.path) and resolved.is_relative_to(self.path)):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tonnage.config import read_config
 from tonnage.files.visible import visible
 from tonnage.page.watched import Watched
 from tonnage.planning.words import size
+from tonnage.report.gathered import answered_prompts
+from tonnage.report.settings import differences, settings
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
+from tonnage.rundir.samples import read_samples
 
 STRETCHES = 600
 """Of the curves of a run that is looked at."""
@@ -93,6 +97,30 @@ def further_looks(watched: Watched, name: str) -> Callable[[], dict[str, Any] | 
         return shown
 
     return look
+
+
+def beside(watched: Watched, names: Sequence[str]) -> dict[str, Any]:
+    """Runs side by side: curves, what is set differently, and what they answered. Raises ``UserError``."""
+    runs = [watched.folder.run(name) for name in names]
+    most = min(STRETCHES, 2 * STRETCHES // len(names))
+    configs = [settings(read_config(run.config, check_files=False)) for run in runs]
+    answers = [answered_prompts(read_samples(run))[0] for run in runs]
+    prompts = dict.fromkeys((asked.prompt, asked.expected) for prompts in answers for asked in prompts)
+    by_prompt = [{(asked.prompt, asked.expected): asked.answers for asked in prompts} for prompts in answers]
+    return {
+        "runs": [
+            {
+                "row": asdict(watched.row(name)),
+                "curves": watched.curves(name).measured.thinned(most) | {"restarts": watched.restarts(name)},
+            }
+            for name in names
+        ],
+        "differences": differences(configs),
+        "samples": [
+            {"prompt": prompt, "expected": expected, "answers": [mine.get((prompt, expected), []) for mine in by_prompt]}
+            for prompt, expected in prompts
+        ],
+    }
 
 
 def saved(run: RunDirectory, folder: Path) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ class Watched:
     def _row(self, name: str, locks: frozenset[int]) -> Row | None:
         known, now = self._known.get(name), time.monotonic()
         path = self.folder.path / name
-        quick = (trace(path / "lock"), trace(path / "tags.json"))
+        quick = tuple(trace(path / file) for file in ("lock", "tags.json", "metrics.jsonl"))
         is_resting = known is not None and known.row.state != "training" and known.quick == quick
         if known is not None and is_resting and now - known.looked < REST_SECONDS:
             return known.row

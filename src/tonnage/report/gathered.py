@@ -133,7 +133,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     outcome = read_record(run.outcome, Outcome) if run.outcome.exists() else None
     skipped = [record for record in steps if record.get("skipped")]
     sources, lines = _account_lines(account)
-    questions, num_evaluations = _asked(read_samples(run))
+    questions, num_evaluations = answered_prompts(read_samples(run))
     log, cut = (
         read_bytes(path, RECORD_BYTES, WRITTEN) if path.is_file() else b"" for path in (run.log, run.cut_metrics)
     )
@@ -165,7 +165,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     )
 
 
-def _asked(samples: Sequence[Sample]) -> tuple[list[AnsweredPrompt], int]:
+def answered_prompts(samples: Sequence[Sample]) -> tuple[list[AnsweredPrompt], int]:
     """Prompts with the answers of the first, the last and some evaluations between; and how many there were."""
     steps = sorted({sample.step for sample in samples})
     last = len(steps) - 1

@@ -19,6 +19,7 @@ from tonnage.files.places import begins_with, check_file
 from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
 from tonnage.report.gathered import Gathered, gather
+from tonnage.report.settings import differences
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.figures import METHODS
 
@@ -85,7 +86,7 @@ def render(runs: Sequence[Gathered]) -> str:
     return _environment().get_template("page.html.jinja").render(
         runs=list(zip(names, runs, strict=True)),
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        differences=_differences(runs),
+        differences=differences([run.settings for run in runs]),
         data=_inside_of_script({"runs": drawn}),
         script=script,
         style=style,
@@ -104,19 +105,6 @@ def _distinct(runs: Sequence[Gathered]) -> list[str]:
     """Names by which readers tell the runs apart."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [run.directory for run in runs]
-
-
-def _differences(runs: Sequence[Gathered]) -> list[tuple[str, list[str]]]:
-    """Keys of the configs that are not the same in all runs, and their values; empty where a run has no such key. What
-    is at its default wherever it is, and elsewhere cannot be, is no difference."""
-    values = [{one.name: one for one in run.settings} for run in runs]
-    found = []
-    for key in dict.fromkeys(key for mine in values for key in mine):
-        there = [mine.get(key) for mine in values]
-        row = [one.value if one is not None else "" for one in there]
-        if len(set(row)) > 1 and not (None in there and all(one is None or one.is_default for one in there)):
-            found.append((key, row))
-    return found
 
 
 def _inside_of_script(data: Any) -> str:
