@@ -36,7 +36,10 @@ def test_without_the_token_nothing_is_told(client: TestClient, path: str) -> Non
         answer = client.get(path, headers={"Authorization": word})
         assert answer.status_code == 403
         assert "token" in answer.json()["error"]
-    assert client.get(f"{path}{'&' if '?' in path else '?'}token={TOKEN}", headers={"Authorization": ""}).status_code == 403
+    assert (
+        client.get(f"{path}{'&' if '?' in path else '?'}token={TOKEN}", headers={"Authorization": ""}).status_code
+        == 403
+    )
 
 
 @pytest.mark.parametrize("path", WRITES)
@@ -132,9 +135,7 @@ def test_paths_never_leave_the_folder(client: TestClient, folder: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl", "config.yaml", "plan.json", "workers", "tags.json"])
-def test_a_link_out_of_the_folder_inside_of_a_run_is_not_followed(
-    client: TestClient, folder: Path, name: str
-) -> None:
+def test_a_link_out_of_the_folder_inside_of_a_run_is_not_followed(client: TestClient, folder: Path, name: str) -> None:
     run, secret = folder / "stopped", folder.parent / "secret"
     source = run / name
     if source.exists():
@@ -182,7 +183,16 @@ def test_markup_in_names_logs_and_rows_stays_text(client: TestClient, folder: Pa
 
 def test_what_a_stranger_wrote_is_no_defect(client: TestClient, folder: Path) -> None:
     """Files of another form make a run that is shown less of, or refused in words; never a failure of the server."""
-    nonsense = (b"", b"{", b"[]", b"null", b'"a"', b'{"step": "x"}\n', b'{"step": 1, "loss": {}}\n' * 3, b"\xff\xfe" * 99)
+    nonsense = (
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"a"',
+        b'{"step": "x"}\n',
+        b'{"step": 1, "loss": {}}\n' * 3,
+        b"\xff\xfe" * 99,
+    )
     deep = b"[" * 100_000
     more = (b'{"step": 1, "loss": 1e999, "memory": 3}\n' * 3, b'{"step": 9e99, "loss": "x"}\n', deep, b"1" * 10_000)
     for number, content in enumerate([*nonsense, *more]):
@@ -205,7 +215,9 @@ def test_what_a_stranger_wrote_is_no_defect(client: TestClient, folder: Path) ->
                 assert client.get(path, params={"run": name}).status_code in (200, 400), name
 
 
-@pytest.mark.parametrize("body", [b"", b"x", b"[]", b"{}", b'{"run": 1}', b'{"run": "first", "more": 1}', b"[" * 10_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"x", b"[]", b"{}", b'{"run": 1}', b'{"run": "first", "more": 1}', b"[" * 10_000]
+)
 def test_other_questions_are_refused(client: TestClient, body: bytes) -> None:
     json_type = {"Content-Type": "application/json"}
     assert client.post("/api/run/stop", content=body, headers=json_type).status_code == 400

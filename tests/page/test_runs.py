@@ -44,7 +44,9 @@ def test_the_state_of_every_run(client: TestClient, folder: Path) -> None:
     steps = [record for record in records if "loss" in record]
     assert (first["step"], first["num_steps"]) == (STEPS, STEPS)
     assert first["loss"] == pytest.approx(steps[-1]["loss"], rel=1e-5)
-    assert first["evaluation"] == pytest.approx([one for one in records if "eval_loss" in one][-1]["eval_loss"], rel=1e-5)
+    assert first["evaluation"] == pytest.approx(
+        [one for one in records if "eval_loss" in one][-1]["eval_loss"], rel=1e-5
+    )
     assert first["tokens_per_second"] == pytest.approx(steps[-1]["tokens_per_second"], rel=1e-5)
     assert first["memory_bytes"] == steps[-1]["memory"]["host_peak"]
     spark, losses = first["spark"], [step["loss"] for step in steps]

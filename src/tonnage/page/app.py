@@ -1,19 +1,23 @@
 """The routes: the page itself, what it reads of runs, and the commands that it begins.
 
-    GET  /, /static/NAME                the page
-    GET  /api/runs                      all runs; /api/runs/live the same as they change
-    GET  /api/run?run=NAME              one run; /api/run/live the same as it changes
-    GET  /api/run/sections, log, output, saved
-    POST /api/run/tags                  tags and a note
-    POST /api/run/stop, resume, verify  tonnage stop RUN, train --resume RUN, verify DIR
-    GET  /api/compare?run=NAME&run=...  several side by side
-    GET  /api/command?command=ID        how a command goes; /api/commands all of them
+GET  /, /static/NAME                the page
+GET  /api/runs                      all runs; /api/runs/live the same as they change
+GET  /api/run?run=NAME              one run; /api/run/live the same as it changes
+GET  /api/run/sections, log, output, saved
+POST /api/run/tags                  tags and a note
+POST /api/run/stop, resume, verify  tonnage stop RUN, train --resume RUN, verify DIR
+GET  /api/compare?run=NAME&run=...  several side by side
+POST /api/plan, /api/inspect        tonnage plan --json, inspect --json; GET /api/planned, /api/inspected what they answered
+POST /api/config, /api/start        a plan as YAML; written, and trained
+POST /api/chat/load, /api/chat      tonnage serve, and what is asked of it
+GET  /api/command?command=ID        how a command goes; /api/commands all of them
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -32,13 +36,17 @@ from starlette.routing import Route
 
 from tonnage import __version__
 from tonnage.errors import TonnageError, UserError, user_error
+from tonnage.files.writing import write_whole
+from tonnage.page.chats import Chats, served_at
 from tonnage.page.commands import Command, Commands
 from tonnage.page.events import Channel
 from tonnage.page.folder import Folder
 from tonnage.page.guard import Guard
 from tonnage.page.looks import beside, first_look, further_looks, plain, saved
+from tonnage.page.plans import hardware, inspected, planned
 from tonnage.page.tags import Tags, write_tags
 from tonnage.page.watched import Watched
+from tonnage.page.words import as_yaml, checked, checked_model, checked_name
 from tonnage.report.gathered import gather
 from tonnage.report.page import MOST_RUNS, render_sections
 from tonnage.rundir.directory import RunDirectory
@@ -47,6 +55,10 @@ LIST_SECONDS, RUN_SECONDS = 2.0, 1.0
 """Between two looks at all runs, and at one that somebody watches."""
 MOST_BYTES = 1 << 20
 """Of a question."""
+MOST_ROWS = 1000
+"""That are shown of data at once."""
+HARDWARE = re.compile(r"(|[A-Za-z0-9][A-Za-z0-9 x×*:._-]{0,99})")
+JSON = "application/json"
 STATIC = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 OF_THE_REPORT = ("page.css", "curves.js")
 """Files that the report has as well."""
@@ -59,6 +71,7 @@ class Page:
         self.folder = Folder(folder)
         self.watched = Watched(self.folder)
         self.commands = Commands(Path.cwd())
+        self.chats = Chats(self.commands)
         self._list = Channel(self._changed_rows, LIST_SECONDS)
         self._rows: list[Any] = []
         self._channels: dict[str, Channel] = {}
@@ -139,6 +152,80 @@ class Page:
             raise user_error("no such directory", "a checkpoint, an export or a run", where=str(path))
         return answer(self.commands.start(["verify", self.shown(path)]).tell())
 
+    async def choices(self, _: Request) -> Response:
+        """What a plan may be made for, and configs whose data may be shown."""
+        configs = await to_thread.run_sync(lambda: list(self.folder.configs()))
+        return answer({"hardware": hardware(), "configs": configs, "models": self._models()})
+
+    async def plan(self, request: Request) -> Response:
+        """``tonnage plan MODEL KEY=VALUE ... --json``."""
+        body = await body_of(request, model=str, words=list, hardware=str, in_place_of=str)
+        model, words = self._asked(body)
+        if not HARDWARE.fullmatch(body["hardware"]):
+            raise user_error(f"hardware {body['hardware'][:60]!r}", "a name such as 8xH100", "8xH100")
+        elsewhere = ["--hardware", body["hardware"]] if body["hardware"] else []
+        line = ["plan", model, *words, *elsewhere, "--json"]
+        return answer(self.commands.start(line, in_place_of=body["in_place_of"]).tell())
+
+    async def planned(self, request: Request) -> Response:
+        """What that answered, as it is drawn."""
+        content = self.commands.result(request.query_params.get("command", ""))
+        return answer(await to_thread.run_sync(planned, content))
+
+    async def config(self, request: Request) -> Response:
+        """A model and overrides as YAML."""
+        model, words = self._asked(await body_of(request, model=str, words=list))
+        return answer({"yaml": as_yaml(model, words)})
+
+    async def start(self, request: Request) -> Response:
+        """Write a config, and ``tonnage train`` it."""
+        body = await body_of(request, model=str, words=list, name=str)
+        model, words = self._asked(body)
+        name = checked_name(body["name"])
+        path, run = self.folder.inside(f"{name}.yaml"), self.folder.inside(name)
+        text = as_yaml(model, [*words, f"output={self.shown(run)}"])
+        try:
+            write_whole(path, text, new=True)
+        except FileExistsError:
+            raise user_error(f"{path} is there", "a name that is free", "choose another name") from None
+        return answer(self.commands.start(["train", self.shown(path)]).tell())
+
+    async def inspect(self, request: Request) -> Response:
+        """``tonnage inspect CONFIG KEY=VALUE ... --json``, of a run or of a config below the folder."""
+        body = await body_of(request, config=str, words=list, rows=int, in_place_of=str)
+        path = self.folder.inside(body["config"])
+        config = path / "config.yaml" if path.is_dir() else path
+        if not config.is_file() or not 0 < body["rows"] <= MOST_ROWS:
+            raise user_error(f"{body['config'][:60]!r}, {body['rows']} rows", f"a config, and 1 to {MOST_ROWS:,} rows")
+        words = checked(self.folder, self.commands.folder, body["words"])
+        line = ["inspect", self.shown(config), *words, "--rows", str(body["rows"]), "--json"]
+        return answer(self.commands.start(line, in_place_of=body["in_place_of"]).tell())
+
+    async def inspected(self, request: Request) -> Response:
+        """What that answered, as it is shown."""
+        content = self.commands.result(request.query_params.get("command", ""))
+        return answer(await to_thread.run_sync(inspected, content))
+
+    async def load(self, request: Request) -> Response:
+        """``tonnage serve RUN|MODEL``, to talk to it."""
+        model = (await body_of(request, model=str))["model"]
+        path = self.folder.inside(model)
+        word = self.shown(path) if path.is_dir() else checked_model(self.folder, self.commands.folder, model)
+        return answer(self.chats.open(word).tell())
+
+    async def served(self, request: Request) -> Response:
+        """Whether a model is loaded, and what it is called."""
+        command = self.commands.get(request.query_params.get("command", ""))
+        at = served_at(command)
+        return answer({**command.tell(), "model": at[0] if at else None})
+
+    async def chat(self, request: Request) -> Response:
+        """A question to a model, as its endpoint takes it; the answer as it comes."""
+        body = await body_of(request, command=str, question=dict)
+        pieces = self.chats.ask(body["command"], json.dumps(body["question"]).encode())
+        status = int(await anext(pieces))
+        return StreamingResponse(pieces, status, media_type="text/event-stream" if status == 200 else JSON)
+
     async def command(self, request: Request) -> Response:
         """How a command goes."""
         return answer(self.commands.get(request.query_params.get("command", "")).tell())
@@ -146,7 +233,7 @@ class Page:
     async def command_result(self, request: Request) -> Response:
         """What a command with ``--json`` answered."""
         content = self.commands.result(request.query_params.get("command", ""))
-        return Response(content, media_type="application/json")
+        return Response(content, media_type=JSON)
 
     async def all_commands(self, _: Request) -> Response:
         """Commands that this page began."""
@@ -163,6 +250,14 @@ class Page:
         name = os.path.relpath(path, self.commands.folder)
         word = str(path) if name.startswith("..") else name
         return f"./{word}" if word.startswith("-") else word
+
+    def _asked(self, body: dict[str, Any]) -> tuple[str, list[str]]:
+        here = self.commands.folder
+        return checked_model(self.folder, here, body["model"]), checked(self.folder, here, body["words"])
+
+    def _models(self) -> list[str]:
+        rows = self._rows or self._all_rows()
+        return sorted({row["model"].partition(",")[0] for row in rows if "/" in row["model"]})
 
     def _run(self, request: Request) -> RunDirectory:
         return self.folder.run(name_of(request))
@@ -207,6 +302,16 @@ def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
         post("/api/run/stop", page.stop),
         post("/api/run/resume", page.resume),
         post("/api/verify", page.verify),
+        get("/api/choices", page.choices),
+        post("/api/plan", page.plan),
+        get("/api/planned", page.planned),
+        post("/api/config", page.config),
+        post("/api/start", page.start),
+        post("/api/inspect", page.inspect),
+        get("/api/inspected", page.inspected),
+        post("/api/chat/load", page.load),
+        get("/api/chat/served", page.served),
+        post("/api/chat", page.chat),
         get("/api/command", page.command),
         get("/api/command/result", page.command_result),
         get("/api/commands", page.all_commands),
@@ -221,7 +326,7 @@ def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
 
 def answer(value: Any) -> Response:
     """Plain values as JSON, with all text made safe to show."""
-    return Response(json.dumps(plain(value), separators=(",", ":"), allow_nan=False), media_type="application/json")
+    return Response(json.dumps(plain(value), separators=(",", ":"), allow_nan=False), media_type=JSON)
 
 
 def stream(events: AsyncIterator[str]) -> Response:

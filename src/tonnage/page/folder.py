@@ -7,9 +7,10 @@ refused, be it a run, a file of a run that a stranger has written, or a path tha
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,7 @@ DEEPEST = 6
 """Levels below the folder at which runs are looked for."""
 MOST_FOLDERS = 20_000
 """That are looked into."""
+MOST_CONFIGS = 200
 LOOK_SECONDS = 2.0
 """Between two looks for new runs."""
 PASSED_OVER = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoints", "export"})
@@ -39,8 +41,8 @@ class Folder:
         Raises:
             UserError: it is outside, or no path at all.
         """
-        try:
-            path = Path(os.path.abspath(self.path / name))  # noqa: PTH100: '..' is taken away before links are followed
+        try:  # '..' is taken away before links are followed
+            path = Path(os.path.abspath(self.path / name))  # noqa: PTH100
             resolved = path.resolve()
             with suppress(FileNotFoundError, NotADirectoryError):
                 resolved.stat()
@@ -72,6 +74,14 @@ class Folder:
             self._names = sorted(self._walked())
             self._looked = time.monotonic()
         return self._names
+
+    def configs(self) -> Iterator[str]:
+        """Names of configs: YAML files of the folder and of the folders in it, of which no run is made."""
+        for pattern in ("*.yaml", "*.yml", "*/*.yaml", "*/*.yml"):
+            for path in sorted(self.path.glob(pattern))[:MOST_CONFIGS]:
+                is_own = path.name == "config.yaml" and (path.parent / "plan.json").exists()
+                if not is_own and re.search(rb"^model\s*:", read_start(path), re.MULTILINE):
+                    yield os.path.relpath(path, self.path)
 
     def look_again(self) -> None:
         """Have the next question look for new runs at once."""
@@ -117,8 +127,18 @@ def _entries(run: Path) -> Iterator[os.DirEntry[str]]:
             continue
 
 
+def read_start(path: Path, num_bytes: int = 8192) -> bytes:
+    """The first bytes of a regular file; nothing where there is none."""
+    return _read(path, lambda size: (0, num_bytes))
+
+
 def read_end(path: Path, num_bytes: int) -> bytes:
-    """The last bytes of a regular file; nothing where there is none. Never waits, as opening a pipe would."""
+    """The last bytes of a regular file; nothing where there is none."""
+    return _read(path, lambda size: (max(0, size - num_bytes), num_bytes))
+
+
+def _read(path: Path, part: Callable[[int], tuple[int, int]]) -> bytes:
+    """A part of a regular file, whose place and size follow from the file's. Never waits, as opening a pipe would."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -127,7 +147,8 @@ def read_end(path: Path, num_bytes: int) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return b""
-        return os.pread(descriptor, num_bytes, max(0, status.st_size - num_bytes))
+        start, num_bytes = part(status.st_size)
+        return os.pread(descriptor, num_bytes, start)
     except OSError:
         return b""
     finally:

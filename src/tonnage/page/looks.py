@@ -117,7 +117,11 @@ def beside(watched: Watched, names: Sequence[str]) -> dict[str, Any]:
         ],
         "differences": differences(configs),
         "samples": [
-            {"prompt": prompt, "expected": expected, "answers": [mine.get((prompt, expected), []) for mine in by_prompt]}
+            {
+                "prompt": prompt,
+                "expected": expected,
+                "answers": [mine.get((prompt, expected), []) for mine in by_prompt],
+            }
             for prompt, expected in prompts
         ],
     }

@@ -86,7 +86,9 @@ def decided(run: RunDirectory) -> Decided:
         named = model[1].decode(errors="replace").strip("'\" ") if model else ""
         name = named.rstrip("/").rpartition("/")[2] if named.startswith((".", "/", "~")) else named
         parameters = int(plan.get("model", {}).get("num_parameters") or 0)
-        name += f", {parameters / 1e9:.3g}B" if parameters >= 1e9 else f", {parameters / 1e6:.3g}M" if parameters else ""
+        name += (
+            f", {parameters / 1e9:.3g}B" if parameters >= 1e9 else f", {parameters / 1e6:.3g}M" if parameters else ""
+        )
         trains = plan.get("reasons", {}).get("trains") or "all weights"
         return Decided(name, str(trains), int(plan.get("num_steps") or 0), int(plan.get("workers") or 1))
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):

@@ -110,9 +110,7 @@ class Comparison:
         }
 
 
-def compare(
-    run: RunDirectory, step: int | None = None, every: Iterable[Mapping[str, Any]] | None = None
-) -> Comparison:
+def compare(run: RunDirectory, step: int | None = None, every: Iterable[Mapping[str, Any]] | None = None) -> Comparison:
     """Compare what a run was evaluated as before its first step with the newest evaluation up to ``step``, by default
     that of the model that it exports, as far as its records tell: ``every`` of them, where they were read already.
 

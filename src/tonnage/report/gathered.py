@@ -132,7 +132,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     account = read_record(run.data, Account) if run.data.exists() else None
     outcome = read_record(run.outcome, Outcome) if run.outcome.exists() else None
     skipped = [record for record in steps if record.get("skipped")]
-    sources, lines = _account_lines(account)
+    sources, lines = account_table(account)
     questions, num_evaluations = answered_prompts(read_samples(run))
     log, cut = (
         read_bytes(path, RECORD_BYTES, WRITTEN) if path.is_file() else b"" for path in (run.log, run.cut_metrics)
@@ -231,7 +231,8 @@ def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> 
     return lines
 
 
-def _account_lines(account: Account | None) -> tuple[list[str], list[TableRow]]:
+def account_table(account: Account | None) -> tuple[list[str], list[TableRow]]:
+    """Headings and lines of what became of the rows and tokens of every source."""
     if account is None:
         return [], []
     shown: list[SourceAccount] = [*account.sources]

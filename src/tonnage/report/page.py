@@ -83,16 +83,20 @@ def render(runs: Sequence[Gathered]) -> str:
         for name, run in zip(names, runs, strict=True)
     ]
     policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _environment().get_template("page.html.jinja").render(
-        runs=list(zip(names, runs, strict=True)),
-        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        differences=differences([run.settings for run in runs]),
-        data=_inside_of_script({"runs": drawn}),
-        script=script,
-        style=style,
-        policy=policy,
-        version=__version__,
-        methods=METHODS,
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            runs=list(zip(names, runs, strict=True)),
+            title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+            differences=differences([run.settings for run in runs]),
+            data=_inside_of_script({"runs": drawn}),
+            script=script,
+            style=style,
+            policy=policy,
+            version=__version__,
+            methods=METHODS,
+        )
     )
 
 

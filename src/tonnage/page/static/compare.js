@@ -14,7 +14,7 @@ export async function showCompare(place, words) {
   const add = h("select", { "aria-label": "Add a run", disabled: names.length >= MOST, onchange: () => { location.hash = link([...names, add.value]); } },
     h("option", { value: "" }, "Add a run…"), all.filter((row) => !names.includes(row.run)).map((row) => h("option", { value: row.run }, row.run)));
   place.append(h("h1", {}, "Compare"), h("div", { class: "tools" }, all.length ? add : null,
-    names.map((name, at) => h("span", { class: `chip chosen c${at}` }, h("span", { class: "key", "aria-hidden": "true" }), h("span", { class: "name" }, name),
+    names.map((name, at) => h("span", { class: "chip chosen" }, h("span", { class: `key c${at}`, "aria-hidden": "true" }), h("span", { class: "name" }, name),
       h("a", { href: link(names.filter((other) => other !== name)), "aria-label": `Take ${name} away` }, "×")))));
   if (!names.length) {
     place.append(empty(all.length ? "Nothing to compare yet." : "No run lies below this folder yet.", h("p", {}, all.length ? "Add runs here, or tick them in the list." : "Runs appear in the list by themselves.")));
