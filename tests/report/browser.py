@@ -111,7 +111,10 @@ class Browser:
     def wait(self, script: str, seconds: float = SECONDS) -> Any:
         """The value of an expression, as soon as it is true."""
         deadline = time.monotonic() + seconds
-        shown = f"((value) => (value instanceof Node ? true : value))({script})"
+        shown = (
+            f"(() => {{ try {{ const value = {script}; return value instanceof Node ? true : value; }} "
+            f"catch {{ return false; }} }})()"
+        )
         while not (value := self.run(shown)):
             assert time.monotonic() < deadline, f"never true: {script}; {self.console} {self.failed}"
             time.sleep(0.05)

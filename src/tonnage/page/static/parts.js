@@ -76,7 +76,7 @@ export function goOn(curves, more) {
 
 // Begin a command by `begin()`, and show how it goes until it has ended. `onEnd` hears of it.
 export function commandAtWork(command, onEnd = () => {}) {
-  const output = h("pre", { class: "output", tabindex: "0", "aria-label": "What it prints" });
+  const output = h("pre", { class: "output", tabindex: "0", role: "region", "aria-label": "What it prints" });
   const status = h("span", { class: "remark", role: "status" }, "at work");
   const end = h("button", { type: "button", class: "small", onclick: () => post("/api/command/end", { command: command.command }) }, "End it");
   const box = h("div", { class: "at-work" }, commandLine(command.line), h("p", { class: "going" }, status, end), output);

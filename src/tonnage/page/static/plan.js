@@ -94,7 +94,7 @@ export async function showPlan(place) {
   // The same as a command, as a file, and begun here.
   function goSection() {
     const asked = kept.asked, isHere = !asked.hardware, hasRows = asked.words.some((word) => word.startsWith("data.train="));
-    const yaml = h("pre", { class: "output", tabindex: "0", "aria-label": "YAML" }, "");
+    const yaml = h("pre", { class: "output", tabindex: "0", role: "region", "aria-label": "YAML" }, "");
     const copyYaml = h("button", { type: "button", class: "small", onclick: () => copy(yaml.textContent, copyYaml) }, "Copy");
     post("/api/config", { model: asked.model, words: asked.words }).then((made) => { yaml.textContent = made.yaml; }).catch((error) => { yaml.textContent = error.message; });
     const name = h("input", { type: "text", value: "first", "aria-label": "Name of the run", spellcheck: "false" });

@@ -134,7 +134,7 @@ export async function showRun(place, words, onLost) {
 }
 
 function logSection(run) {
-  const text = h("pre", { class: "output log", tabindex: "0", "aria-label": "Log" });
+  const text = h("pre", { class: "output log", tabindex: "0", role: "region", "aria-label": "Log" });
   const which = h("select", { "aria-label": "Which log", onchange: () => look(true) }, h("option", { value: "log" }, "what happened"), h("option", { value: "0" }, "output of worker 0"));
   const details = h("details", { ontoggle: () => look(true) }, h("summary", {}, h("h2", {}, "Log")), h("p", { class: "controls" }, which), text);
   const section = h("section", {}, details);
