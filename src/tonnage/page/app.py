@@ -44,6 +44,7 @@ from tonnage.page.folder import Folder
 from tonnage.page.guard import Guard
 from tonnage.page.looks import beside, first_look, further_looks, plain, saved
 from tonnage.page.plans import hardware, inspected, planned
+from tonnage.page.rows import Row
 from tonnage.page.tags import Tags, write_tags
 from tonnage.page.watched import Watched
 from tonnage.page.words import as_yaml, checked, checked_model, checked_name
@@ -74,6 +75,9 @@ class Page:
         self.chats = Chats(self.commands)
         self._list = Channel(self._changed_rows, LIST_SECONDS)
         self._rows: list[Any] = []
+        """As those who watch the list were told last."""
+        self._names: list[str] = []
+        self._shown: dict[Row, Any] = {}
         self._channels: dict[str, Channel] = {}
 
     async def runs(self, _: Request) -> Response:
@@ -82,7 +86,8 @@ class Page:
 
     async def runs_live(self, _: Request) -> Response:
         """All runs, and again whenever one has changed."""
-        return stream(self._list.events(await to_thread.run_sync(self._all_rows)))
+        rows = await to_thread.run_sync(self._all_rows)
+        return stream(self._list.events({"names": [row["run"] for row in rows], "rows": rows}))
 
     async def run(self, request: Request) -> Response:
         """What a live view of a run begins with."""
@@ -256,19 +261,26 @@ class Page:
         return checked_model(self.folder, here, body["model"]), checked(self.folder, here, body["words"])
 
     def _models(self) -> list[str]:
-        rows = self._rows or self._all_rows()
-        return sorted({row["model"].partition(",")[0] for row in rows if "/" in row["model"]})
+        return sorted({row["model"].partition(",")[0] for row in self._all_rows() if "/" in row["model"]})
 
     def _run(self, request: Request) -> RunDirectory:
         return self.folder.run(name_of(request))
 
     def _all_rows(self) -> list[Any]:
-        self._rows = plain([asdict(row) for row in self.watched.rows()])
-        return self._rows
+        rows = self.watched.rows()
+        shown = {row.run: self._shown.get(row) or plain(asdict(row)) for row in rows}
+        self._shown = {row: shown[row.run] for row in rows}
+        return list(shown.values())
 
-    def _changed_rows(self) -> list[Any] | None:
-        before = self._rows
-        return self._all_rows() if self._all_rows() != before else None
+    def _changed_rows(self) -> dict[str, Any] | None:
+        """The names of all runs, and the rows that have changed since the last look."""
+        before = {id(row) for row in self._rows}
+        self._rows = self._all_rows()
+        changed = [row for row in self._rows if id(row) not in before]
+        names = [row["run"] for row in self._rows]
+        is_news = changed or names != self._names
+        self._names = names
+        return {"names": names, "rows": changed} if is_news else None
 
 
 def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:

@@ -7,16 +7,17 @@ by the lock that whoever works on it holds, and by the positions that its worker
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
+
+from pydantic_core import from_json
 
 from tonnage.errors import UserError
 from tonnage.files.reading import read_record
@@ -29,13 +30,15 @@ from tonnage.rundir.records import WorkerError, is_step, peak_memory
 from tonnage.rundir.stalls import ENDED, progress
 
 State = Literal["waiting", "training", "stopped", "failed", "done"]
-TAIL_BYTES, LINE_BYTES = 12 << 10, 4 << 10
-SPARKS = 32
+TAIL_BYTES, LINE_BYTES = 8 << 10, 4 << 10
+SPARKS = 28
 """Places of the metrics at which a loss is read for the sparkline."""
 RECENT_STEPS = 20
 """Steps whose median time the remaining time is reckoned from."""
 SIGN_SECONDS = 60.0
 """Since the last sign of life of workers on another machine, after which they are taken for gone."""
+LOCK_SECONDS = 1.0
+"""Between two readings of the list of locks, which takes the system some time."""
 PLAN_BYTES = 16 << 20
 LONGEST_MESSAGE = 2000
 
@@ -65,7 +68,7 @@ class Row:
     num_steps: int
     loss: float | None
     evaluation: float | None
-    spark: list[float | None]
+    spark: tuple[float | None, ...]
     tokens_per_second: float | None
     memory_bytes: float | None
     remaining_seconds: float | None
@@ -74,14 +77,14 @@ class Row:
     model: str
     trains: str
     workers: int
-    tags: list[str] = field(default_factory=list)
+    tags: tuple[str, ...] = ()
     note: str = ""
 
 
 def decided(run: RunDirectory) -> Decided:
     """What ``plan.json`` and the first lines of ``config.yaml`` tell; files that are no such files tell nothing."""
     try:
-        plan = json.loads(read_end(run.plan, PLAN_BYTES) or b"{}")
+        plan = from_json(read_end(run.plan, PLAN_BYTES) or b"{}")
         model = re.search(rb"^model: (.+)$", read_end(run.config, PLAN_BYTES), re.MULTILINE)
         named = model[1].decode(errors="replace").strip("'\" ") if model else ""
         name = named.rstrip("/").rpartition("/")[2] if named.startswith((".", "/", "~")) else named
@@ -124,20 +127,33 @@ def row(name: str, run: RunDirectory, plan: Decided, locks: frozenset[int]) -> R
         model=plan.model,
         trains=plan.trains,
         workers=plan.workers,
-        tags=tags.tags,
+        tags=tuple(tags.tags),
         note=tags.note,
     )
 
 
 def refused(name: str, why: str) -> Row:
     """A run of which nothing is shown."""
-    return Row(name, "failed", "", why, 0, 0, None, None, [], None, None, None, 0.0, "", "", 1)
+    return Row(name, "failed", "", why, 0, 0, None, None, (), None, None, None, 0.0, "", "", 1)
 
 
 def traces(run: RunDirectory) -> tuple[Any, ...]:
     """What changes whenever a row may: sizes and times of its files."""
     watched = (run.metrics, run.plan, run.tags, run.outcome, run.job, run.ray, run.stop_asked, run.worker_position(0))
     return tuple(trace(path) for path in (*watched, run.workers, run.path, run.lock))
+
+
+class Locks:
+    """Inodes of the files that processes of this machine hold locked, as the system listed them a moment ago."""
+
+    def __init__(self) -> None:
+        self._looked, self._inodes = -LOCK_SECONDS, frozenset[int]()
+
+    def now(self) -> frozenset[int]:
+        """Those inodes."""
+        if time.monotonic() - self._looked >= LOCK_SECONDS:
+            self._inodes, self._looked = locked_files(), time.monotonic()
+        return self._inodes
 
 
 def locked_files() -> frozenset[int]:
@@ -204,33 +220,33 @@ def _last_records(metrics: Path) -> list[dict[str, Any]]:
     return [record for line in lines[:-1] if (record := _record(line)) is not None]
 
 
-def _spark(metrics: Path) -> list[float | None]:
+def _spark(metrics: Path) -> tuple[float | None, ...]:
     """Losses at places of the file that are equally far apart, the last among them."""
     try:
         descriptor = os.open(metrics, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return []
+        return ()
     losses: dict[int, float | None] = {}
     try:
         size = os.fstat(descriptor).st_size
         for place in range(SPARKS + 1):
             start = max(0, (size - LINE_BYTES) * place // SPARKS)
-            lines = os.pread(descriptor, LINE_BYTES, start).split(b"\n")
-            whole = lines[1:-1] if start else lines[:-1]
-            for line in reversed(whole) if place == SPARKS else whole:
+            piece = os.pread(descriptor, LINE_BYTES, start)
+            lines = piece.split(b"\n")[-2:0:-1] if place == SPARKS else piece.split(b"\n", 3)[1 if start else 0 : -1]
+            for line in lines:
                 if (record := _record(line)) is not None and is_step(record):
                     losses[_integer(record["step"])] = _number(record["loss"])
                     break
     except OSError:
-        return []
+        return ()
     finally:
         os.close(descriptor)
-    return [losses[step] for step in sorted(losses)]
+    return tuple(losses[step] for step in sorted(losses))
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = from_json(line)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

@@ -10,16 +10,20 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from tonnage.errors import UserError, user_error
 from tonnage.files.reading import RECORD_BYTES
 from tonnage.page.folder import Folder, read_end
-from tonnage.page.rows import Decided, Row, decided, locked_files, refused, row, trace, traces
+from tonnage.page.rows import Decided, Locks, Row, decided, refused, row, trace, traces
 from tonnage.report.curves import Measured
 from tonnage.report.gathered import BEGUN
 from tonnage.rundir.directory import RunDirectory
-from tonnage.rundir.records import metrics_record
+from tonnage.rundir.records import MetricsRecord, metrics_record
 
 MOST_MEASURED = 24
 """Runs whose steps are kept."""
@@ -61,10 +65,11 @@ class Watched:
         self._known: dict[str, _Known] = {}
         self._curves: OrderedDict[str, Curves] = OrderedDict()
         self._lock = threading.Lock()
+        self._locks = Locks()
 
     def rows(self) -> list[Row]:
         """All runs, as they are now."""
-        locks = locked_files()
+        locks = self._locks.now()
         names = self.folder.runs()
         with self._lock:
             rows = [self._row(name, locks) for name in names]
@@ -75,7 +80,7 @@ class Watched:
         """A run as it is now. Raises ``UserError`` where there is none."""
         self.folder.run(name)
         with self._lock:
-            line = self._row(name, locked_files())
+            line = self._row(name, self._locks.now())
         assert line is not None
         return line
 
@@ -149,10 +154,24 @@ def _read_on(run: RunDirectory, curves: Curves) -> None:
             file.seek(-len(rest), 1)
             if not newline:
                 break
-            lines = whole.split(b"\n")
-            records = [metrics_record(line, str(run.metrics)) for line in lines if line]
-            curves.measured.take([record for record in records if record is not None])
+            _take(run, curves.measured, [line for line in whole.split(b"\n") if line])
             curves.offset += len(whole) + 1
+
+
+def _take(run: RunDirectory, measured: Measured, lines: list[bytes]) -> None:
+    """Add the records of whole lines: all at once, or, where any is none, one by one. Raises ``UserError``."""
+    try:
+        content = b"[%s]" % b",".join(lines)
+        _of_metrics().validate_json(content, strict=True)
+        measured.take(from_json(content, allow_inf_nan=False))
+    except (ValueError, OverflowError, RecursionError):  # pydantic's is a ValueError
+        checked = (metrics_record(line, str(run.metrics)) for line in lines)
+        measured.take([record for record in checked if record is not None])
+
+
+@cache
+def _of_metrics() -> TypeAdapter[list[MetricsRecord]]:
+    return TypeAdapter(list[MetricsRecord])
 
 
 def _too_large(run: RunDirectory, size: int) -> UserError:

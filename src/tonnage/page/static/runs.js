@@ -103,5 +103,11 @@ export async function showRuns(place, _, onLost) {
   }
 
   drawCompare();
-  return listen("/api/runs/live", (news) => { rows = news; draw(); }, onLost);
+  const known = new Map();
+  return listen("/api/runs/live", (news) => {
+    for (const row of news.rows) known.set(row.run, row);
+    for (const name of known.keys()) if (!news.names.includes(name)) known.delete(name);
+    rows = [...known.values()];
+    draw();
+  }, onLost);
 }
