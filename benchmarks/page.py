@@ -1,13 +1,13 @@
 """What ``tonnage page`` takes over many long runs: seconds for the list and for a run, memory, and what those who watch
 cost a run that trains beside it.
 
-    python benchmarks/page.py [--runs 200] [--steps 10000] [--watchers 20] [--seconds 30] [--output benchmarks/results/page.json]
+    python benchmarks/page.py [--runs 200] [--steps 10000] [--watchers 20] [--seconds 30] [--output FILE]
 
 One run of a tiny model is decided as any other and copied; what the steps measured is made up. The server is a process
-of its own, asked over its socket, from the question to the last byte; every run is asked for once, so no answer has been
-given before. Then one of them gets a record every tenth of a second, as if it trained, and clients watch it and the list
-by server-sent events: the processor's time that the server takes meanwhile, as a part of one core and of all of them, is
-the most that it can take from a training that uses them all. Prints and writes JSON.
+of its own, asked over its socket, from the question to the last byte; every run is asked for once, so no answer has
+been given before. Then one of them gets a record every tenth of a second, as if it trained, and clients watch it and
+the list by server-sent events: the processor's time that the server takes meanwhile, as a part of one core and of all
+of them, is the most that it can take from a training that uses them all. Prints and writes JSON.
 """
 
 from __future__ import annotations

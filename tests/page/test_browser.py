@@ -93,14 +93,16 @@ def fill(browser: Browser, label: str, value: str) -> None:
     script = (
         "((label, value) => { const field = [...document.querySelectorAll('.field')].find((one) => "
         "one.querySelector('.label').textContent === label).querySelector('input, select, textarea'); "
-        "field.value = value; for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true })); })"
+        "field.value = value; "
+        "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true })); })"
     )
     browser.run(f"{script}({json.dumps(label)}, {json.dumps(value)})")
 
 
 def click(browser: Browser, label: str) -> None:
     """Click the button of a label."""
-    button = f"[...document.querySelectorAll('button')].find((one) => one.textContent === {json.dumps(label)} && !one.disabled)"
+    fits = f"(one) => one.textContent === {json.dumps(label)} && !one.disabled"
+    button = f"[...document.querySelectorAll('button')].find({fits})"
     browser.wait(button)
     browser.run(f"{button}.click()")
 
@@ -112,8 +114,14 @@ def text(browser: Browser, selector: str) -> str:
 VIEWS = {
     "runs": ("runs", "document.querySelectorAll('table.runs tbody tr').length >= 5"),
     "run": ("run?run=runs%2Ffirst", "document.querySelectorAll('.report section').length > 3"),
-    "failed": ("run?run=runs%2Ffailed", "document.querySelector('.message.failed').textContent.includes('<b>left</b>')"),
-    "compare": ("compare?run=runs%2Ffirst&run=runs%2Fstopped", "document.querySelectorAll('.curves path.curve').length > 4"),
+    "failed": (
+        "run?run=runs%2Ffailed",
+        "document.querySelector('.message').textContent.includes('<b>left')",
+    ),
+    "compare": (
+        "compare?run=runs%2Ffirst&run=runs%2Fstopped",
+        "document.querySelectorAll('path.curve').length > 4",
+    ),
     "plan": ("plan", "document.querySelector('form.asked')"),
     "data": ("data", "document.querySelector('form.across')"),
     "chat": ("chat", "document.querySelector('form.ask')"),
@@ -209,7 +217,13 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
     fill(browser, "Model", "model")
     fill(browser, "Rows", "rows.jsonl")
     fill(browser, "Tokens in a pack", "128")
-    more = ["data.template=plain", f"steps={STEPS}", "batch.sequences=32", "memory.micro_batch=1", "memory.recompute=full"]
+    more = [
+        "data.template=plain",
+        f"steps={STEPS}",
+        "batch.sequences=32",
+        "memory.micro_batch=1",
+        "memory.recompute=full",
+    ]
     fill(browser, "More keys of the config", "\n".join(more))
     click(browser, "Plan")
     browser.wait("document.querySelector('.planned .tiles')", SECONDS)
@@ -225,8 +239,10 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
         assert time.monotonic() < deadline, text(browser, ".output")
         time.sleep(0.2)
     go(browser, "run?run=clicked", "document.querySelector('h1').textContent === 'clicked'")
-    browser.wait("document.querySelectorAll('.curves path.curve').length && document.querySelector('.state.training')", SECONDS)
-    browser.wait("Number(document.querySelector('.tiles .steps').textContent.split(' / ')[0].replace(',', '')) > 5", SECONDS)
+    browser.wait("document.querySelector('path.curve') && document.querySelector('.state.training')", SECONDS)
+    browser.wait(
+        "Number(document.querySelector('.tiles .steps').textContent.split(' / ')[0].replace(',', '')) > 5", SECONDS
+    )
     click(browser, "Stop")
     browser.wait("document.querySelector('.state.stopped')", SECONDS)
     assert text(browser, ".command code") == "tonnage stop clicked"
@@ -237,14 +253,18 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
     assert text(browser, ".command code") == "tonnage train --resume clicked"
     browser.wait("document.querySelector('.head .state.done')", SECONDS)
     assert last_step(run) == STEPS
-    browser.wait("[...document.querySelectorAll('main h2')].some((one) => one.textContent === 'Checkpoints and exports')")
+    browser.wait(
+        "[...document.querySelectorAll('main h2')].some((one) => one.textContent === 'Checkpoints and exports')"
+    )
     click(browser, "Verify")
     browser.wait("document.querySelector('.going') && document.querySelector('.going').innerText === 'done'", SECONDS)
     go(browser, "chat?run=clicked", "document.querySelector('.who .remark').textContent === 'ready'")
     browser.run("document.querySelector('form.ask textarea').value = 'Say a'")
     fill(browser, "Tokens at most", "12")
     click(browser, "Send")
-    browser.wait("[...document.querySelectorAll('.turn.assistant .words')].some((one) => one.textContent.length > 1)", SECONDS)
+    browser.wait(
+        "[...document.querySelectorAll('.turn.assistant .words')].some((one) => one.textContent.length > 1)", SECONDS
+    )
     browser.run("document.querySelector('.check input').click()")
     browser.wait("document.querySelectorAll('.token .pop code').length >= 5")
     assert text(browser, ".message.failed") == ""

@@ -198,10 +198,8 @@ def test_what_a_stranger_wrote_is_no_defect(client: TestClient, folder: Path) ->
     for number, content in enumerate([*nonsense, *more]):
         for file in ("metrics.jsonl", "plan.json", "config.yaml", "tags.json", "workers/rank-0.position"):
             run = folder / f"n{number}-{file.replace('/', '-')}"
-            os.symlink(folder / "stopped", run)
-            run.unlink()
+            run.mkdir()
             for entry in ("config.yaml", "plan.json", "metrics.jsonl"):
-                run.mkdir(exist_ok=True)
                 (run / entry).write_bytes((folder / "stopped" / entry).read_bytes())
             (run / file).parent.mkdir(exist_ok=True)
             (run / file).write_bytes(content)

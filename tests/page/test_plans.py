@@ -1,4 +1,4 @@
-"""What the page makes of plans: a choice that is clicked is pinned, and the command line plans the same with the pins."""
+"""What the page makes of plans: a choice that is clicked is pinned, and with its pins the same is planned."""
 
 from __future__ import annotations
 

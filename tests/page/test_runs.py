@@ -56,8 +56,10 @@ def test_the_state_of_every_run(client: TestClient, folder: Path) -> None:
     assert all(any(abs(value - loss) < 1e-4 for loss in losses) for value in spark)
 
 
-def test_a_run_that_is_locked_trains(client: TestClient, folder: Path) -> None:
+def test_a_run_that_is_locked_trains(client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.page.rows.LOCK_SECONDS", 0.0)
     run = RunDirectory(folder / "killed")
+    assert rows_of(client)["killed"]["state"] == "failed"
     with run.lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("{}")
@@ -161,6 +163,7 @@ def test_a_long_run_is_listed_without_reading_it(folder: Path, monkeypatch: pyte
 
 
 def test_the_server_needs_no_torch() -> None:
-    script = "import sys, tonnage.page.app; print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
+    heavy = "('torch', 'transformers', 'numba')"
+    script = f"import sys, tonnage.page.app; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

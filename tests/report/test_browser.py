@@ -68,7 +68,8 @@ def test_switches_change_what_is_drawn(browser: Browser, page: Path) -> None:
     curve = "document.querySelector('path.curve').getAttribute('d')"
     drawn = {browser.run(curve)}
     for change in ("smoothing').value = 0", "log').checked = true", "axis').value = 'tokens'"):
-        script = f"document.querySelector('.{change}; document.querySelector('form.controls').dispatchEvent(new Event('input'))"
+        form = "document.querySelector('form.controls')"
+        script = f"document.querySelector('.{change}; {form}.dispatchEvent(new Event('input'))"
         browser.run(script)
         drawn.add(browser.run(curve))
     assert len(drawn) >= 3  # steps and tokens are proportional here

@@ -7,7 +7,8 @@ GET  /api/run/sections, log, output, saved
 POST /api/run/tags                  tags and a note
 POST /api/run/stop, resume, verify  tonnage stop RUN, train --resume RUN, verify DIR
 GET  /api/compare?run=NAME&run=...  several side by side
-POST /api/plan, /api/inspect        tonnage plan --json, inspect --json; GET /api/planned, /api/inspected what they answered
+POST /api/plan, /api/inspect        tonnage plan --json, inspect --json
+GET  /api/planned, /api/inspected   what they answered
 POST /api/config, /api/start        a plan as YAML; written, and trained
 POST /api/chat/load, /api/chat      tonnage serve, and what is asked of it
 GET  /api/command?command=ID        how a command goes; /api/commands all of them

@@ -42,8 +42,8 @@ class Chats:
 
     def close_idle(self) -> None:
         """Let go the models that nobody has asked for long, and forget those that have ended."""
-        for name, (command, asked) in list(self._served.items()):
-            if command.status is not None or time.monotonic() - asked > IDLE_SECONDS:
+        for name, (command, last) in list(self._served.items()):
+            if command.status is not None or time.monotonic() - last > IDLE_SECONDS:
                 command.end()
                 del self._served[name]
 

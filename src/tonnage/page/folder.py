@@ -1,7 +1,7 @@
 """The folder that a page is over: its runs, and which paths are inside of it.
 
-A run is named by its path below the folder. Links are followed as long as what they lead to is inside; what leads out is
-refused, be it a run, a file of a run that a stranger has written, or a path that somebody asks for.
+A run is named by its path below the folder. Links are followed as long as what they lead to is inside; what leads out
+is refused, be it a run, a file of a run that a stranger has written, or a path that somebody asks for.
 """
 
 from __future__ import annotations

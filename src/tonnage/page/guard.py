@@ -1,9 +1,9 @@
 """Who may ask, and what the page may do.
 
 The address that is printed holds a token behind ``#``, which browsers send to nobody; the page's script puts it into a
-header of every question. So no other page can ask, not even one that knows the port: it cannot read the token, and a
-browser lets it set no such header. Besides, a question must be for a name of this machine (against names that a stranger
-points at it) and, where it says from which page it comes, from this one.
+header of every question. So no other page can ask, not even if it knows the port: it cannot read the token, and a
+browser lets it set no such header. Besides, a question must be for a name of this machine (against names that a
+stranger points at it) and, where it says from which page it comes, from this page.
 """
 
 from __future__ import annotations

@@ -105,8 +105,10 @@ def beside(watched: Watched, names: Sequence[str]) -> dict[str, Any]:
     most = min(STRETCHES, 2 * STRETCHES // len(names))
     configs = [settings(read_config(run.config, check_files=False)) for run in runs]
     answers = [answered_prompts(read_samples(run))[0] for run in runs]
-    prompts = dict.fromkeys((asked.prompt, asked.expected) for prompts in answers for asked in prompts)
-    by_prompt = [{(asked.prompt, asked.expected): asked.answers for asked in prompts} for prompts in answers]
+    prompts = dict.fromkeys((question.prompt, question.expected) for prompts in answers for question in prompts)
+    by_prompt = [
+        {(question.prompt, question.expected): question.answers for question in prompts} for prompts in answers
+    ]
     return {
         "runs": [
             {

@@ -1,8 +1,8 @@
 """What the list says of a run: its state and figures, read from the ends of its files.
 
 A list of hundreds of long runs must come at once, so no file is read whole: of the metrics the last lines, and for the
-sparkline a line each at some places between. What a run is doing is told as its launcher and ``tonnage follow`` tell it:
-by the lock that whoever works on it holds, and by the positions that its workers note.
+sparkline a line each at some places between. What a run is doing is told as its launcher and ``tonnage follow`` tell
+it: by the lock that whoever works on it holds, and by the positions that its workers note.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def _state(
     slowest = min(positions, key=progress, default=Position())
     is_begun = any(position.seconds for position in positions)
     if _is_worked_on(run, positions, locks):
-        asked = "stopping: " if run.stop_asked.exists() else ""
-        return "training", asked + (slowest.phase if is_begun or asked else "preparing"), ""
+        prefix = "stopping: " if run.stop_asked.exists() else ""
+        return "training", prefix + (slowest.phase if is_begun or prefix else "preparing"), ""
     if errors := _errors(run):
         first = errors[0]
         return "failed", "", f"worker {first.rank}: {first.kind}: {first.message}"

@@ -19,8 +19,8 @@ MOST_WORDS, LONGEST_WORD = 100, 4000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def checked(folder: Folder, here: Path, words: Sequence[object]) -> list[str]:
-    """Overrides of a config, ``KEY=VALUE`` each, against the paths that are read from ``here``.
+def checked(folder: Folder, base: Path, words: Sequence[object]) -> list[str]:
+    """Overrides of a config, ``KEY=VALUE`` each, against the paths that are read from ``base``.
 
     Raises:
         UserError: a word is none, or names a file outside of the folder.
@@ -33,24 +33,24 @@ def checked(folder: Folder, here: Path, words: Sequence[object]) -> list[str]:
         if match is None:
             raise user_error(f"{str(word)[:60]!r}", "KEY=VALUE, a key of the config and its value", "optimizer.lr=1e-4")
         for text in _texts(_value(match[2])):
-            check_file(folder, here, text)
+            check_file(folder, base, text)
         overrides.append(match[0])
     return overrides
 
 
-def checked_model(folder: Folder, here: Path, model: str) -> str:
+def checked_model(folder: Folder, base: Path, model: str) -> str:
     """A hub id, or the directory of a model or a run. Raises ``UserError``."""
     if not model or model.startswith("-") or len(model) > LONGEST_WORD:
         raise user_error(f"model {model[:60]!r}", "a hub id, or a directory of a model", "Qwen/Qwen2.5-0.5B")
-    check_file(folder, here, model)
+    check_file(folder, base, model)
     return model
 
 
-def check_file(folder: Folder, here: Path, text: str) -> None:
+def check_file(folder: Folder, base: Path, text: str) -> None:
     """Refuse a text that names a file, or could, outside of the folder. Raises ``UserError``."""
-    is_path = text.startswith(("/", "~")) or ".." in text.split("/") or os.path.lexists(here / text[:LONGEST_WORD])
+    is_path = text.startswith(("/", "~")) or ".." in text.split("/") or os.path.lexists(base / text[:LONGEST_WORD])
     if is_path and text:
-        path = Path(text).expanduser() if text.startswith("~") else here / text
+        path = Path(text).expanduser() if text.startswith("~") else base / text
         folder.inside(os.path.relpath(path, folder.path))
 
 
