@@ -278,7 +278,7 @@ def planned(served: Served, words: list[str]) -> Plan:
 
 
 def last_step(run: RunDirectory) -> int:
-    return max(record["step"] for record in run.read_metrics() if "loss" in record)
+    return max(int(record["step"]) for record in run.read_metrics() if "loss" in record)
 
 
 def test_data_are_shown_token_by_token(browser: Browser) -> None:

@@ -32,7 +32,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self.look_again()
+        self._looked = -LOOK_SECONDS
         self._names: list[str] = []
 
     def inside(self, name: str) -> Path:

@@ -85,23 +85,23 @@ class Watched:
         return line
 
     def _row(self, name: str, locks: frozenset[int]) -> Row | None:
-        known, now = self._known.get(name), time.monotonic()
+        before, now = self._known.get(name), time.monotonic()
         path = self.folder.path / name
         quick = tuple(trace(path / file) for file in ("lock", "tags.json", "metrics.jsonl"))
-        is_resting = known is not None and known.row.state != "training" and known.quick == quick
-        if known is not None and is_resting and now - known.looked < REST_SECONDS:
-            return known.row
+        is_resting = before is not None and before.row.state != "training" and before.quick == quick
+        if before is not None and is_resting and now - before.looked < REST_SECONDS:
+            return before.row
         try:
             run = self.folder.run(name)
         except UserError as error:
             problem = error.problems[0]
             return refused(name, f"not shown: {problem.found}")
         traced = traces(run)
-        if known is not None and is_resting and known.traced == traced:
-            known.looked = now
-            return known.row
+        if before is not None and is_resting and before.traced == traced:
+            before.looked = now
+            return before.row
         plan_traced = traced[1]
-        plan = known.plan if known is not None and known.plan_traced == plan_traced else decided(run)
+        plan = before.plan if before is not None and before.plan_traced == plan_traced else decided(run)
         line = row(name, run, plan, locks)
         self._known[name] = _Known(traced, line, plan_traced, plan, now, quick)
         return line
