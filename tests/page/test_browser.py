@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "config.yaml").unlink()
     with page_over(folder) as served:
         yield served
+    for lock in folder.glob("*/lock"):  # what trains goes on without the page
+        holder = json.loads(lock.read_text() or "{}").get("pid")
+        if RunDirectory(lock.parent).is_locked() and holder:
+            os.killpg(holder, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,8 @@ export async function showRun(place, words, onLost) {
     workers.hidden = row.state !== "training" && row.state !== "failed" || !known.length;
     if (workers.hidden) return;
     const doing = (line) => (line.step ? `${line.phase}, step ${count(line.step)}` : line.phase) + (line.micro_batch ? `, micro-batch ${line.micro_batch} of ${line.num_micro_batches}` : "");
-    const table = h("table", { class: "figures" }, h("thead", {}, h("tr", {}, ["worker", "where it is", "for", "last sign"].map((title) => h("th", { scope: "col" }, title)))),
-      h("tbody", {}, lines.map((line) => h("tr", {}, h("th", { scope: "row" }, String(line.rank)), h("td", { class: "words" }, line.phase ? doing(line) : "not begun"), h("td", {}, clock(line.since)), h("td", {}, line.alive === null ? "" : `${clock(line.alive)} ago`)))));
+    const table = h("table", { class: "figures" }, h("thead", {}, h("tr", {}, ["worker", "where it is", "for", "last sign"].map((title, at) => h("th", { scope: "col", class: at === 1 ? "words" : "" }, title)))),
+      h("tbody", {}, lines.map((line) => h("tr", {}, h("th", { scope: "row" }, String(line.rank)), h("td", { class: "words place" }, line.phase ? doing(line) : "not begun"), h("td", {}, clock(line.since)), h("td", {}, line.alive === null ? "" : `${clock(line.alive)} ago`)))));
     workers.replaceChildren(h("h2", {}, "Workers"), h("div", { class: "wide" }, table));
   }
 
