@@ -6,7 +6,7 @@ import { count } from "./format.js";
 import { commandAtWork } from "./parts.js";
 
 const SHOWN = 50;
-const kept = { config: "", rows: "100", more: "", result: null, command: "" };
+const kept = { config: "", rows: "100", more: "", result: null, pending: null };
 
 export async function showData(place, words) {
   const [{ configs }, { runs }] = await Promise.all([get("/api/choices"), get("/api/runs")]);
@@ -25,18 +25,25 @@ export async function showData(place, words) {
     Object.assign(kept, { config: config.value, rows: rows.value, more: more.value });
     closing();
     try {
-      const command = await post("/api/inspect", { config: config.value, words: more.value.split("\n").map((line) => line.trim()).filter(Boolean), rows: Number(rows.value), in_place_of: kept.command });
-      kept.command = command.command;
-      const atWork = commandAtWork(command, async (now) => {
-        if (ended || now.command !== kept.command) return;
-        try { kept.result = await get(query("/api/inspected", { command: now.command })); }
-        catch { kept.result = null; }
-        if (now.status === 0) work.replaceChildren();
-        draw();
-      });
-      closing = atWork.close;
-      work.replaceChildren(h("section", { class: "command-box" }, atWork.box));
+      const words = more.value.split("\n").map((line) => line.trim()).filter(Boolean);
+      kept.pending = await post("/api/inspect", { config: config.value, words, rows: Number(rows.value), in_place_of: kept.pending ? kept.pending.command : "" });
+      watch();
     } catch (error) { work.replaceChildren(h("p", { class: "message failed", role: "alert" }, error.message)); }
+  }
+
+  // Show how the command goes, also when the view is opened again.
+  function watch() {
+    const mine = kept.pending;
+    const atWork = commandAtWork(mine, async (now) => {
+      if (ended || mine !== kept.pending) return;
+      kept.pending = null;
+      try { kept.result = await get(query("/api/inspected", { command: now.command })); }
+      catch { kept.result = null; }
+      if (now.status === 0) work.replaceChildren();
+      draw();
+    });
+    closing = atWork.close;
+    work.replaceChildren(h("section", { class: "command-box" }, atWork.box));
   }
 
   function draw() {
@@ -55,6 +62,7 @@ export async function showData(place, words) {
   }
 
   draw();
+  if (kept.pending) watch();
   return () => { ended = true; closing(); };
 }
 

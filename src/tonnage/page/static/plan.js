@@ -6,7 +6,7 @@ import { bytes, count, seconds } from "./format.js";
 import { commandAtWork } from "./parts.js";
 
 const METHODS = [["", "what fits best"], ["adapter=none", "all weights"], ["adapter.rank=16", "LoRA"], ["adapter.quantize=nf4", "LoRA on 4 bits"]];
-const kept = { model: "", rows: "", devices: "", number: "1", method: "", length: "", more: "", words: [], result: null, line: "", asked: null };
+const kept = { model: "", rows: "", devices: "", number: "1", method: "", length: "", more: "", words: [], result: null, line: "", asked: null, pending: null };
 
 export async function showPlan(place) {
   const { hardware, models } = await get("/api/choices");
@@ -50,29 +50,33 @@ export async function showPlan(place) {
     closing();
     const asked = { model: kept.model, words: words(), hardware: device.value ? `${number.value || 1}x${device.value}` : "" };
     try {
-      const command = await post("/api/plan", { ...asked, in_place_of: kept.command || "" });
-      kept.command = command.command;
-      shown.classList.add("old");
-      const atWork = commandAtWork(command, async (now) => {
-        if (ended || now.command !== kept.command) return;
-        if (now.status !== 0) { kept.result = null; shown.replaceChildren(); return; }
-        kept.result = await get(query("/api/planned", { command: now.command }));
-        kept.line = now.line;
-        kept.asked = asked;
-        work.replaceChildren();
-        draw();
-      });
-      closing = atWork.close;
-      work.replaceChildren(h("section", { class: "command-box" }, atWork.box));
+      kept.pending = { asked, command: await post("/api/plan", { ...asked, in_place_of: kept.pending ? kept.pending.command.command : "" }) };
+      watch();
     } catch (error) {
       work.replaceChildren(h("p", { class: "message failed", role: "alert" }, error.message));
     }
   }
 
+  // Show how the command goes, also when the view is opened again.
+  function watch() {
+    const mine = kept.pending;
+    shown.classList.add("old");
+    const atWork = commandAtWork(mine.command, async (now) => {
+      if (ended || mine !== kept.pending) return;
+      kept.pending = null;
+      shown.classList.remove("old");
+      if (now.status !== 0) { kept.result = null; shown.replaceChildren(); return; }
+      Object.assign(kept, { result: await get(query("/api/planned", { command: now.command })), line: now.line, asked: mine.asked });
+      work.replaceChildren();
+      draw();
+    });
+    closing = atWork.close;
+    work.replaceChildren(h("section", { class: "command-box" }, atWork.box));
+  }
+
   function choose(choice) { kept.words = choice.words; ask(); }
 
   function draw() {
-    shown.classList.remove("old");
     if (!kept.result) {
       if (!work.firstChild) shown.replaceChildren(empty("Nothing is planned yet.", h("p", {}, "Name a model, and see what it takes on this machine or on any other: memory, time, and what else could be done.")));
       return;
@@ -112,6 +116,7 @@ export async function showPlan(place) {
   }
 
   draw();
+  if (kept.pending) watch();
   return () => { ended = true; closing(); keep(); };
 }
 
