@@ -14,7 +14,7 @@ from tonnage.files.paths import path_word
 
 def page(
     folder: Annotated[
-        Path, typer.Argument(metavar="[FOLDER]", help="Below it are the runs to show.", parser=path_word)
+        Path, typer.Argument(metavar="[DIR]", help="Folder below which the runs are.", parser=path_word)
     ] = Path(),
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
