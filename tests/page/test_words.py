@@ -93,13 +93,15 @@ ASKED = {
     "/api/config": {"model": "m", "words": []},
     "/api/start": {"model": "m", "words": [], "name": "new"},
     "/api/inspect": {"config": "first", "words": [], "rows": 3, "in_place_of": ""},
-    "/api/chat/load": {"model": "m"},
+    "/api/chat/load": {"model": "m", "template": "auto"},
 }
 WRONG = [
     *(("/api/plan", {"hardware": hardware}) for hardware in ("--why", "8xH100 --why;", "a\nb", "-1")),
     *((path, {"words": [OUT[0]]}) for path in ASKED if path != "/api/chat/load"),
     *((path, {"words": ["--force"]}) for path in ASKED if path != "/api/chat/load"),
     *((path, {"model": "../x"}) for path in ASKED if path != "/api/inspect"),
+    ("/api/chat/load", {"template": "--trust-remote-code"}),
+    ("/api/chat/load", {"template": "../x.jinja"}),
     ("/api/start", {"name": "../new"}),
     ("/api/start", {"name": "a/b"}),
     ("/api/inspect", {"config": "../x.yaml"}),

@@ -60,6 +60,7 @@ MOST_BYTES = 1 << 20
 MOST_ROWS = 1000
 """That are shown of data at once."""
 HARDWARE = re.compile(r"(|[A-Za-z0-9][A-Za-z0-9 x×*:._-]{0,99})")
+TEMPLATE = re.compile(r"[a-z][a-z0-9_-]{0,40}")
 JSON = "application/json"
 STATIC = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 OF_THE_REPORT = ("page.css", "curves.js")
@@ -210,14 +211,17 @@ class Page:
     async def inspected(self, request: Request) -> Response:
         """What that answered, as it is shown."""
         content = self.commands.result(request.query_params.get("command", ""))
-        return answer(await to_thread.run_sync(inspected, content))
+        return answer(await to_thread.run_sync(inspected, content) if content.strip() else None)
 
     async def load(self, request: Request) -> Response:
         """``tonnage serve RUN|MODEL``, to talk to it."""
-        model = (await body_of(request, model=str))["model"]
+        body = await body_of(request, model=str, template=str)
+        model, template = body["model"], body["template"]
+        if not TEMPLATE.fullmatch(template):
+            raise user_error(f"template {template[:60]!r}", "the name of a template, or auto", "auto")
         path = self.folder.inside(model)
         word = self.shown(path) if path.is_dir() else checked_model(self.folder, self.commands.folder, model)
-        return answer(self.chats.open(word).tell())
+        return answer(self.chats.open(word, template).tell())
 
     async def served(self, request: Request) -> Response:
         """Whether a model is loaded, and what it is called."""

@@ -26,18 +26,20 @@ class Chats:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._served: dict[str, tuple[Command, float]] = {}
-        """By run or model: the command, and when it was last asked (``time.monotonic``)."""
+        """By its words: the command, and when it was last asked (``time.monotonic``)."""
 
-    def open(self, model: str) -> Command:
-        """Have a model served, in place of the one that was asked longest ago where there are too many."""
+    def open(self, model: str, template: str) -> Command:
+        """Have a model served with a chat template, in place of the oldest where there are too many."""
         self.close_idle()
-        command = self._served.get(model, (None, 0.0))[0]
+        words = ["serve", model, *(["--template", template] if template != "auto" else []), "--port", "0"]
+        name = " ".join(words)
+        command = self._served.get(name, (None, 0.0))[0]
         if command is None or command.status is not None:
             while len(self._served) >= MOST_MODELS:
-                oldest = min(self._served, key=lambda name: self._served[name][1])
+                oldest = min(self._served, key=lambda other: self._served[other][1])
                 self._served.pop(oldest)[0].end()
-            command = self._commands.start(["serve", model, "--port", "0"])
-        self._served[model] = (command, time.monotonic())
+            command = self._commands.start(words)
+        self._served[name] = (command, time.monotonic())
         return command
 
     def close_idle(self) -> None:

@@ -12,13 +12,14 @@ export async function showChat(place, words) {
   const system = h("textarea", { rows: 2, placeholder: "No system prompt" });
   const temperature = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: "0", class: "few" });
   const length = h("input", { type: "number", min: 1, max: 8192, value: "256", class: "few" });
+  const template = h("input", { type: "text", value: "auto", class: "few", list: "templates", spellcheck: "false" });
   const shows = h("input", { type: "checkbox" });
   const question = h("textarea", { rows: 2, placeholder: "Say something", "aria-label": "Your message", required: true });
   const send = h("button", { type: "submit", class: "main" }, "Send"), stop = h("button", { type: "button", hidden: true, onclick: () => { for (const side of sides) side.stop(); } }, "Stop");
   const form = h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(); } }, question, h("div", { class: "buttons" }, send, stop, h("button", { type: "button", onclick: () => { for (const side of sides) side.clear(); question.focus(); } }, "New conversation")));
   question.addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); form.requestSubmit(); } });
-  for (const name of chosen) sides.push(sideOf(name, runs, sides.length));
-  place.append(h("h1", {}, "Chat"), h("section", { class: "form" }, h("div", { class: "across" }, field("System prompt", system), field("Temperature", temperature), field("Tokens at most", length), h("label", { class: "check" }, shows, " show tokens and their probabilities"))),
+  for (const name of chosen) sides.push(sideOf(name, runs, sides.length, template));
+  place.append(h("h1", {}, "Chat"), h("section", { class: "form" }, h("div", { class: "across" }, field("System prompt", system), field("Temperature", temperature), field("Tokens at most", length), field("Template", template), h("datalist", { id: "templates" }, ["auto", "plain", "chatml", "alpaca"].map((name) => h("option", { value: name }))), h("label", { class: "check" }, shows, " show tokens and their probabilities"))),
     h("div", { class: "sides" }, sides.map((side) => side.box)), form);
   shows.addEventListener("change", () => { for (const side of sides) side.draw(shows.checked); });
   if (chosen[0]) sides[0].load();
@@ -40,7 +41,7 @@ export async function showChat(place, words) {
   return () => { for (const side of sides) side.close(); };
 }
 
-function sideOf(name, runs, at) {
+function sideOf(name, runs, at, template) {
   const listId = `talkers-${at}`;
   const model = h("input", { type: "text", value: name, list: listId, placeholder: at ? "another, beside it (optional)" : "a run, an export's directory or a hub id", "aria-label": at ? "Beside it" : "Who answers", spellcheck: "false", autocomplete: "off" });
   const button = h("button", { type: "submit" }, "Load"), status = h("span", { class: "remark", role: "status" });
@@ -53,7 +54,7 @@ function sideOf(name, runs, at) {
     served = null;
     if (!model.value.trim()) { status.textContent = ""; command.replaceChildren(); return; }
     try {
-      const begun = await post("/api/chat/load", { model: model.value.trim() });
+      const begun = await post("/api/chat/load", { model: model.value.trim(), template: template.value.trim() || "auto" });
       command.replaceChildren(commandLine(begun.line));
       status.textContent = "loading";
       look(begun.command);
