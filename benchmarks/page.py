@@ -144,8 +144,13 @@ def main() -> None:
         names = furnish(folder, asked.runs, asked.steps)
         server = Server(folder / "runs")
         try:
-            first, again = server.seconds("/api/runs"), server.seconds("/api/runs")
+            used = [server.cpu_seconds()]
+            first = server.seconds("/api/runs")
+            used.append(server.cpu_seconds())
+            again = server.seconds("/api/runs")
+            used.append(server.cpu_seconds())
             live = [server.seconds(f"/api/run?run={quote(name)}") for name in names[:20]]
+            used.append(server.cpu_seconds())
             sections = [server.seconds(f"/api/run/sections?run={quote(name)}") for name in names[:20]]
             beside = server.seconds("/api/compare?" + "&".join(f"run={quote(name)}" for name in names[:12]))
             held = server.memory_bytes()
@@ -162,6 +167,8 @@ def main() -> None:
         "steps": asked.steps,
         "list_seconds": {"first": first, "again": again},
         "run_seconds": {"median": statistics.median(live), "most": max(live)},
+        "list_cpu_seconds": used[1] - used[0],
+        "run_cpu_seconds": (used[3] - used[2]) / len(live),
         "sections_seconds": {"median": statistics.median(sections), "most": max(sections)},
         "compare_12_seconds": beside,
         "memory_bytes": held,

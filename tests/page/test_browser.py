@@ -27,7 +27,7 @@ from tonnage.planning.words import size
 from tonnage.rundir.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
-STEPS = 300
+STEPS = 200
 SECONDS = 120.0
 """For a command of the page, which loads torch, on a machine that does other things."""
 
@@ -225,7 +225,7 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
     more = [
         "data.template=plain",
         f"steps={STEPS}",
-        "batch.sequences=32",
+        "batch.sequences=8",
         "memory.micro_batch=1",
         "memory.recompute=full",
     ]

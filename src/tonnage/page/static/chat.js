@@ -78,7 +78,7 @@ function sideOf(name, runs, at, template) {
 
   async function ask(text, how, showsTokens) {
     const turn = { role: "assistant", content: "", tokens: [], failed: "" };
-    turns.push({ role: "user", content: text }, turn);
+    turns.push({ role: "user", content: text, tokens: [], failed: "" }, turn);
     draw(showsTokens());
     const messages = [...(how.system ? [{ role: "system", content: how.system }] : []), ...turns.slice(0, -1).filter((one) => !one.failed).map(({ role, content }) => ({ role, content }))];
     controller = new AbortController();
