@@ -7,7 +7,7 @@ const LIKELIEST = 5;
 
 export async function showChat(place, words) {
   const { runs } = await get("/api/runs");
-  const chosen = [...words.getAll("run"), ""].slice(0, 2);
+  const chosen = [...words.getAll("run"), "", ""].slice(0, 2);
   const sides = [];
   const system = h("textarea", { rows: 2, placeholder: "No system prompt" });
   const temperature = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: "0", class: "few" });
