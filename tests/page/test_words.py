@@ -88,7 +88,7 @@ def test_the_config_says_what_the_overrides_say(here: Path) -> None:
     assert yaml.safe_load(path.read_text())["memory"] == {"micro_batch": 2, "moments": "fp32"}
 
 
-ASKED = {
+ASKED: dict[str, dict[str, object]] = {
     "/api/plan": {"model": "m", "words": [], "hardware": "", "in_place_of": ""},
     "/api/config": {"model": "m", "words": []},
     "/api/start": {"model": "m", "words": [], "name": "new"},
