@@ -53,7 +53,7 @@ from tonnage.report.gathered import gather
 from tonnage.report.page import MOST_RUNS, render_sections
 from tonnage.rundir.directory import RunDirectory
 
-LIST_SECONDS, RUN_SECONDS = 2.0, 1.0
+LIST_SECONDS, RUN_SECONDS = 3.0, 2.0
 """Between two looks at all runs, and at one that somebody watches."""
 MOST_BYTES = 1 << 20
 """Of a question."""

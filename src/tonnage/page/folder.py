@@ -22,7 +22,7 @@ DEEPEST = 6
 MOST_FOLDERS = 20_000
 """That are looked into."""
 MOST_CONFIGS = 200
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 6.0
 """Between two looks for new runs."""
 PASSED_OVER = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoints", "export"})
 

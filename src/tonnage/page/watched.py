@@ -27,7 +27,7 @@ from tonnage.rundir.records import MetricsRecord, metrics_record
 
 MOST_MEASURED = 24
 """Runs whose steps are kept."""
-REST_SECONDS = 8.0
+REST_SECONDS = 12.0
 """Between two looks at the files of a run on which nobody works."""
 LOG_BYTES = 256 << 10
 """Of a log, those at its end that are shown."""
