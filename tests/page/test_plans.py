@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,26 +16,32 @@ from tonnage.page.plans import hardware, pins, planned
 from tonnage.planning.machine import parse_hardware
 
 
-def plans_of(model: Path, hardware: str, words: list[str]) -> dict[str, object]:
+def plans_of(model: Path, name: str, words: list[str]) -> dict[str, Any]:
     """As ``tonnage plan --json`` gives it to the page."""
-    plan = supposed(str(model), words, parse_hardware(hardware), silent).plan()
+    plan = supposed(str(model), words, parse_hardware(name), silent).plan()
     return planned(json.dumps(asdict(plan)).encode())
 
 
-@pytest.mark.parametrize("name", ["H100", "2xRTX4090"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["RTX4090"])
 def test_a_clicked_choice_is_what_the_command_line_plans_with_its_pins(tmp_path: Path, name: str) -> None:
-    config = tiny.llama_config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, vocab_size=4096)
+    config = tiny.llama_config(
+        hidden_size=1024,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        intermediate_size=4096,
+        num_hidden_layers=4,
+        vocab_size=4096,
+    )
     model = tmp_path / "model"
     model.mkdir()
     config.save_pretrained(model)
     words = ["adapter=none", "data.max_length=4096", "batch.sequences=16"]
     first = plans_of(model, name, words)
     choices = first["choices"]
-    assert isinstance(choices, list)
     assert len(choices) > 2
     for choice in choices:
         again = plans_of(model, name, [*words, *choice["words"]])["choices"]
-        assert isinstance(again, list)
         assert again[0]["peak_bytes"] == pytest.approx(choice["peak_bytes"], rel=1e-6), choice["in_words"]
         assert again[0]["step_seconds"] == pytest.approx(choice["step_seconds"], rel=1e-6)
 
