@@ -80,7 +80,7 @@ LONG = ("tonnage init", "tonnage profile", "tonnage doctor")
     [
         pytest.param(line, marks=pytest.mark.slow if line.startswith(LONG) else ())
         for line in commands_of_the_table()
-        if line not in ("tonnage demo", "tonnage serve RUN")  # tests/serving/test_command.py has what goes on and on
+        if line not in ("tonnage demo", "tonnage serve RUN", "tonnage page")  # tests/serving and page have what goes on
     ],
 )
 def test_commands_of_the_table_run(line: str, folder: Path) -> None:

@@ -34,13 +34,14 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """One page. What it says on its console, and whom it asks, is kept."""
+    """One page. What it says on its console, whom it asks, and which requests fail, is kept."""
 
     def __init__(self) -> None:
         program = chromium()
         assert program is not None
         self.console: list[str] = []
         self.requests: list[str] = []
+        self.failed: list[str] = []
         self._number, self._rest, self._loaded = 0, b"", False
         self._profile = tempfile.mkdtemp(prefix="chromium-")
         to_read, self._asks = os.pipe()
@@ -92,10 +93,10 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, path: Path) -> float:
-        """Open a file, and wait until it is drawn; how many seconds that took."""
+    def open(self, path: Path | str) -> float:
+        """Open a file or an address, and wait until it is drawn; how many seconds that took."""
         self._loaded, began = False, time.perf_counter()
-        self.ask("Page.navigate", url=path.absolute().as_uri())
+        self.ask("Page.navigate", url=path.absolute().as_uri() if isinstance(path, Path) else path)
         while not self._loaded:
             self._hear(self._next())
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
@@ -106,6 +107,18 @@ class Browser:
         found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def wait(self, script: str, seconds: float = SECONDS) -> Any:
+        """The value of an expression, as soon as it is true."""
+        deadline = time.monotonic() + seconds
+        shown = (
+            f"(() => {{ try {{ const value = {script}; return value instanceof Node ? true : value; }} "
+            f"catch {{ return false; }} }})()"
+        )
+        while not (value := self.run(shown)):
+            assert time.monotonic() < deadline, f"never true: {script}; {self.console} {self.failed}"
+            time.sleep(0.05)
+        return value
 
     def point(self, x: float, y: float) -> None:
         """Move the pointer to a place of the window."""
@@ -144,3 +157,7 @@ class Browser:
                 self.console.append(json.dumps(message["params"])[:500])
             case "Network.requestWillBeSent":
                 self.requests.append(message["params"]["request"]["url"])
+            case "Network.responseReceived" if message["params"]["response"]["status"] >= 400:
+                self.failed.append(f"{message['params']['response']['status']} {message['params']['response']['url']}")
+            case "Network.loadingFailed" if not message["params"].get("canceled"):
+                self.failed.append(json.dumps(message["params"])[:500])

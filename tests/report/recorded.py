@@ -8,15 +8,16 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.decide.decision import decide
-from tonnage.decide.written import write_run
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
 
 def decided(folder: Path, model: str = "model", **keys: Any) -> RunDirectory:
     """A run of a tiny model in a folder, as it is before its workers start."""
+    from tiny import alpaca_rows, llama_config, write_model, write_rows
+    from tonnage.decide.decision import decide
+    from tonnage.decide.written import write_run
+
     if not (folder / model).exists():
         write_model(folder / model, llama_config(num_hidden_layers=1, initializer_range=0.3))
         write_rows(folder / "rows.jsonl", alpaca_rows(60))

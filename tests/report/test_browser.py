@@ -43,7 +43,7 @@ def test_it_draws_and_asks_nobody(browser: Browser, page: Path) -> None:
         asked = [url for url in browser.requests if not url.startswith("data:")]
         assert asked == [path.absolute().as_uri()]
         assert browser.run("document.querySelectorAll('figure:not([hidden]) path.curve').length") >= 5
-        assert "NaN" not in browser.run("document.getElementById('charts').innerHTML")
+        assert "NaN" not in browser.run("document.querySelector('.charts').innerHTML")
     assert browser.console == []
 
 
@@ -68,9 +68,8 @@ def test_switches_change_what_is_drawn(browser: Browser, page: Path) -> None:
     curve = "document.querySelector('path.curve').getAttribute('d')"
     drawn = {browser.run(curve)}
     for change in ("smoothing').value = 0", "log').checked = true", "axis').value = 'tokens'"):
-        script = (
-            f"document.getElementById('{change}; document.getElementById('controls').dispatchEvent(new Event('input'))"
-        )
+        form = "document.querySelector('form.controls')"
+        script = f"document.querySelector('.{change}; {form}.dispatchEvent(new Event('input'))"
         browser.run(script)
         drawn.add(browser.run(curve))
     assert len(drawn) >= 3  # steps and tokens are proportional here

@@ -110,15 +110,16 @@ class Comparison:
         }
 
 
-def compare(run: RunDirectory, step: int | None = None) -> Comparison:
+def compare(run: RunDirectory, step: int | None = None, every: Iterable[Mapping[str, Any]] | None = None) -> Comparison:
     """Compare what a run was evaluated as before its first step with the newest evaluation up to ``step``, by default
-    that of the model that it exports, as far as its records tell.
+    that of the model that it exports, as far as its records tell: ``every`` of them, where they were read already.
 
     Raises:
         UserError: there is no run, or a record that no run writes.
     """
     config = read_config(run.config, check_files=False)
-    records = [record for record in run.read_metrics() if "evaluation" in record or "eval_loss" in record]
+    every = run.read_metrics() if every is None else every
+    records = [record for record in every if "evaluation" in record or "eval_loss" in record]
     by_step = {int(record["step"]): _evaluated(record, run) for record in records}
     after = {number: one for number, one in by_step.items() if number and (step is None or number <= step)}
     if not after:

@@ -33,6 +33,65 @@ SERIES: dict[str, Callable[[Record], float | None]] = {
 """What is drawn of a step."""
 
 
+class Measured:
+    """What was measured so far, as columns: of all records, or of those that were written since, taken in turn."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self._columns = {name: np.zeros(0) for name in ("step", "tokens", "hours", "skipped", *SERIES)}
+        self._evaluations = {name: np.zeros(0) for name in ("step", "loss")}
+        self.take(records)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were taken in."""
+        return len(self._columns["step"])
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Add the records of further lines."""
+        steps = [record for record in records if is_step(record)]
+        evaluations = [record for record in records if "eval_loss" in record]
+        if steps:
+            tokens = np.cumsum(np.nan_to_num(_column(steps, lambda record: record.get("tokens"))))
+            hours = np.cumsum(np.nan_to_num(_column(steps, lambda record: record.get("step_seconds")))) / 3600
+            new = {name: _column(steps, of) for name, of in SERIES.items()} | {
+                "step": _column(steps, lambda record: record["step"]),
+                "tokens": tokens + (self._columns["tokens"][-1:].sum()),
+                "hours": hours + (self._columns["hours"][-1:].sum()),
+                "skipped": np.array([bool(record.get("skipped")) for record in steps]),
+            }
+            self._columns = {name: np.append(column, new[name]) for name, column in self._columns.items()}
+        if evaluations:
+            new = {
+                "step": _column(evaluations, lambda record: record["step"]),
+                "loss": _column(evaluations, lambda record: record["eval_loss"]),
+            }
+            self._evaluations = {name: np.append(column, new[name]) for name, column in self._evaluations.items()}
+
+    def thinned(self, stretches: int, since: int = 0) -> dict[str, Any]:
+        """As ``curves``, of at most so many stretches, and of the steps after the first ``since``."""
+        columns = {name: column[since:] for name, column in self._columns.items()}
+        number, count = columns["step"], len(columns["step"])
+        starts = np.unique(np.linspace(0, count, min(stretches, count), endpoint=False).astype(np.int64))
+        ends = np.append(starts[1:], count) - 1
+        series = {name: _thinned(columns[name], starts) for name in SERIES if np.isfinite(columns[name]).any()}
+        return {
+            "x": {name: _plain(columns[name][ends]) if count else [] for name in ("step", "tokens", "hours")},
+            "series": series,
+            "evaluations": self._evaluated(),
+            "skipped": _plain(number[columns["skipped"].astype(bool)][:1000]),
+        }
+
+    def _evaluated(self) -> dict[str, Any]:
+        step, every = self._evaluations["step"], self._columns["step"]
+        last = np.searchsorted(every, step, side="right") - 1
+        axes = {
+            name: np.where(last >= 0, self._columns[name][last], 0) if len(every) else step * 0
+            for name in ("tokens", "hours")
+        }
+        columns = {"step": step, **axes, "loss": self._evaluations["loss"]}
+        return {name: _plain(column) for name, column in columns.items()}
+
+
 def curves(records: Sequence[Record], num_runs: int = 1) -> dict[str, Any]:
     """The curves of a run, in plain values that JSON can say.
 
@@ -40,33 +99,7 @@ def curves(records: Sequence[Record], num_runs: int = 1) -> dict[str, Any]:
     stretch is more than one step, ``least`` and ``most``, all as long as ``x``; None where nothing was finite.
     ``evaluations`` has step, tokens, hours and loss of each. ``num_runs``: how many share the page.
     """
-    steps = [record for record in records if is_step(record)]
-    most = max(FEWEST, min(STRETCHES, 2 * STRETCHES // max(1, num_runs)))
-    starts = np.unique(np.linspace(0, len(steps), min(most, len(steps)), endpoint=False).astype(np.int64))
-    ends = np.append(starts[1:], len(steps)) - 1
-    number = _column(steps, lambda record: record["step"])
-    tokens = np.cumsum(np.nan_to_num(_column(steps, lambda record: record.get("tokens"))))
-    hours = np.cumsum(np.nan_to_num(_column(steps, lambda record: record.get("step_seconds")))) / 3600
-    axes = {"step": number, "tokens": tokens, "hours": hours}
-    series = {}
-    for name, of in SERIES.items():
-        values = _column(steps, of)
-        if np.isfinite(values).any():
-            series[name] = _thinned(values, starts)
-    evaluations = [record for record in records if "eval_loss" in record]
-    evaluated = _column(evaluations, lambda record: record["step"])
-    last = np.searchsorted(number, evaluated, side="right") - 1
-    return {
-        "x": {name: _plain(axis[ends]) if steps else [] for name, axis in axes.items()},
-        "series": series,
-        "evaluations": {
-            "step": _plain(evaluated),
-            "tokens": _plain(np.where(last >= 0, tokens[last], 0) if steps else evaluated * 0),
-            "hours": _plain(np.where(last >= 0, hours[last], 0) if steps else evaluated * 0),
-            "loss": _plain(_column(evaluations, lambda record: record["eval_loss"])),
-        },
-        "skipped": _plain(number[[bool(record.get("skipped")) for record in steps]][:1000]) if steps else [],
-    }
+    return Measured(records).thinned(max(FEWEST, min(STRETCHES, 2 * STRETCHES // max(1, num_runs))))
 
 
 def _column(records: Sequence[Record], of: Callable[[Record], Any]) -> np.ndarray:

@@ -132,8 +132,8 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     account = read_record(run.data, Account) if run.data.exists() else None
     outcome = read_record(run.outcome, Outcome) if run.outcome.exists() else None
     skipped = [record for record in steps if record.get("skipped")]
-    sources, lines = _account_lines(account)
-    questions, num_evaluations = _asked(read_samples(run))
+    sources, lines = account_table(account)
+    questions, num_evaluations = answered_prompts(read_samples(run))
     log, cut = (
         read_bytes(path, RECORD_BYTES, WRITTEN) if path.is_file() else b"" for path in (run.log, run.cut_metrics)
     )
@@ -155,7 +155,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         remarks=[one if isinstance(one, str) else one[0] for one in remarks(account)] if account else [],
         pictures=read_record(run.rows, Pictures) if run.rows.exists() else Pictures([]),
         asked=questions,
-        comparison=compare(run),
+        comparison=compare(run, every=records),
         num_evaluations=num_evaluations,
         beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log.decode(errors="replace"))],
         lost_records=cut.count(b"\n"),
@@ -165,7 +165,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     )
 
 
-def _asked(samples: Sequence[Sample]) -> tuple[list[AnsweredPrompt], int]:
+def answered_prompts(samples: Sequence[Sample]) -> tuple[list[AnsweredPrompt], int]:
     """Prompts with the answers of the first, the last and some evaluations between; and how many there were."""
     steps = sorted({sample.step for sample in samples})
     last = len(steps) - 1
@@ -231,7 +231,8 @@ def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> 
     return lines
 
 
-def _account_lines(account: Account | None) -> tuple[list[str], list[TableRow]]:
+def account_table(account: Account | None) -> tuple[list[str], list[TableRow]]:
+    """Headings and lines of what became of the rows and tokens of every source."""
     if account is None:
         return [], []
     shown: list[SourceAccount] = [*account.sources]

@@ -19,11 +19,12 @@ from tonnage.files.places import begins_with, check_file
 from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
 from tonnage.report.gathered import Gathered, gather
+from tonnage.report.settings import differences
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.figures import METHODS
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 GENERATOR = '<meta name="generator" content="tonnage'
 """By which a page of ours is known."""
@@ -75,43 +76,39 @@ def reported_if_it_fails(run: RunDirectory) -> Iterator[None]:
 
 def render(runs: Sequence[Gathered]) -> str:
     """The page, as HTML."""
-    script, style = _part("page.js"), _part("page.css")
+    script, style = _part("curves.js") + _part("page.js"), _part("page.css")
     names = _distinct(runs)
     drawn = [
         {"name": name, **run.curves, "restarts": [one.step for one in run.beginnings[1:]]}
         for name, run in zip(names, runs, strict=True)
     ]
     policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _template().render(
-        runs=list(zip(names, runs, strict=True)),
-        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
-        differences=_differences(runs),
-        data=_inside_of_script({"runs": drawn}),
-        script=script,
-        style=style,
-        policy=policy,
-        version=__version__,
-        methods=METHODS,
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            runs=list(zip(names, runs, strict=True)),
+            title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+            differences=differences([run.settings for run in runs]),
+            data=_inside_of_script({"runs": drawn}),
+            script=script,
+            style=style,
+            policy=policy,
+            version=__version__,
+            methods=METHODS,
+        )
     )
+
+
+def render_sections(run: Gathered) -> str:
+    """What the page says of a run below its curves, as HTML."""
+    return str(_environment().get_template("sections.html.jinja").module.sections(run, METHODS, True))  # type: ignore[attr-defined]
 
 
 def _distinct(runs: Sequence[Gathered]) -> list[str]:
     """Names by which readers tell the runs apart."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [run.directory for run in runs]
-
-
-def _differences(runs: Sequence[Gathered]) -> list[tuple[str, list[str]]]:
-    """Keys of the configs that are not the same in all runs, and their values; empty where a run has no such key. What
-    is at its default wherever it is, and elsewhere cannot be, is no difference."""
-    values = [{one.name: one for one in run.settings} for run in runs]
-    found = []
-    for key in dict.fromkeys(key for mine in values for key in mine):
-        there = [mine.get(key) for mine in values]
-        row = [one.value if one is not None else "" for one in there]
-        if len(set(row)) > 1 and not (None in there and all(one is None or one.is_default for one in there)):
-            found.append((key, row))
-    return found
 
 
 def _inside_of_script(data: Any) -> str:
@@ -126,14 +123,14 @@ def _part(name: str) -> str:
 
 
 @cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
+        loader=FunctionLoader(_part),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    return environment.from_string(_part("page.html.jinja"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,19 @@ def settings(config: Config) -> list[ConfigKey]:
     """Every key of a config, in the order of the schema."""
     described = {key.name: key for key in all_keys()}
     return list(_settings(config.model_dump(mode="json", by_alias=True), described, "", ""))
+
+
+def differences(configs: Sequence[Sequence[ConfigKey]]) -> list[tuple[str, list[str]]]:
+    """Keys that are not the same in all configs, and their values; empty where a config has no such key. What is at its
+    default wherever it is, and elsewhere cannot be, is no difference."""
+    values = [{key.name: key for key in config} for config in configs]
+    rows = []
+    for name in dict.fromkeys(name for mine in values for name in mine):
+        keys = [mine.get(name) for mine in values]
+        row = [key.value if key is not None else "" for key in keys]
+        if len(set(row)) > 1 and not (None in keys and all(key is None or key.is_default for key in keys)):
+            rows.append((name, row))
+    return rows
 
 
 def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str, kind: str) -> Iterator[ConfigKey]:

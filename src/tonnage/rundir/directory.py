@@ -34,6 +34,7 @@
       evaluation.json      the launcher, at the end: what it was evaluated as, before and after
       outcome.json         the launcher, at the end: what was planned beside what was measured
       report.html          the launcher, at the end: all of it on a page
+      tags.json            `tonnage page`: tags and a note that people gave it
 
 The launcher, the progress display and the report only ever read these files, so a run is followed in the
 same way whether its workers are children of this process or jobs on another machine. Where workers are started by
@@ -112,6 +113,7 @@ class RunDirectory:
         self.evaluation = self.path / "evaluation.json"
         self.outcome = self.path / "outcome.json"
         self.report = self.path / "report.html"
+        self.tags = self.path / "tags.json"
         self.staged_exports = (self.path / ".export", self.path / ".export.old")
         """Where a new export is written, and where the one that it replaces is moved."""
 

@@ -1,0 +1,46 @@
+"""``tonnage page``: a page over all runs below a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tonnage.display.terminal import say, terminal
+from tonnage.errors import user_error
+from tonnage.files.paths import path_word
+
+
+def page(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Folder below which the runs are.", parser=path_word)
+    ] = Path(),
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8100,
+) -> None:
+    """Show all runs below FOLDER on a page in the browser: watch, compare, plan, start, stop, talk to them."""
+    from importlib.util import find_spec
+
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise user_error(
+            "no starlette and uvicorn", "the server of tonnage[page]", "pip install 'tonnage[page]'", "page"
+        )
+    from tonnage.page.app import create_app
+    from tonnage.page.guard import LOCAL, new_token
+    from tonnage.serving.listen import listen, run
+
+    if not folder.is_dir():
+        raise user_error(f"no directory {folder}", "a folder whose runs are shown", "tonnage page FOLDER")
+    console, token, is_local = terminal(stderr=True), new_token(), host in LOCAL
+    with listen(host, port) as socket:
+        app = create_app(folder, token, only_local=is_local)
+        shown = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{socket.getsockname()[1]}/#token={token}"
+        say(console, "The page over ", (str(folder.resolve()), "bold"), " is at ", (address, "bold"))
+        say(console, "Whoever has this address may read these runs, and start and stop them. Ctrl-C ends it.")
+        if not is_local:
+            say(console, "Other machines may ask, and there is no encryption: what they send can be read on the way.")
+        run(app, socket)

@@ -1,0 +1,125 @@
+// Talk to a run, an export or a model, or to two side by side; tokens and their probabilities on demand.
+
+import { events, get, post, postStream, query } from "./api.js";
+import { commandLine, empty, field, h } from "./dom.js";
+
+const LIKELIEST = 5;
+
+export async function showChat(place, words) {
+  const { runs } = await get("/api/runs");
+  const chosen = [...words.getAll("run"), "", ""].slice(0, 2);
+  const sides = [];
+  const system = h("textarea", { rows: 2, placeholder: "No system prompt" });
+  const temperature = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: "0", class: "few" });
+  const length = h("input", { type: "number", min: 1, max: 8192, value: "256", class: "few" });
+  const template = h("input", { type: "text", value: "auto", class: "few", list: "templates", spellcheck: "false" });
+  const shows = h("input", { type: "checkbox" });
+  const question = h("textarea", { rows: 2, placeholder: "Say something", "aria-label": "Your message", required: true });
+  const send = h("button", { type: "submit", class: "main" }, "Send"), stop = h("button", { type: "button", hidden: true, onclick: () => { for (const side of sides) side.stop(); } }, "Stop");
+  const form = h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); ask(); } }, question, h("div", { class: "buttons" }, send, stop, h("button", { type: "button", onclick: () => { for (const side of sides) side.clear(); question.focus(); } }, "New conversation")));
+  question.addEventListener("keydown", (event) => { if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); form.requestSubmit(); } });
+  for (const name of chosen) sides.push(sideOf(name, runs, sides.length, template));
+  place.append(h("h1", {}, "Chat"), h("section", { class: "form" }, h("div", { class: "across" }, field("System prompt", system), field("Temperature", temperature), field("Tokens at most", length), field("Template", template), h("datalist", { id: "templates" }, ["auto", "plain", "chatml", "alpaca"].map((name) => h("option", { value: name }))), h("label", { class: "check" }, shows, " show tokens and their probabilities"))),
+    h("div", { class: "sides" }, sides.map((side) => side.box)), form);
+  shows.addEventListener("change", () => { for (const side of sides) side.draw(shows.checked); });
+  if (chosen[0]) sides[0].load();
+
+  async function ask() {
+    const text = question.value.trim(), ready = sides.filter((side) => side.isReady());
+    if (!text) return;
+    if (!ready.length) { sides[0].say("Load a run or a model first."); return; }
+    question.value = "";
+    send.disabled = true;
+    stop.hidden = false;
+    const how = { temperature: Number(temperature.value), max_tokens: Number(length.value), system: system.value.trim() };
+    await Promise.all(ready.map((side) => side.ask(text, how, () => shows.checked)));
+    send.disabled = false;
+    stop.hidden = true;
+    question.focus();
+  }
+
+  return () => { for (const side of sides) side.close(); };
+}
+
+function sideOf(name, runs, at, template) {
+  const listId = `talkers-${at}`;
+  const model = h("input", { type: "text", value: name, list: listId, placeholder: at ? "another, beside it (optional)" : "a run, an export's directory or a hub id", "aria-label": at ? "Beside it" : "Who answers", spellcheck: "false", autocomplete: "off" });
+  const button = h("button", { type: "submit" }, "Load"), status = h("span", { class: "remark", role: "status" });
+  const talk = h("div", { class: "talk", role: "log", "aria-label": at ? "Conversation beside it" : "Conversation", tabindex: "0" }), command = h("div", {});
+  const box = h("section", { class: "side" }, h("form", { class: "who", onsubmit: (event) => { event.preventDefault(); load(); } }, model, h("datalist", { id: listId }, runs.filter((row) => row.step > 0).map((row) => h("option", { value: row.run }))), button, status), command, talk);
+  let served = null, timer = 0, turns = [], controller = null, withTokens = false, closed = false;
+
+  async function load() {
+    clearTimeout(timer);
+    served = null;
+    if (!model.value.trim()) { status.textContent = ""; command.replaceChildren(); return; }
+    try {
+      const begun = await post("/api/chat/load", { model: model.value.trim(), template: template.value.trim() || "auto" });
+      command.replaceChildren(commandLine(begun.line));
+      status.textContent = "loading";
+      look(begun.command);
+    } catch (error) { say(error.message); }
+  }
+
+  async function look(id) {
+    if (closed) return;
+    try {
+      const now = await get(query("/api/chat/served", { command: id }));
+      if (now.model !== null && now.status === null) { served = { command: id, model: now.model }; status.textContent = "ready"; draw(withTokens); return; }
+      if (now.status !== null) { say(now.output || "It ended."); return; }
+      timer = setTimeout(() => look(id), 500);
+    } catch (error) { say(error.message); }
+  }
+
+  function say(message) {
+    status.textContent = "";
+    talk.replaceChildren(h("p", { class: "message failed", role: "alert" }, message));
+  }
+
+  async function ask(text, how, showsTokens) {
+    const turn = { role: "assistant", content: "", tokens: [], failed: "" };
+    turns.push({ role: "user", content: text, tokens: [], failed: "" }, turn);
+    draw(showsTokens());
+    const messages = [...(how.system ? [{ role: "system", content: how.system }] : []), ...turns.slice(0, -1).filter((one) => !one.failed).map(({ role, content }) => ({ role, content }))];
+    controller = new AbortController();
+    try {
+      const question = { model: served.model, messages, stream: true, temperature: how.temperature, max_tokens: how.max_tokens, logprobs: true, top_logprobs: LIKELIEST };
+      const response = await postStream("/api/chat", { command: served.command, question }, controller.signal);
+      for await (const data of events(response)) {
+        if (data === "[DONE]") break;
+        const piece = JSON.parse(data);
+        if (piece.error) { turn.failed = piece.error.message; break; }
+        const [choice] = piece.choices;
+        turn.content += choice.delta.content || "";
+        if (choice.logprobs) turn.tokens.push(...choice.logprobs.content);
+        draw(showsTokens());
+      }
+    } catch (error) {
+      if (!controller.signal.aborted) turn.failed = error.message;
+    }
+    controller = null;
+    draw(showsTokens());
+  }
+
+  function draw(shows) {
+    withTokens = shows;
+    if (!turns.length) { talk.replaceChildren(served ? h("p", { class: "remark" }, `${served.model} listens.`) : at ? h("p", { class: "remark" }, "Another run or model answers the same here.") : empty("Nobody is loaded yet.", h("p", {}, "Choose a run, and talk to its newest model. It is loaded into a process of its own, which ends with the page."))); return; }
+    const atEnd = talk.scrollTop + talk.clientHeight >= talk.scrollHeight - 30;
+    talk.replaceChildren(...turns.map((turn) => h("div", { class: `turn ${turn.role}` }, h("span", { class: "who-says" }, turn.role === "user" ? "you" : served ? served.model : "model"),
+      shows && turn.tokens.length ? h("div", { class: "text tokens" }, turn.tokens.map(tokenOf)) : h("div", { class: "words" }, turn.content || (turn.role === "user" || turn.failed ? "" : "…")), turn.failed ? h("p", { class: "message failed" }, turn.failed) : null)));
+    if (atEnd) talk.scrollTop = talk.scrollHeight;
+  }
+
+  function stop() { if (controller) controller.abort(); }
+  function clear() { stop(); turns = []; draw(withTokens); }
+  draw(false);
+  return { box, load, ask, draw, clear, stop, say, isReady: () => served !== null, close: () => { closed = true; clearTimeout(timer); stop(); } };
+}
+
+// A token, whose likelier it was the fuller its colour; what else was likely, when it is pointed at or has the focus.
+function tokenOf(token) {
+  const shown = (logprob) => `${(100 * Math.exp(logprob)).toPrecision(3)}%`;
+  const others = token.top_logprobs.map((other) => `${JSON.stringify(other.token)} ${shown(other.logprob)}`).join(", ");
+  const part = Math.min(4, Math.floor(Math.exp(token.logprob) * 5));
+  return h("span", { class: `token p${part}`, tabindex: "0", role: "note", title: `${JSON.stringify(token.token)} ${shown(token.logprob)}; likeliest: ${others}`, "aria-label": `${token.token} ${shown(token.logprob)}` }, token.token, h("span", { class: "pop", "aria-hidden": "true" }, token.top_logprobs.map((other) => h("span", {}, h("code", {}, JSON.stringify(other.token)), shown(other.logprob)))));
+}

@@ -1,0 +1,178 @@
+"""What is known of the runs below a folder: read again only where their files have changed.
+
+Of a run that is looked at, the metrics are read on from where they ended at the last look, and kept as columns of
+numbers. A file that has become shorter is read again: a run that goes on from a checkpoint has cut its records.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from tonnage.errors import UserError, user_error
+from tonnage.files.reading import RECORD_BYTES
+from tonnage.page.folder import Folder, read_end
+from tonnage.page.rows import Decided, Locks, Row, decided, refused, row, trace, traces
+from tonnage.report.curves import Measured
+from tonnage.report.gathered import BEGUN
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.records import MetricsRecord, metrics_record
+
+MOST_MEASURED = 24
+"""Runs whose steps are kept."""
+REST_SECONDS = 12.0
+"""Between two looks at the files of a run on which nobody works."""
+LOG_BYTES = 256 << 10
+"""Of a log, those at its end that are shown."""
+PIECE_BYTES = 4 << 20
+
+
+@dataclass
+class _Known:
+    traced: Any
+    row: Row
+    plan_traced: Any
+    plan: Decided
+    looked: float
+    """When its files were looked at (``time.monotonic``)."""
+    quick: Any
+    """What changes first when somebody begins to work on it, or tags it."""
+
+
+@dataclass
+class Curves:
+    """The measured steps of a run, and how far its file was read."""
+
+    measured: Measured
+    inode: int = 0
+    offset: int = 0
+    version: int = 0
+    """Rises when what was measured is read again from the beginning."""
+
+
+class Watched:
+    """The runs below a folder, as they are known."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._known: dict[str, _Known] = {}
+        self._curves: OrderedDict[str, Curves] = OrderedDict()
+        self._lock = threading.Lock()
+        self._locks = Locks()
+
+    def rows(self) -> list[Row]:
+        """All runs, as they are now."""
+        locks = self._locks.now()
+        names = self.folder.runs()
+        with self._lock:
+            rows = [self._row(name, locks) for name in names]
+            self._known = {name: self._known[name] for name in names if name in self._known}
+        return [line for line in rows if line is not None]
+
+    def row(self, name: str) -> Row:
+        """A run as it is now. Raises ``UserError`` where there is none."""
+        self.folder.run(name)
+        with self._lock:
+            line = self._row(name, self._locks.now())
+        assert line is not None
+        return line
+
+    def _row(self, name: str, locks: frozenset[int]) -> Row | None:
+        before, now = self._known.get(name), time.monotonic()
+        path = self.folder.path / name
+        quick = tuple(trace(path / file) for file in ("lock", "tags.json", "metrics.jsonl"))
+        is_resting = before is not None and before.row.state != "training" and before.quick == quick
+        if before is not None and is_resting and now - before.looked < REST_SECONDS:
+            return before.row
+        try:
+            run = self.folder.run(name)
+        except UserError as error:
+            problem = error.problems[0]
+            return refused(name, f"not shown: {problem.found}")
+        traced = traces(run)
+        if before is not None and is_resting and before.traced == traced:
+            before.looked = now
+            return before.row
+        plan_traced = traced[1]
+        plan = before.plan if before is not None and before.plan_traced == plan_traced else decided(run)
+        line = row(name, run, plan, locks)
+        self._known[name] = _Known(traced, line, plan_traced, plan, now, quick)
+        return line
+
+    def curves(self, name: str) -> Curves:
+        """The steps of a run, read up to now. Raises ``UserError`` where there is none, or a line is no record."""
+        run = self.folder.run(name)
+        with self._lock:
+            curves = self._curves.setdefault(name, Curves(Measured()))
+            self._curves.move_to_end(name)
+            while len(self._curves) > MOST_MEASURED:
+                self._curves.popitem(last=False)
+            _read_on(run, curves)
+            return replace(curves)
+
+    def log(self, name: str) -> str:
+        """The end of a run's log. Raises ``UserError`` where there is no run."""
+        return _end(self.folder.run(name).log)
+
+    def output(self, name: str, rank: int) -> str:
+        """The end of what a worker printed. Raises ``UserError`` where there is no run."""
+        return _end(self.folder.run(name).worker_log(rank))
+
+    def restarts(self, name: str) -> list[int]:
+        """The steps with which a run was begun again. Raises ``UserError`` where there is no run."""
+        return [int(step) for _, step in BEGUN.findall(self.log(name))][1:]
+
+
+def _end(path: Any) -> str:
+    content = read_end(path, LOG_BYTES)
+    if len(content) == LOG_BYTES:
+        content = content.partition(b"\n")[2]
+    return content.decode(errors="replace")
+
+
+def _read_on(run: RunDirectory, curves: Curves) -> None:
+    """Take in what was written since the last look; a last line that is still being written waits for its end."""
+    if not run.metrics.is_file():
+        return
+    status = run.metrics.stat()
+    if status.st_size < curves.offset or (curves.inode and status.st_ino != curves.inode):
+        curves.measured, curves.offset, curves.version = Measured(), 0, curves.version + 1
+    curves.inode = status.st_ino
+    if status.st_size > RECORD_BYTES:
+        raise _too_large(run, status.st_size)
+    with run.metrics.open("rb") as file:
+        file.seek(curves.offset)
+        while piece := file.read(PIECE_BYTES):
+            whole, newline, rest = piece.rpartition(b"\n")
+            file.seek(-len(rest), 1)
+            if not newline:
+                break
+            _take(run, curves.measured, [line for line in whole.split(b"\n") if line])
+            curves.offset += len(whole) + 1
+
+
+def _take(run: RunDirectory, measured: Measured, lines: list[bytes]) -> None:
+    """Add the records of whole lines: all at once, or, where any is none, one by one. Raises ``UserError``."""
+    try:
+        content = b"[%s]" % b",".join(lines)
+        _of_metrics().validate_json(content, strict=True)
+        measured.take(from_json(content, allow_inf_nan=False))
+    except (ValueError, OverflowError, RecursionError):  # pydantic's is a ValueError
+        checked = (metrics_record(line, str(run.metrics)) for line in lines)
+        measured.take([record for record in checked if record is not None])
+
+
+@cache
+def _of_metrics() -> TypeAdapter[list[MetricsRecord]]:
+    return TypeAdapter(list[MetricsRecord])
+
+
+def _too_large(run: RunDirectory, size: int) -> UserError:
+    return user_error(f"{size:,} bytes", f"records of at most {RECORD_BYTES:,} bytes", where=str(run.metrics))

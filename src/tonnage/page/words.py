@@ -1,0 +1,98 @@
+"""What the page asks of the command line, as the words of a command: checked, so that none of them is an option that
+nobody meant, and none names a file outside of the folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tonnage.errors import user_error
+from tonnage.page.folder import Folder
+
+OVERRIDE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+MOST_WORDS, LONGEST_WORD = 100, 4000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def checked(folder: Folder, base: Path, words: Sequence[object]) -> list[str]:
+    """Overrides of a config, ``KEY=VALUE`` each, against the paths that are read from ``base``.
+
+    Raises:
+        UserError: a word is none, or names a file outside of the folder.
+    """
+    if len(words) > MOST_WORDS:
+        raise user_error(f"{len(words)} overrides", f"at most {MOST_WORDS}")
+    overrides = []
+    for word in words:
+        match = OVERRIDE.fullmatch(word) if isinstance(word, str) and len(word) <= LONGEST_WORD else None
+        if match is None:
+            raise user_error(f"{str(word)[:60]!r}", "KEY=VALUE, a key of the config and its value", "optimizer.lr=1e-4")
+        for text in _texts(_value(match[2])):
+            check_file(folder, base, text)
+        overrides.append(match[0])
+    return overrides
+
+
+def checked_model(folder: Folder, base: Path, model: str) -> str:
+    """A hub id, or the directory of a model or a run. Raises ``UserError``."""
+    if not model or model.startswith("-") or len(model) > LONGEST_WORD:
+        raise user_error(f"model {model[:60]!r}", "a hub id, or a directory of a model", "Qwen/Qwen2.5-0.5B")
+    check_file(folder, base, model)
+    return model
+
+
+def check_file(folder: Folder, base: Path, text: str) -> None:
+    """Refuse a text that names a file, or could, outside of the folder. Raises ``UserError``."""
+    is_path = text.startswith(("/", "~")) or ".." in text.split("/") or os.path.lexists(base / text[:LONGEST_WORD])
+    if is_path and text:
+        path = Path(text).expanduser() if text.startswith("~") else base / text
+        folder.inside(os.path.relpath(path, folder.path))
+
+
+def as_yaml(model: str, overrides: Sequence[str]) -> str:
+    """A config that says the same as a model and overrides."""
+    tree: dict[str, Any] = {"model": model}
+    for word in overrides:
+        key, _, value = word.partition("=")
+        branch = tree
+        *sections, last = key.split(".")
+        for section in sections:
+            inner = branch.get(section)
+            branch[section] = branch = inner if isinstance(inner, dict) else {}
+        branch[last] = _value(value)
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=False)
+
+
+def checked_name(name: str) -> str:
+    """A name of a new run. Raises ``UserError``."""
+    if not NAME.fullmatch(name):
+        needed = "a name of letters, digits, dots, dashes and underscores, which begins with a letter or a digit"
+        raise user_error(f"{name[:60]!r}", needed, "first")
+    return name
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return text
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, inner in value.items():
+                yield from _texts(key)
+                yield from _texts(inner)
+        case list():
+            for inner in value:
+                yield from _texts(inner)
+        case _:
+            pass
