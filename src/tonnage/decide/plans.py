@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tonnage.planning.profile import ModelProfile, TowerCost
     from tonnage.planning.scales import Scales
     from tonnage.planning.ways import Compared
+    from tonnage.training.weigh import Conditions
     from tonnage.training.isolation import Isolation
 
 
@@ -359,7 +360,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     from tonnage.planning.rules import check_fp8
     from tonnage.planning.scales import Scales
     from tonnage.training.isolation import isolation_of, outgrows
-    from tonnage.training.weigh import Conditions, weigh_once
+    from tonnage.training.weigh import Conditions
 
     model_config, data, machine, objective = subject.model_config, subject.data, place.machine, config.objective
     check_fp8(config, machine)
@@ -374,7 +375,6 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         cache=cache,
     )
     _check_recompute(config, model_config, isolation)
-    undivided = _why_undivided(config, model_config, isolation)
     conditions = Conditions(
         config.dtype,
         subject.document_tokens,
@@ -384,24 +384,15 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         trains=subject.trains(config),
         teacher=(objective.top_k, objective.supervised, objective.temperature) if objective.distils else None,
     )
-    tower = _tower_of(config, subject) if data.sees else None
+    weighed = _weigher(
+        config, subject, conditions, isolation, can_divide=not _why_undivided(config, model_config, isolation)
+    )
     drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
-
-    def weighed(tensor: int, sequence_tiles: int = 1) -> ModelProfile:
-        under = replace(conditions, tensor=tensor, sequence_tiles=sequence_tiles)
-        part = weigh_once(model_config, subject.vocab_size, under, cache=cache, kernels_off=config.kernels_off)
-        for mode in isolation.inexact_recompute:
-            part.blocks.pop(mode, None)
-        if objective.scores_first:
-            part = replace(part, outside=part.outside and part.outside.scoring_first())
-        part = replace(part, shares_prefixes=part.shares_prefixes and isolation.shares_prefixes)
-        part = replace(part, heads=()) if undivided else part
-        return part if tower is None else part.seeing(tower)
 
     def trained(part: ModelProfile) -> ModelProfile:
         return replace(part, shares_prefixes=False) if drops else part
 
-    parts = {degree: weighed(degree) for degree in degrees(config, model_config, machine)}
+    parts = {degree: weighed(degree, 1) for degree in degrees(config, model_config, machine)}
     could_share = config.data.share_prefixes and parts[1].shares_prefixes
     parts = {degree: trained(part) for degree, part in parts.items()}
     scales = Scales(
@@ -414,6 +405,31 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
         looks_first=config.objective.rows == "verdicts",
     )
     return _Weighed(scales, _free(config, machine, place), isolation, drops and could_share)
+
+
+def _weigher(
+    config: Config, subject: _Subject, conditions: Conditions, isolation: Isolation, *, can_divide: bool
+) -> Callable[[int, int], ModelProfile]:
+    """What weighs the model, divided along a tensor axis, with MLPs in a number of tiles of the sequence; of a model
+    that ``can_divide`` rows among workers, heads of attention are told."""
+    from tonnage.host.cachedir import default_directory
+    from tonnage.training.weigh import weigh_once
+
+    tower = _tower_of(config, subject) if subject.data.sees else None
+    cache, kernels_off = default_directory(), config.kernels_off
+
+    def weighed(tensor: int, sequence_tiles: int) -> ModelProfile:
+        under = replace(conditions, tensor=tensor, sequence_tiles=sequence_tiles)
+        part = weigh_once(subject.model_config, subject.vocab_size, under, cache=cache, kernels_off=kernels_off)
+        for mode in isolation.inexact_recompute:
+            part.blocks.pop(mode, None)
+        if config.objective.scores_first:
+            part = replace(part, outside=part.outside and part.outside.scoring_first())
+        part = replace(part, shares_prefixes=part.shares_prefixes and isolation.shares_prefixes)
+        part = part if can_divide else replace(part, heads=())
+        return part if tower is None else part.seeing(tower)
+
+    return weighed
 
 
 def _tower_of(config: Config, subject: _Subject) -> TowerCost:
