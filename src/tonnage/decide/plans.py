@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tonnage.planning.profile import ModelProfile, TowerCost
     from tonnage.planning.scales import Scales
     from tonnage.planning.ways import Compared
-    from tonnage.training.weigh import Conditions
     from tonnage.training.isolation import Isolation
+    from tonnage.training.weigh import Conditions
 
 
 @dataclass(frozen=True)
