@@ -102,8 +102,9 @@ def assert_same(run: RunDirectory, steps: list[dict[str, Any]], *, after: int = 
             assert ours[same] == one.get(same, ours[same]), where
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_one_does(folder: Path) -> None:
-    decisions = [decided(folder, 2, 2, family=family) for family in FAMILIES]
+    decisions = [decided(folder, 2, 2, name="plain", family=family) for family in FAMILIES]
     train((2, map(run_of, decisions)))
     for decision in decisions:
         steps, _ = plain_loop(decision)
