@@ -14,7 +14,7 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "private-names.md").read_text()
 LIBRARIES = ("torch", "transformers", "numba", "datasets", "tokenizers", "safetensors", "rich", "typer", "pydantic")
-NOT_THEIRS = {"os._exit", "open_setting._replace", "segment._replace", "Setting._fields"}
+NOT_THEIRS = {"os._exit", "axes._asdict", "open_setting._replace", "segment._replace", "Setting._fields"}
 """Python's own, documented in spite of its name, and of our own classes."""
 
 

@@ -19,6 +19,7 @@ from tonnage.errors import UserError
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.ways import FULL, LORA, LORA_NF4, without_sacrifices
 
+pytestmark = pytest.mark.slow
 WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "num_hidden_layers": 4}
 
 

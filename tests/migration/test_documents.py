@@ -36,10 +36,8 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "lisa": (A | {"lisa_n_layers": 4},),
     "badam": (F | {"use_badam": True},),
     "neftune": (A | {"neftune_noise_alpha": 5}, F | {"neftune_noise_alpha": 5}, T | {"neftune_noise_alpha": 5}),
-    "training in fp8": (A | {"fp8": True}, F | {"fp8": True}),
     "aqlm": (F | {"model_name_or_path": "a/b-AQLM-2Bit-1x16"},),
     "bitsandbytes": (A | {"base_model": "a/b-bnb-4bit"}, T | {"model_name_or_path": "a/b-bnb-4bit"}),
-    "sequences divided among workers": (A | {"context_parallel_size": 2}, F | {"context_parallel_size": 2}),
     "streams that are read while training": (F | {"streaming": True}, T | {"dataset_streaming": True}),
 }
 """Each item of the section as it stands there, in small letters, and configurations that ask for it."""

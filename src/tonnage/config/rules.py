@@ -403,7 +403,7 @@ WITHIN: tuple[Rule, ...] = (
     _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
     Rule(
         ("memory.sequence_tiles", "memory.tiles"),
-        lambda at: at.divides_rows and at.tiled,
+        lambda at: at.tiles_rows and at.tiled,
         "memory.sequence_tiles is {at.sequence_tiles}, and memory.tiles is {at.tiles}: every tile of weights would "
         "come, and its gradient leave, once for each tile of the sequence",
         "one of them",

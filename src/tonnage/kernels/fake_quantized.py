@@ -172,8 +172,11 @@ def _scaled_twice(matrix: Tensor) -> Quantizer:
     numbers on cards that have products of them; here they are widened first."""
     from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 
-    low, high = torch.aminmax(matrix.detach()) if matrix.numel() else (matrix.new_zeros(()),) * 2
-    scale = per_tensor_amax_to_scale(torch.maximum(-low, high)).clamp_(min=torch.finfo(torch.float32).tiny)
+    if not matrix.numel():  # of a rank that has no rows, or an expert that has none
+        return lambda numbers: numbers
+    low, high = torch.aminmax(matrix.detach())
+    largest = torch.maximum(-low, high)
+    scale = per_tensor_amax_to_scale(torch.where(largest == 0, 1.0, largest))
 
     def rounded(numbers: Tensor) -> Tensor:
         narrow = NVFP4Tensor.to_nvfp4(numbers.contiguous(), per_tensor_scale=scale)

@@ -87,7 +87,7 @@ def fp8_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, products: Fp
     return output if bias is None else output + bias
 
 
-@torch._dynamo.allow_in_graph
+@torch.compiler.allow_in_graph
 class _Product(torch.autograd.Function):
     """``rows @ weight'``. Operands are tensors of torchao's own class, whose product is that of fp8."""
 

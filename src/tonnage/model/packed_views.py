@@ -83,7 +83,7 @@ class Packed(StoredTensor):
         """Codes and scales of rows, as bytes."""
         raise NotImplementedError
 
-    def _of(self, name: str, region: Sequence[slice] = ()) -> Tensor:
+    def stored(self, name: str, region: Sequence[slice] = ()) -> Tensor:
         stored = self.part(name)
         assert stored is not None
         return read_part(stored, region)
@@ -102,7 +102,7 @@ class EightBitFloats(Packed):
     """Floats of 8 bits, as they are; scales of the matrix, of every row, or of blocks."""
 
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
-        codes = self._of("codes", (*matrices, rows)).view(torch.uint8)
+        codes = self.stored("codes", (*matrices, rows)).view(torch.uint8)
         stored = self.part("scales")
         assert stored is not None
         if math.prod(stored.shape) == 1:
@@ -119,24 +119,24 @@ class FourBitFloats(Packed):
     """Pairs of floats of 4 bits: in (rows, bytes), or as gpt-oss has them in (matrices, rows, groups, bytes)."""
 
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
-        codes, scales = self._of("codes", (*matrices, rows)), self._of("scales", (*matrices, rows))
+        codes, scales = self.stored("codes", (*matrices, rows)), self.stored("scales", (*matrices, rows))
         if codes.dim() > scales.dim():
             codes = codes.flatten(-2)
         powers = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
-        return codes, joined(self.form, powers, outer=self._of("outer") if self.form.outer else None)
+        return codes, joined(self.form, powers, outer=self.stored("outer") if self.form.outer else None)
 
 
 class Gptq(Packed):
     """Integers along the columns of words, (inputs, outputs), with the zeros of rows in words too."""
 
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
-        codes = as_bytes(self._of("codes", (slice(None), rows)).t())
+        codes = as_bytes(self.stored("codes", (slice(None), rows)).t())
         per_word = 32 // self.form.bits
         words = slice(rows.start // per_word, -(-rows.stop // per_word))
-        zeros = self._of("zeros", (slice(None), words))
+        zeros = self.stored("zeros", (slice(None), words))
         zeros = zeros + self._added_to_words()
         zeros = unpacked(zeros, self.form.bits)[:, rows.start - words.start * per_word :][:, : rows.stop - rows.start]
-        scales = self._of("scales", (slice(None), rows)).t()
+        scales = self.stored("scales", (slice(None), rows)).t()
         return codes, joined(self.form, *_by_groups(self, scales, zeros.t()))
 
     def _added_to_words(self) -> int:
@@ -158,13 +158,13 @@ class Awq(Packed):
         inside = slice(rows.start - words.start * 8, rows.stop - words.start * 8)
 
         def ordered(name: str) -> Tensor:
-            codes = unpacked(self._of(name, (slice(None), words)), 4).unflatten(-1, (-1, 8))
+            codes = unpacked(self.stored(name, (slice(None), words)), 4).unflatten(-1, (-1, 8))
             in_order: Tensor = codes[..., list(AWQ_ORDER)].flatten(-2)
             return in_order[:, inside].t()
 
         codes = ordered("codes")
         zeros = ordered("zeros") if self.part("zeros") is not None else None
-        scales = self._of("scales", (slice(None), rows)).t()
+        scales = self.stored("scales", (slice(None), rows)).t()
         zeros = torch.full(scales.shape, 8, dtype=torch.uint8) if zeros is None else zeros
         return codes[:, ::2] | (codes[:, 1::2] << 4), joined(self.form, scales, zeros)
 
@@ -173,7 +173,7 @@ class PackedIntegers(Packed):
     """Integers along the rows of words, (rows, words), or bytes with a sign; zeros along the columns of words."""
 
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
-        codes, scales = self._of("codes", (rows,)), self._of("scales", (rows,))
+        codes, scales = self.stored("codes", (rows,)), self.stored("scales", (rows,))
         in_words, middle = codes.dtype == torch.int32, 1 << self.form.bits - 1
         codes = as_bytes(codes) if in_words else codes.view(torch.uint8) ^ 128
         if (stored := self.part("zeros")) is None:
@@ -199,7 +199,7 @@ def _by_groups(packed: Packed, scales: Tensor, zeros: Tensor) -> tuple[Tensor, T
     it is and groups are not side by side."""
     if packed.part("groups") is None:
         return scales, zeros
-    groups = packed._of("groups").long()
+    groups = packed.stored("groups").long()
     if packed.form.group == 1:
         return scales[:, groups], zeros[:, groups]
     size = packed.form.group or packed.shape[-1]
