@@ -13,7 +13,6 @@ from plain import metrics, plain_loop, split_documents
 from ready import of_families, run_of
 from test_adapters import with_peft
 from torch import nn
-from torchao.prototype.qat import nvfp4
 from torchao.quantization import quantize_
 from torchao.quantization.qat import QATConfig
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
@@ -145,16 +144,13 @@ def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[
         ("int8-int4", {"rank": 4, "alpha": 12}),
         pytest.param("int8-int4", "none", marks=pytest.mark.matrix),
         pytest.param("mxfp4", "none", marks=pytest.mark.matrix),
-        ("nvfp4", "none"),
     ],
 )
 def test_inputs_of_layers_are_rounded_as_by_torchao(
-    write: Callable[..., Decision], scheme: str, adapter: str | dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    write: Callable[..., Decision], scheme: str, adapter: str | dict[str, Any]
 ) -> None:
     """The first loss and the norm of its gradient; later steps would differ, as a number on the border between two
-    rounded ones goes to either side. As in torchtune, an addition is given the inputs as they are. Products of nvfp4
-    that torchao leaves to a card are made of the same numbers, widened."""
-    monkeypatch.setattr(nvfp4, "_addmm_nvfp4_dispatch", lambda a, b, *_: a.dequantize() @ b.dequantize())
+    rounded ones goes to either side. As in torchtune, an addition is given the inputs as they are."""
     decision = write("llama", quantize_aware=scheme, adapter=adapter, steps=1, **ALONE[0])
     train((1, [run_of(decision)]))
     (got,) = metrics(run_of(decision))
