@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def documents() -> list[Tensor]:
 
 
 def test_only_attention_connects_the_tokens_of_most_models() -> None:
-    assert why_undivided(loss_model(), packed_rows(documents())) == ""
+    assert why_undivided(loss_model, packed_rows(documents())) == ""
 
 
 def test_a_token_that_sees_the_one_before_it_is_noticed() -> None:
@@ -116,13 +117,13 @@ def test_a_token_that_sees_the_one_before_it_is_noticed() -> None:
         return output + 0.5 * output.roll(1, dims=1)
 
     model.anatomy.blocks[1].get_submodule("mlp").register_forward_hook(shift)
-    assert "what leaves the last block is off by" in why_undivided(model, packed_rows(documents()))
+    assert "what leaves the last block is off by" in why_undivided(partial(copy.deepcopy, model), packed_rows(documents()))
     other = loss_model()
     other.anatomy.embedding.register_forward_hook(shift)
-    assert "what comes to attention 0 is off by" in why_undivided(other, packed_rows(documents()))
+    assert "what comes to attention 0 is off by" in why_undivided(partial(copy.deepcopy, other), packed_rows(documents()))
 
 
 def test_positions_that_depend_on_the_longest_document_are_noticed() -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     model = loss_model(rope_parameters=rope, max_position_embeddings=32)
-    assert "attention 0" in why_undivided(model, packed_rows(documents()))
+    assert "attention 0" in why_undivided(partial(copy.deepcopy, model), packed_rows(documents()))

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch
 
 def _why_undivided(plain: PreTrainedModel, documents: Sequence[Tensor], device: torch.device) -> str:
     try:
-        return why_undivided(_as_trained(plain, attention.NAME, device), packed_rows(documents))
+        return why_undivided(partial(_as_trained, plain, attention.NAME, device), packed_rows(documents))
     except Exception as error:  # whatever a family's code says to a part of a row
         return _reason_of(error)
 
