@@ -117,10 +117,14 @@ def test_a_token_that_sees_the_one_before_it_is_noticed() -> None:
         return output + 0.5 * output.roll(1, dims=1)
 
     model.anatomy.blocks[1].get_submodule("mlp").register_forward_hook(shift)
-    assert "what leaves the last block is off by" in why_undivided(partial(copy.deepcopy, model), packed_rows(documents()))
+    assert "what leaves the last block is off by" in why_undivided(
+        partial(copy.deepcopy, model), packed_rows(documents())
+    )
     other = loss_model()
     other.anatomy.embedding.register_forward_hook(shift)
-    assert "what comes to attention 0 is off by" in why_undivided(partial(copy.deepcopy, other), packed_rows(documents()))
+    assert "what comes to attention 0 is off by" in why_undivided(
+        partial(copy.deepcopy, other), packed_rows(documents())
+    )
 
 
 def test_positions_that_depend_on_the_longest_document_are_noticed() -> None:
