@@ -7,21 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.migration import Import, import_files
+from imported_files import AXOLOTL, FACTORY, of_file
+from tonnage.migration import import_files
 
-AXOLOTL = """\
-base_model: tiny/llama
-sequence_len: 512
-micro_batch_size: 2
-datasets: [{path: rows.jsonl, type: alpaca}]
-"""
-FACTORY = "model_name_or_path: tiny/llama\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\n"
 VERSION_1 = "model: tiny/llama\ntrain_dataset: owner/rows\nmicro_batch_size: 1\nglobal_batch_size: 4\n"
-
-
-def of_file(lines: str, folder: Path, workers: int | None = None) -> Import:
-    (folder / "config.yaml").write_text(lines)
-    return import_files([folder / "config.yaml"], workers=workers)
 
 
 @pytest.mark.parametrize(

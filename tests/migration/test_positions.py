@@ -7,21 +7,8 @@ from typing import Any
 
 import pytest
 
-from tonnage.migration import Import, import_files
-
-AXOLOTL = """\
-base_model: tiny/llama
-sequence_len: 512
-micro_batch_size: 2
-datasets: [{path: rows.jsonl, type: alpaca}]
-"""
-FACTORY = "model_name_or_path: tiny/llama\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\n"
-SWIFT = "swift sft --model tiny/llama --dataset rows.jsonl"
-
-
-def of_file(lines: str, folder: Path) -> Import:
-    (folder / "config.yaml").write_text(lines)
-    return import_files([folder / "config.yaml"])
+from imported_files import AXOLOTL, FACTORY, SWIFT, of_file
+from tonnage.migration import import_files
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ are read as there, unless transformers needs nothing for them that may be missin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
@@ -21,6 +19,7 @@ from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import GENERATION, ModelFiles, read_model_config, read_whole_config
 from tonnage.model.matching import check_weights, find_places, matches, missing_from_files, unexpected
 from tonnage.model.quantised import QUANTISATION, method_of
+from tonnage.model.quietly import quietly
 from tonnage.model.stored import FLOATS, read_headers
 
 READ_BY_TRANSFORMERS = ("fp8", "mxfp4")
@@ -102,7 +101,7 @@ def _check_unpacked(model: Any, where: str) -> None:
 def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model, and which names transformers missed or did not expect."""
     try:
-        with _without_report():
+        with quietly():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 files.directory,
                 config=config,
@@ -120,17 +119,6 @@ def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: boo
             needed="a model that the installed transformers can load",
             change="save the model again, or install what it asks for",
         ) from error
-
-
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Without transformers' own account of names of tensors: which there are was checked."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
 
 
 def _by_ourselves(files: ModelFiles, config: PreTrainedConfig, allow_unexpected: Sequence[str]) -> Any:

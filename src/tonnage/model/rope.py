@@ -11,11 +11,11 @@ others never look further than their window.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UserError, user_error
+from tonnage.model.quietly import quietly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -146,7 +146,7 @@ def _check_heard(config: PreTrainedConfig, kind: str) -> None:
     from tonnage.model.tiny import shorten
 
     try:
-        with _quietly():
+        with quietly():
             model = on_meta(shorten(config), torch.float32)
     except Exception as error:  # whatever a family's class says to positions that it was not made for
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -158,16 +158,3 @@ def _check_heard(config: PreTrainedConfig, kind: str) -> None:
         if (heard.get(WHOLE) if isinstance(heard, Mapping) else heard) == kind:
             return
     raise _refused(config, "positions that its code computes without regard to their scaling")
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' warnings of a model that is shorter than its factor says."""
-    import transformers
-
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)

@@ -16,8 +16,8 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -42,6 +41,7 @@ from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.model import attention
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
+from tonnage.model.quietly import quietly
 from tonnage.model.scorer import as_causal
 from tonnage.model.tiny import draw, shorten, shrink
 from tonnage.parallel.recompute import Recompute, recompute_blocks
@@ -145,7 +145,7 @@ def isolation_of(
     if path is not None:
         with suppress(UserError):
             return read_record(path, Isolation)
-    with _quietly():
+    with quietly(), warnings.catch_warnings(action="ignore"):
         isolation = _ask(config, small, device)
     if path is not None:
         with kept(path, "models are asked again every time"):
@@ -441,15 +441,3 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, _Differs):
         return str(error)
     return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:150]}"
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what families say of sizes that nobody uses."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)

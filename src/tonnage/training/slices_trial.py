@@ -58,16 +58,16 @@ def _off(half: Tensor, whole: Tensor, own: slice) -> float:
 
 
 @torch.no_grad()
-def why_undivided(made: Callable[[], LossModel], row: MicroBatch) -> str:
-    """What connects tokens of ``row`` beside attention; empty if nothing does. The model is ``made`` anew for each
+def why_undivided(make_model: Callable[[], LossModel], row: MicroBatch) -> str:
+    """What connects tokens of ``row`` beside attention; empty if nothing does. ``make_model`` makes it anew for each
     forward pass, as some keep how long documents were so far."""
     whole = _Whole("", 1, 0)
     filled = row.rounded(HALVES)
-    states = made().states(filled.divided(whole)).unsqueeze(1)
+    states = make_model().states(filled.divided(whole)).unsqueeze(1)
     for rank in range(HALVES):
         half = _Half("", HALVES, rank, whole.kept)
         own = half.slice_of(states.shape[2])
-        of_states = _off(made().states(filled.divided(half)).unsqueeze(1), states, own)
+        of_states = _off(make_model().states(filled.divided(half)).unsqueeze(1), states, own)
         off = [*half.off, of_states]
         if len(half.off) != len(whole.kept):
             return f"attention of {len(half.off)} layers where it was {len(whole.kept)}"
