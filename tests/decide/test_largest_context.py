@@ -19,7 +19,6 @@ from tonnage.errors import UserError
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.ways import FULL, LORA, LORA_NF4, without_sacrifices
 
-pytestmark = pytest.mark.slow
 WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "num_hidden_layers": 4}
 
 
@@ -36,6 +35,7 @@ def contexts(model: str) -> Contexts:
     return largest_contexts(model, [], ["2xT4:16GB"])
 
 
+@pytest.mark.matrix
 def test_rows_and_columns(contexts: Contexts) -> None:
     assert contexts.positions == 4096
     assert list(dict.fromkeys(cell.hardware for cell in contexts.cells)) == ["T4-16GB:16GB", "2xT4-16GB:16GB"]
@@ -47,6 +47,7 @@ def test_rows_and_columns(contexts: Contexts) -> None:
         assert by_place[1, way.name, "host"] > by_place[1, way.name, "device"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_a_cell_is_what_the_planner_says(contexts: Contexts, model: str, tier: str) -> None:
     (cell,) = (one for one in contexts.cells if (one.num_devices, one.way, one.inputs) == (1, LORA.name, tier))
@@ -66,6 +67,7 @@ def test_words_that_the_table_varies_are_refused(model: str) -> None:
             largest_contexts(model, [word], ["T4"])
 
 
+@pytest.mark.matrix
 def test_numbers_and_json(contexts: Contexts) -> None:
     assert [rounded(number) for number in (0, 1024, 99_999, 999_999, 1_048_576, 3_799_999)] == [
         *("-", "1K", "99K", "999K", "1M"),
@@ -78,6 +80,7 @@ def test_numbers_and_json(contexts: Contexts) -> None:
     assert all(len(line) == 7 for line in lines(contexts))
 
 
+@pytest.mark.slow
 def test_the_command(model: str) -> None:
     ended = entry.tonnage("plan", model, "--largest-context", "--hardware", "T4:16GB")
     assert ended.status in (None, 0), ended.err

@@ -21,7 +21,7 @@ def page(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8100,
 ) -> None:
-    """Show all runs below FOLDER on a page in the browser: watch, compare, plan, start, stop, talk to them."""
+    """Show all runs below a folder on a page in the browser: watch, compare, plan, start, stop, talk to them."""
     from importlib.util import find_spec
 
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
