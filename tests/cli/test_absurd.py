@@ -111,7 +111,7 @@ def refusal(config: Path, words: list[str]) -> str:
 
 
 WEIGHING = 8
-WEIGHED = ("adapter", "train", "data.eos_token", "data.added_tokens")
+WEIGHED = ("adapter", "train", "data.eos_token", "data.added_tokens", "memory.sequence_tiles")
 """What is trained, and of how many tokens: a model is weighed anew for each value, which takes ``WEIGHING`` times as
 long."""
 SECTIONS = list(dict.fromkeys(key.name.partition(".")[0] for key in keys.all_keys()))

@@ -149,7 +149,7 @@ def check(config: Config, model: ModelProfile, data: DataProfile, machine: Machi
     _check_workers(config, data)
     _check_stages(config, model)
     _check_recomputed(config, model)
-    _check_row_tiles(config, model)
+    _check_row_tiles(config, model, data)
     for said in broken(OF_MACHINE, setting_of(config, machine)):
         raise UserError(Problem(said.found, said.needed, said.change, " ".join(said.keys)))
     if not force:
@@ -230,9 +230,11 @@ def _check_recomputed(config: Config, model: ModelProfile) -> None:
         )
 
 
-def _check_row_tiles(config: Config, model: ModelProfile) -> None:
+def _check_row_tiles(config: Config, model: ModelProfile, data: DataProfile) -> None:
     number = config.memory.sequence_tiles
-    if number not in ("auto", 1) and not model.tokenwise_blocks:
+    if number in ("auto", 1):
+        return
+    if not model.tokenwise_blocks:
         raise UserError(
             Problem(
                 where="memory.sequence_tiles",
@@ -240,6 +242,15 @@ def _check_row_tiles(config: Config, model: ModelProfile) -> None:
                 "states alone and makes of each token what no other token changes: experts and their routers do not",
                 needed="a family whose MLPs are modules of their own, as llama, qwen3, gemma3, mistral or gpt_neox",
                 change="memory.sequence_tiles=1",
+            )
+        )
+    if number > data.max_length:
+        raise UserError(
+            Problem(
+                where="memory.sequence_tiles",
+                found=f"{number} tiles of packs of {data.max_length} tokens",
+                needed="at least one token in each tile",
+                change="memory.sequence_tiles=auto",
             )
         )
 
