@@ -53,10 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest go first: processes take whole files, in this order, and none waits for the last.
 
-    What is of the matrix is slow, too."""
+    Of a test that takes arguments CI runs the quick combinations, or else the first slow one. The others are of the
+    matrix, and what is of the matrix is slow, too.
+    """
+    marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
+    by_test: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("matrix"):
+        if "matrix" in marks[item]:
             item.add_marker("slow")
+        else:
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for combinations in by_test.values():
+        slow = [item for item in combinations if "slow" in marks[item]]
+        for item in slow if len(slow) < len(combinations) else slow[1:]:
+            item.add_marker("matrix")
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 

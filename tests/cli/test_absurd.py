@@ -63,11 +63,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def decided_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def decided_once(config: Path) -> Iterator[None]:
     """What does not depend on most keys is found once."""
-    monkeypatch.chdir(config.parent)
-    monkeypatch.setenv("HOME", str(config.parent))
     found: dict[str, Any] = {}
 
     def once(function: Callable[..., Any], what: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -82,10 +80,14 @@ def decided_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = once(prepare_data, lambda config: (config.data.model_copy(update={"cache": None}), config.seed))
     keys_of_model = ("model", "init", "trust_remote_code", "parallel")
     model = once(find, lambda config: [getattr(config, key) for key in keys_of_model] + [config.data.max_length])
-    monkeypatch.setattr(deciding, "prepare_data", prepared)
-    monkeypatch.setattr(deciding, "find", model)
-    for words in ([], ["adapter={}"], ["adapter=auto"]):  # imports and weighing take their time once
-        decide(str(config), words)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(config.parent)
+        patched.setenv("HOME", str(config.parent))
+        patched.setattr(deciding, "prepare_data", prepared)
+        patched.setattr(deciding, "find", model)
+        for words in ([], ["adapter={}"], ["adapter=auto"]):  # imports and weighing take their time once
+            decide(str(config), words)
+        yield
 
 
 def overrides(section: str) -> Iterator[list[str]]:
@@ -114,11 +116,13 @@ WEIGHING = 8
 WEIGHED = ("adapter", "train", "data.eos_token", "data.added_tokens", "memory.sequence_tiles")
 """What is trained, and of how many tokens: a model is weighed anew for each value, which takes ``WEIGHING`` times as
 long."""
+LONG = ("adapter", "data", "launch")
+"""Sections whose values take together more than five seconds."""
 SECTIONS = list(dict.fromkeys(key.name.partition(".")[0] for key in keys.all_keys()))
 
 
 @pytest.mark.parametrize(
-    "section", [pytest.param(name, marks=pytest.mark.slow if at % 2 else ()) for at, name in enumerate(SECTIONS)]
+    "section", [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in SECTIONS]
 )
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_every_key_with_every_value(half: int, section: str, config: Path, decided_once: None) -> None:

@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_each_document_alone(name: str, tmp_path: Path) -> N
     assert found.figures().keys() == {"loss", "perplexity", "token_accuracy", "supervised_tokens"}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_two_workers_find_what_one_finds(name: str, tmp_path: Path) -> None:
     rows = [row | {"output": row["input"][:1]} for row in tiny.alpaca_rows(13)]
@@ -145,7 +145,7 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     assert evaluate_model(str(model), [{"path": str(path)}], template="plain", answers=Answers(3, 20)).exact == 3
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_one_model_is_gone_before_the_next_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A family that answers by another way than it is judged is loaded twice: never both at a time."""
     model = tiny.write_model(tmp_path / "model", MODELS["documents that would meet"])

@@ -80,7 +80,7 @@ def test_numbers_and_json(contexts: Contexts) -> None:
     assert all(len(line) == 7 for line in lines(contexts))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_command(model: str) -> None:
     ended = entry.tonnage("plan", model, "--largest-context", "--hardware", "T4:16GB")
     assert ended.status in (None, 0), ended.err

@@ -124,7 +124,7 @@ def test_parts_of_two_workers_have_the_bits_of_the_device(axes: str, tmp_path: P
     assert_log(made["all on disk"], "come from disk")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("axes", [pytest.param("tensor", marks=pytest.mark.matrix), "pipeline"])
 def test_frozen_parts_in_4_bits_come_and_go(axes: str, tmp_path: Path) -> None:
     made = compared(tmp_path, axes, "LoRA over 4 bits", FROZEN, steps=2)

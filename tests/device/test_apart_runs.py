@@ -155,14 +155,14 @@ def test_a_run_with_everything_elsewhere_has_the_bits_of_one_with_nothing_there(
     assert "read from the model's own files" in made[1].log.read_text(), "whose type is that of the run"
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_the_host_updates_has_the_bits_of_what_the_device_does(tmp_path: Path) -> None:
     made = runs(tmp_path, {"bf16": MASTERS})
     assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
     assert "optimizer state on disk" in made["bf16"][2].log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tmp_path: Path) -> None:
     made = runs(tmp_path, {"bf16": MASTERS}, workers=2, zero=3)
     assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
@@ -264,7 +264,7 @@ def test_tiles_of_what_the_host_updates_have_the_numbers_of_whole_layers(family:
         assert read_samples(ours) == read_samples(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(workers: int, tmp_path: Path) -> None:
     written = of_families(
@@ -341,7 +341,7 @@ def test_a_run_with_everything_elsewhere_that_is_killed_goes_on_as_if_nothing_ha
     assert (told["kills"], told["wrong"]) == (2, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_outgrows_a_device_is_evaluated_and_asked_block_by_block(tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_model(model, llama_config(num_hidden_layers=4))

@@ -127,7 +127,7 @@ def test_the_same_on_one_machine(tmp_path: Path) -> None:
     assert config.model_copy(update={"launch": both.launch, "batch": both.batch}) == both
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("launcher", "hardware", "rest"),
     [(TWO, "2x8xA100-80GB", ("fp32", "host", "device")), ("", "8xA100-80GB", ("int8", "device", "host"))],

@@ -18,7 +18,7 @@ python train.py --model_name_or_path model --data_path rows.jsonl --output_dir r
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_imported_command_trains(tmp_path: Path) -> None:
     write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(50))
@@ -194,7 +194,7 @@ lora_modules_to_save: [embed_tokens, lm_head]
 )
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("text", "exported", "figure"),
     [(TAGGED, "model.safetensors", "kl"), (REWARD, "adapter_model.safetensors", "reward_accuracy")],
@@ -262,7 +262,7 @@ output_dir: run
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("text", "family", "name", "exported", "supervised"),
     [

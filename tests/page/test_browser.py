@@ -133,6 +133,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_view_fits_a_window_and_a_phone(browser: Browser, name: str) -> None:
     place, until = VIEWS[name]
@@ -169,6 +170,7 @@ def test_axe_finds_nothing_serious(browser: Browser, name: str, scheme: str) -> 
     assert [one for one in problems if one["impact"] in ("serious", "critical")] == []
 
 
+@pytest.mark.matrix
 def test_the_list_sorts_filters_and_compares(browser: Browser) -> None:
     go(browser, "runs", "document.querySelector('table.runs')")
     names = "[...document.querySelectorAll('table.runs th[scope=row] a')].map((one) => one.textContent)"
@@ -206,6 +208,7 @@ def test_markup_stays_text(browser: Browser, served: Served) -> None:
     shutil.rmtree(run)
 
 
+@pytest.mark.matrix
 def test_tags_and_a_note_are_kept_in_the_run(browser: Browser, served: Served) -> None:
     go(browser, "run?run=runs%2Fstopped", "document.querySelector('.tags-input')")
     browser.wait("document.querySelector('h1').textContent === 'runs/stopped'")
@@ -286,6 +289,7 @@ def last_step(run: RunDirectory) -> int:
     return max(int(record["step"]) for record in run.read_metrics() if "loss" in record)
 
 
+@pytest.mark.matrix
 def test_data_are_shown_token_by_token(browser: Browser) -> None:
     go(browser, "data", "document.querySelector('form.across')")
     fill(browser, "Data of", "runs/first")
@@ -298,6 +302,7 @@ def test_data_are_shown_token_by_token(browser: Browser) -> None:
     assert browser.run("document.querySelectorAll('main .row').length") == 0
 
 
+@pytest.mark.matrix
 def test_the_page_says_that_its_server_has_ended(tmp_path: Path) -> None:
     with Browser() as other:
         with page_over(tmp_path) as served:

@@ -231,7 +231,7 @@ def test_every_combination_equals_peft_for_many_steps(write: Callable[..., Decis
 PATTERNS = [{"match": "layers.0.*.q_proj", "rank": 8, "alpha": 5}, {"match": "down_proj", "rank": 2}]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.matrix)])
 def test_ranks_by_pattern_are_those_of_peft(write: Callable[..., Decision], family: str) -> None:
     adapter = {"rank": 4, "alpha": 12, "scaling": "rank_stabilised", "patterns": PATTERNS}
@@ -269,6 +269,7 @@ def test_magnitudes_are_those_of_peft(write: Callable[..., Decision], every: boo
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
 
 
+@pytest.mark.matrix
 @EVERY
 def test_magnitudes_over_packed_weights_are_those_over_widened_ones(
     write: Callable[..., Decision], every: bool
@@ -333,6 +334,7 @@ def goes_on_with_the_same_bits(write: Callable[..., Decision], first: Decision, 
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
 
 
+@pytest.mark.matrix
 @EVERY
 def test_pissa_is_that_of_peft(write: Callable[..., Decision], every: bool) -> None:
     keys: dict[str, Any] = {"steps": 10, "adapter": {"init": "pissa", "rank": 4, "alpha": 12}}
@@ -386,6 +388,7 @@ def with_loftq(decision: Decision) -> Callable[[Any], Any]:
     return change
 
 
+@pytest.mark.matrix
 @EVERY
 def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., Decision], every: bool) -> None:
     adapter = {"init": "loftq", "rounds": 2, "rank": 4, "alpha": 4, "quantize": "nf4"}
@@ -402,7 +405,7 @@ def test_loftq_begins_as_that_of_peft_over_our_quantiser(write: Callable[..., De
 LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "targets"),
     [
@@ -462,7 +465,7 @@ def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..
             assert float((got[name] - value).norm()) <= 1e-4 * float(value.norm()) + 1e-7, name
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.matrix)])
 def test_additions_train_in_16_bits(write: Callable[..., Decision], precision: str) -> None:
     exact = write("llama")
@@ -509,7 +512,7 @@ def test_additions_to_packed_weights_equal_those_to_widened_ones(
     assert_as_peft([*alone, *together, *axes])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[..., Decision]) -> None:
     adapter = {"rank": 4, "alpha": 12, "quantize": "nf4"}
     both = write("wide", 2, adapter=adapter, parallel={"tensor": 2})
@@ -519,7 +522,7 @@ def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[...
         write("wide", 2, adapter={**adapter, "quantize": "int8"}, parallel={"tensor": 2})
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_packed_base_that_rests_on_disk_is_packed_once(write: Callable[..., Decision]) -> None:
     """Then it is read, by runs of two workers as well, each of which has its share of every block."""
     adapter = {"rank": 4, "alpha": 12, "quantize": "int8"}
@@ -546,7 +549,7 @@ def test_a_packed_base_that_rests_on_disk_is_packed_once(write: Callable[..., De
     assert_as_peft([first, alone, together])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decision]) -> None:
     """Of a bf16 model nothing is copied, and nothing in its files changes."""
     kept: dict[str, Any] = {"precision": "bf16", "recompute": "full", "micro_batch": 2}

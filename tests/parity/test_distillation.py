@@ -269,7 +269,7 @@ def assembled(decision: Decision) -> Any:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_another_teacher_number_of_tokens_or_precision_is_another_entry(make: Make, tmp_path: Path) -> None:
     write_model(tmp_path / "other", neox_config(initializer_range=0.2), seed=2)
     settings: dict[str, dict[str, Any]] = {
@@ -322,7 +322,7 @@ def test_what_a_run_has_and_is_damaged_is_refused(make: Make) -> None:
         assembled(decision)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_half_precision_is_kept_in_half_precision(make: Make) -> None:
     """A step in bf16 learns from log-probabilities in fp16."""
     decision = make(seed=34, precision="bf16", steps=1)

@@ -131,7 +131,7 @@ def test_every_setting_equals_the_plain_loop(
     equal_the_plain_loop(workers, runs, reference)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [1, 2])
 def test_without_kernels_runs_equal_the_plain_loop(
     workers: int, folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
@@ -175,7 +175,7 @@ def bf16_losses(folder: Path) -> list[float]:
     return [step["loss"] for step in metrics(run)]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [2])
 def test_bf16_repeats_itself_and_stages_agree(workers: int, folder: Path, bf16_losses: list[float]) -> None:
     runs = {

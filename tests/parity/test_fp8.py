@@ -63,7 +63,7 @@ TOGETHER: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("keys", "alone", "together"),
     [({}, ALONE[1], TOGETHER[1]), pytest.param(LORA, ALONE[0], TOGETHER[0], marks=pytest.mark.matrix)],
@@ -106,7 +106,7 @@ def test_every_layout_computes_as_plain_transformers_with_torchao(
     assert abs(plain["loss"] / exact["loss"] - 1) > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) -> None:
     whole = write("llama", **FP8)
     train((1, [run_of(whole)]))
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) ->
     assert losses(again) == losses(whole)[3:]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_export_is_in_bf16(write: Callable[..., Decision], tmp_path: Path) -> None:
     """With the names and types that a run in bf16 exports."""
     decisions = [write("llama", steps=1, **FP8), write("llama", steps=1, precision="bf16")]

@@ -96,7 +96,7 @@ def assert_equal(run: RunDirectory, steps: list[dict[str, float]], weights: dict
         assert difference < 1e-5, f"{run.path.name}, {name}: {difference:g}"
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_layout_and_every_resumed_run_equals_the_plain_loop(folder: Path) -> None:
     decision, runs = trained(folder, LAYOUTS, "groups", {"groups": GROUPS})
     steps, weights = plain_loop(decision, optimizers_of=torch_groups)

@@ -265,7 +265,7 @@ def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
     check_steps(run_of(decision), in_plain_transformers(decision)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["llava", pytest.param("gemma3", marks=pytest.mark.matrix)])
 def test_matrices_may_be_divided(make: Make, family: str) -> None:
     decision = make(family, 2, seed=70, parallel={"tensor": 2}, memory={"micro_batch": 1})
@@ -274,7 +274,7 @@ def test_matrices_may_be_divided(make: Make, family: str) -> None:
     check_steps(run_of(decision), in_plain_transformers(decision)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["2 workers, zero 3", "pipeline 2"])
 def test_features_behind_blocks_reach_every_stage(make: Make, layout: str) -> None:
     """Of a family that adds features behind more blocks than the first stage has; blocks are computed again. What is
@@ -552,7 +552,7 @@ def test_prompts_of_a_file_have_no_images(make: Make, tmp_path: Path) -> None:
         make("llava", data={"validation": 0.3}, evaluate={"prompts": str(tmp_path / "asked.jsonl")})
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_family_whose_rows_are_padded_is_one_of_them(make: Make) -> None:
     assert make("qwen3_5").plan.layout.arrangement == "padded"
     assert make("llava").plan.layout.arrangement == "packed"

@@ -129,7 +129,7 @@ def test_evaluations_tell_what_transformers_does_change_no_step_and_are_alike_in
                 assert one[key] == pytest.approx(found[step][key], rel=1e-4), (run.path.name, step, key)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_that_overfits_ends_early_exports_its_best_step_and_does_so_again_after_a_kill(folder: Path) -> None:
     whole = written(folder, "whole", **OVERFIT, evaluate={"every": 1})
     patient: dict[str, Any] = {"every": 1, "patience": PATIENCE}

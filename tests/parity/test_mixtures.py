@@ -125,7 +125,7 @@ def test_a_mixture_in_a_pipeline_and_compiled_equals_the_plain_loop(write: Calla
         assert metrics(run_of(decision))[0]["experts"]["most"] > 1
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.matrix)])
 def test_lower_precisions_and_int8_moments_stay_close(precision: str, write: Callable[..., Decision]) -> None:
     exact = write(MAIN)
@@ -155,7 +155,7 @@ def test_a_mixture_saved_by_two_goes_on_with_one_and_three(write: Callable[..., 
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_routers_loss_is_the_same_in_every_layout(write: Callable[..., Decision]) -> None:
     """``test_routing`` holds it against transformers."""
     alone = [write(MAIN, router_loss=0.5, recompute="full"), write(MAIN, router_loss=0.5, micro_batch=1), write(MAIN)]

@@ -117,7 +117,7 @@ def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
     assert records[2][-1]["loss"] < records[2][0]["loss"] - 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
     decision, other = (decided(folder, name, precision="bf16") for name in ("gradient", "gradient-late"))
     run, late = poisoned(("all", "model.layers.0", "gradient"), decision, late=other)
@@ -133,7 +133,7 @@ def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
     assert "saved step-00000004" in log
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_numbers_that_are_read_late_change_nothing(folder: Path) -> None:
     """Step 2 is evaluated after, step 4 saved after; the steps after a bad one are run again."""
     how: dict[str, Any] = {"steps": 8, "checkpoint": {"every": 4, "keep": 9}, "evaluate": {"every": 2}}
@@ -151,7 +151,7 @@ def test_numbers_that_are_read_late_change_nothing(folder: Path) -> None:
         assert path.read_bytes() == (late.checkpoints / path.relative_to(run.checkpoints)).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_bad_step_changes_nothing_that_a_host_updates(folder: Path) -> None:
     """Wherever it rests: the same steps are skipped, and the same numbers follow, as where nothing comes and goes."""
     host = {"parameter_tier": "host", "optimizer_tier": "host", "gradient_tier": "host"}
@@ -182,7 +182,7 @@ def told(run: RunDirectory) -> list[dict[str, Any]]:
     return [one for one in kept if one.keys() > {"step"}]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("what", "module"), [("output", "model.layers.1.mlp"), ("gradient", "model.layers.1.mlp")])
 def test_a_stage_that_goes_wrong_is_named(what: str, module: str, folder: Path) -> None:
     """Infinities go on to the other stage, which finds them as well: the stage that had them first is told."""

@@ -228,7 +228,7 @@ def assert_one_piece(made: dict[str, Made]) -> None:
         assert evaluation(run) == pytest.approx(evaluation(alone), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_goes_on_with_other_stages(runs: Runs) -> None:
     assert_gone_on(runs.gone_on, runs.whole["llama", "one"][0])
 
@@ -257,7 +257,7 @@ def assert_gone_on(runs: list[RunDirectory], alone: RunDirectory) -> None:
                 assert record[same] == reference[same], where
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(folder: Path, runs: Runs) -> None:
     byte_tokenizer().save_pretrained(folder / "tokenizer")
     exported = []

@@ -252,7 +252,7 @@ def test_every_layout_gives_the_same_steps(make: Make, trained: str) -> None:
 
 
 @pytest.mark.parametrize("trained", SOME)
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_workers_stages_and_micro_batches_change_no_step(make: Make, trained: str) -> None:
     """As many pairs a step as four workers have in micro-batches of four. At the rate of the other tests, weights of a
     model that is trained whole drift apart by as much as 2e-5 in ten such steps."""

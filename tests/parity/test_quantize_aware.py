@@ -124,7 +124,7 @@ def test_whole_weights_train_as_with_torchao_in_every_layout(
     assert_as_torchao([*alone, *together])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[..., Decision]) -> None:
     keys: dict[str, Any] = {
         "quantize_aware": INT4,
@@ -137,7 +137,7 @@ def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[
     assert_as_torchao([alone, together], lambda model: with_peft(alone)(by_torchao(alone)(model)))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("scheme", "adapter"),
     [
@@ -166,7 +166,7 @@ def test_inputs_of_layers_are_rounded_as_by_torchao(
     assert abs(plain["loss"] - exact["loss"]) > 1e-3 * exact["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) -> None:
     """Its rounding begins after the checkpoint from which it goes on."""
     keys: dict[str, Any] = {"quantize_aware": {"scheme": "int8-int4", "after_steps": 5}, "precision": "bf16"}
@@ -211,7 +211,7 @@ def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision])
     assert "validation, not rounded" in {line.rows for line in compare(run_of(decision)).lines()}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_quantised_export_has_the_loss_that_was_evaluated(write: Callable[..., Decision], tmp_path: Path) -> None:
     """As transformers loads it, which takes what is rounded from the files."""
     decision = with_validation(write, quantize_aware="int8-int4")
@@ -229,7 +229,7 @@ def test_a_quantised_export_has_the_loss_that_was_evaluated(write: Callable[...,
     assert abs(plain - quantised) > 1e-3 * plain
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -123,7 +123,7 @@ def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
 ALL_ON_DISK = dict.fromkeys(("optimizer_tier", "parameter_tier", "gradient_tier"), "disk")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("layout", "memory"),
     [

@@ -266,7 +266,7 @@ def rounding_of(decision: Decision) -> float:
     return float(moved)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_bf16_begins_near_and_learns(make: Make) -> None:
     """Later steps drift apart, as rounded weights do."""
     plain, *others = (
@@ -350,7 +350,7 @@ def test_what_evaluations_tell_is_what_transformers_scores_with_the_export(make:
         export_checkpoint(run, folder / "gguf", wishes=Wishes(target="gguf"), step=STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_adapter_scores_in_peft_as_it_does_merged_and_goes_on_as_in_trl(make: Make, folder: Path) -> None:
     from peft import AutoPeftModelForSequenceClassification
 
@@ -410,7 +410,7 @@ def test_a_part_is_trained_with_the_head(make: Make, folder: Path) -> None:
     assert changed == set(final_weights(run, STEPS))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_mixture_is_exported_under_the_names_of_its_files(make: Make, folder: Path) -> None:
     """With its routers' loss beside that of the pairs."""
     write_model(folder / "mixture", mixture_config("qwen3_moe"))

@@ -151,7 +151,7 @@ def test_steps_and_export_are_those_of_transformers(
     assert read.config.max_position_embeddings == 128
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_adapter_brings_the_positions_of_its_model(
     runs: dict[tuple[str, str], Decision], write: Callable[..., Decision], tmp_path: Path
 ) -> None:

@@ -58,29 +58,33 @@ def assert_same(runs: Sequence[tuple[RunDirectory, RunDirectory]], rel: float = 
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=100 * rel), tiled.path
 
 
+WAYS: list[tuple[int, dict[str, Any]]] = [
+    (1, FULL | LORA),
+    (2, FULL | {"zero": 3}),
+    (1, {"recompute": "none"}),
+    (1, {"recompute": "selective"}),
+    (1, ON_HOST),
+    (1, ON_DISK),
+    (1, FULL | PACKED),
+    *((2, FULL | {"zero": zero}) for zero in (0, 1, 2)),
+    (2, {"zero": 3, **PACKED, **FULL}),
+    (2, FULL | {"parallel": {"tensor": 2}}),
+    (2, {"recompute": "none", "parallel": {"tensor": 2}, **LORA}),
+    (2, FULL | {"parallel": {"pipeline": 2}, "micro_batch": 1}),
+]
+
+
 @pytest.mark.slow
-def test_runs_in_tiles_are_those_of_whole_rows(written: Write) -> None:
+@pytest.mark.parametrize("ways", [WAYS[:2], WAYS[2:]], ids=["some", "others"])
+def test_runs_in_tiles_are_those_of_whole_rows(written: Write, ways: list[tuple[int, dict[str, Any]]]) -> None:
     """With every recompute and tier on one worker; ZeRO 0 to 3, divided matrices and stages on two; additions that
     drop inputs, over a packed base too."""
-    ways: list[tuple[int, dict[str, Any]]] = [
-        (1, {"recompute": "none"}),
-        (1, {"recompute": "selective"}),
-        (1, FULL | LORA),
-        (1, ON_HOST),
-        (1, ON_DISK),
-        (1, FULL | PACKED),
-        *((2, FULL | {"zero": zero}) for zero in (0, 1, 2, 3)),
-        (2, {"zero": 3, **PACKED, **FULL}),
-        (2, FULL | {"parallel": {"tensor": 2}}),
-        (2, {"recompute": "none", "parallel": {"tensor": 2}, **LORA}),
-        (2, FULL | {"parallel": {"pipeline": 2}, "micro_batch": 1}),
-    ]
     pairs = [(workers, written(workers, 1, **how), written(workers, TILES, **how)) for workers, how in ways]
     train(*((number, [run for workers, *both in pairs if workers == number for run in both]) for number in (1, 2)))
     assert_same([(whole, tiled) for _, whole, tiled in pairs])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_halves_and_rounded_weights_too(written: Write) -> None:
     """Sums over tiles are taken in fp32; what is rounded to bf16 is rounded in other places."""
     ways: list[dict[str, Any]] = [

@@ -110,7 +110,7 @@ def test_losses_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..
         assert frozen.num_bytes < MOST_BYTES[kind] * (frozen.parameters - frozen.outside) + frozen.outside_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_it_is_widened_on_request(write: Callable[..., Decision]) -> None:
     alone = write("gptq", adapter=adapter("gptq", quantize="widened"), recompute="none")
     train((1, [run_of(alone)]))

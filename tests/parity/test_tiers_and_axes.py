@@ -232,7 +232,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
     return (run.path / "exported" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("axes", [pytest.param("tensor", marks=pytest.mark.matrix), "pipeline"])
 def test_a_step_that_is_not_finite_leaves_what_rests_elsewhere_as_it_was(axes: str, folder: Path) -> None:
     """A document of the second step is poison, as in ``test_nonfinite``: state in memory stays as it was there."""

@@ -157,7 +157,7 @@ def test_where_states_of_tiles_rest_changes_no_bit(moments: str, folder: Path) -
         assert all(tensor.equal(second[name]) for name, tensor in first.items())
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", [{"parameter_tier": "disk"}, ON_DISK], ids=["device", "disk"])
 def test_a_gradient_of_a_tile_that_is_not_finite_changes_nothing(how: dict[str, Any], folder: Path) -> None:
     name = f"poisoned-{len(how)}"
@@ -185,7 +185,7 @@ def test_a_quarter_of_the_largest_head_is_never_in_memory(tmp_path: Path) -> Non
     assert max(grown) < num_bytes / 4
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_quarter_of_a_head_is_never_in_memory(tmp_path: Path) -> None:
     """Of 0.5 GB, enough for a leak to show beside what products leave behind."""
     num_bytes, *grown, _ = json.loads(work("large_head", (1, [str(tmp_path), "128000", "2048", "64"])))

@@ -140,7 +140,7 @@ def check_export(decision: Decision, plain: Plain, folder: Path) -> None:
         assert float((ours - expected).abs().max()) < 1e-4 * float(expected.abs().max())
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "precision"),
     [("llava", "fp32"), ("qwen2_5_vl", "bf16"), ("gemma3", "fp32"), ("qwen3_vl", "fp32")],
@@ -194,7 +194,7 @@ def test_towers_learn_as_in_plain_transformers(make: Make, tmp_path: Path, famil
     check_export(decision, plain, tmp_path / "export")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_worker_whose_rows_have_no_images_takes_part(make: Make, tmp_path: Path, zero: int) -> None:
     """In the second step one worker has a row of text alone, and the other an image."""
@@ -216,7 +216,7 @@ def test_a_worker_whose_rows_have_no_images_takes_part(make: Make, tmp_path: Pat
     check_export(decision, plain, tmp_path / "export")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["1 worker", "zero 3"])
 def test_a_stopped_run_goes_on_with_the_same_bits(make: Make, layout: str) -> None:
     keys = {"train": ["*", "tower.*"], "checkpoint": {"every": 2, "keep": 9}, "seed": 8} | in_layout(layout)
@@ -237,7 +237,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(make: Make, layout: str) -> No
 TARGETS = {"llava": "*vision_tower*", "qwen2_5_vl": "visual.blocks.*", "idefics3": "*vision_model*"}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "layout"), [("llava", "1 worker"), ("qwen2_5_vl", "zero 3"), ("idefics3", "zero 0")]
 )

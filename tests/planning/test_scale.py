@@ -49,7 +49,7 @@ def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[in
         assert planned.optimizer == pytest.approx(found["OptState"], rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_states_are_those_of_the_real_model_on_up_to_256_ranks(tmp_path: Path) -> None:
     check_states(tmp_path, LlamaConfig(**LLAMA_2_70B, num_hidden_layers=2), SETTINGS)
 

@@ -270,7 +270,7 @@ def test_bytes_of_all_settings_with_two_blocks_ahead(config: PreTrainedConfig, a
     compare_ahead(tmp_path, config, AHEAD, adapter)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_least_is_held_where_the_first_blocks_are_recomputed(tmp_path: Path) -> None:
     """The last ones would have all activations of one more block beside those that are kept."""
     settings: list[Setting] = [(1, 3, number, 3, "device", "device") for number in ("2", "-2")]
@@ -293,7 +293,7 @@ def test_categories_where_inputs_of_some_blocks_are_elsewhere(config: PreTrained
     compare(tmp_path, deep, SOME_ON_HOST)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_categories_of_a_mixture_of_experts(tmp_path: Path) -> None:
     """Eight experts on up to four ranks, two for each token."""
     settings: list[Setting] = [
@@ -305,7 +305,7 @@ def test_categories_of_a_mixture_of_experts(tmp_path: Path) -> None:
     compare(tmp_path, MIXTURE, settings)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("adapter", ["0", "8+"])
 def test_categories_of_experts_that_ranks_do_not_divide(adapter: str, tmp_path: Path) -> None:
     """Six on four ranks, of which two have none: one in three is on the first."""
@@ -325,7 +325,7 @@ ADAPTED: list[Setting] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @BOTH
 def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: Path) -> None:
     """Additions are trained, and everything that no block holds."""
@@ -433,7 +433,7 @@ def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfi
     compare(tmp_path, deep, ON_HOST)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @BOTH
 def test_gradients_on_their_way_to_the_host_are_bounded(config: PreTrainedConfig, tmp_path: Path) -> None:
     """The last few of them, whichever those are, are counted as a block's."""
@@ -465,7 +465,7 @@ DIVIDED: list[Setting] = [
 """Ranks of each that divide the model."""
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_categories_of_ranks_that_divide_matrices(tmp_path: Path) -> None:
     """Of the loss, of which each has a part, plans are not exact; it is not where most is held."""
     for setting, profile, found in seen(tmp_path, TIED_LLAMA, DIVIDED, tensor=2):
@@ -540,13 +540,13 @@ IN_FP16: list[Setting] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_categories_in_fp16(tmp_path: Path) -> None:
     """One worker has fp16 weights and gradients, and nothing in fp32: the rest of the masters is the optimizer's."""
     compare(tmp_path, NEOX, IN_FP16, precision="fp16")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_frozen_head_of_a_large_vocabulary_has_smaller_chunks_of_logits(tmp_path: Path) -> None:
     """Two of half of the supervised tokens each: where they were less, a plan would take them for as long as may be."""
     wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 190_600, "tie_word_embeddings": False})
@@ -615,7 +615,7 @@ def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSe
                 assert by_fsdp == pytest.approx(found[moment]["gathered"], rel=2e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_tiles_are_as_large_as_planned(tmp_path: Path) -> None:
     compare_tiled(tmp_path, NEOX, [(4, "full", 1, 4), (4, "none", 3, 8)], "bf16")
 

@@ -21,7 +21,7 @@ from tonnage.files.reading import read_json
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "evaluating.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_run_of_the_page_tells_and_fails_its_gate(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     config: dict[str, Any] = yaml.safe_load(text)

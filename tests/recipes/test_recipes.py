@@ -186,7 +186,7 @@ def test_the_full_form_fits(
     assert plan.choice.peak_bytes / 1e9 == pytest.approx(float(gigabytes), rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_8b_fits_a_card_of_24_gb_whose_host_has_128(tmp_path: Path) -> None:
     shape: dict[str, Any] = {
         "hidden_size": 4096,

