@@ -37,7 +37,7 @@ def make(version: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         pins = Path(temporary) / "pins.txt"
         pins.write_text(_pins(version))
-        wanted = [f"torch==={version}", *VERSIONS[version], HEADERS, "tensorboard", str(ROOT)]
+        wanted = [f"torch==={version}", *VERSIONS[version], HEADERS, "tensorboard", f"{ROOT}[torchao]"]
         quiet = ["--quiet", "--disable-pip-version-check"]
         subprocess.run([pip, "install", *quiet, "--constraint", str(pins), *wanted], check=True)
         subprocess.run([pip, "uninstall", *quiet, "--yes", "tonnage"], check=True)  # it is walked as it lies here
