@@ -260,3 +260,23 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         launcher.kill()
     assert is_gone(forkserver)
     assert is_gone(worker)
+
+
+ASKED = """
+import torch
+torch.cuda.is_available, torch.version.cuda = lambda: True, "13.0"
+torch.cuda.get_device_capability = lambda *_: asked.append(1) or (9, 0)
+asked = []
+from tonnage.training.worker import import_all
+import_all("llama")
+assert torch.cuda.is_available()
+print(len(asked))
+"""
+
+
+@pytest.mark.slow
+def test_imports_ask_no_device_what_it_can_do() -> None:
+    """That would begin CUDA, and no process that has begun it can be forked. torchao asks when it is imported."""
+    pytest.importorskip("torchao")
+    ended = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "0"

@@ -221,6 +221,23 @@ def _imported() -> Callable[..., bool]:
     return work
 
 
+def _import_torchao() -> None:
+    """Import what transformers does of torchao where it is installed, which asks then what GPUs can do: that would
+    begin CUDA, so torch says that there are none."""
+    if importlib.util.find_spec("torchao") is None:
+        return
+    import torch
+    from torch.utils._triton import has_triton
+
+    looked, torch.cuda.is_available = torch.cuda.is_available, lambda: False
+    try:
+        with suppress(ImportError):
+            importlib.import_module("torchao.prototype.mx_formats")
+    finally:
+        torch.cuda.is_available = looked
+        has_triton.cache_clear()
+
+
 def import_all(model_type: str = "") -> None:
     """Import what a worker needs and what a model of a type is made of, for workers that are forked from this process.
 
@@ -231,6 +248,7 @@ def import_all(model_type: str = "") -> None:
     gc.disable()  # of the millions of objects that imports make, all stay
     os.environ[WITHOUT_CUDA] = "1"  # or to ask whether there is a GPU would begin what cannot be forked
     try:
+        _import_torchao()
         for name in NEEDED:
             importlib.import_module(name)
         # Other packages, whose kernels some families ask for when they are imported, may do anything.
