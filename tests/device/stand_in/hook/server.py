@@ -23,10 +23,10 @@ LOOK_SECONDS = 0.02
 
 def main() -> None:
     """Serve until nobody asks any more."""
+    importlib.import_module("tonnage.training.worker").import_all("llama")
     for room in ("tonnage.cli", "tonnage.decide"):
         for found in walk_packages(importlib.import_module(room).__path__, f"{room}."):
             importlib.import_module(found.name)
-    importlib.import_module("tonnage.training.worker").import_all("llama")
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
