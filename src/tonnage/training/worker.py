@@ -223,15 +223,16 @@ def _imported() -> Callable[..., bool]:
 
 def _import_torchao() -> None:
     """Import what transformers does of torchao where it is installed, which asks then what GPUs can do: that would
-    begin CUDA, so torch says that there are none."""
+    begin CUDA, so torch says that there are none, and none for Triton."""
     if importlib.util.find_spec("torchao") is None:
         return
     import torch
+    from torch._inductor import config
     from torch.utils._triton import has_triton
 
     looked, torch.cuda.is_available = torch.cuda.is_available, lambda: False
     try:
-        with suppress(ImportError):
+        with suppress(ImportError), config.patch(triton_disable_device_detection=True):
             importlib.import_module("torchao.prototype.mx_formats")
     finally:
         torch.cuda.is_available = looked
