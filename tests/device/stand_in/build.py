@@ -13,8 +13,11 @@ from device.stand_in.environments import FOLDER, HERE, VERSIONS
 BUILT = HERE / ".built"
 LIBRARY = BUILT / "stand_in.so"
 """Loaded before a program: the runtime, cuBLAS, NCCL."""
+COMPILER = BUILT / "libnvrtc.so.13"
+"""Loaded before it, under the name by which torch looks for its functions."""
 PARTS = {
     LIBRARY: ["settings.c", "memory.c", "runtime.c", "products.c", "collectives.c"],
+    COMPILER: ["compiling.c"],
     BUILT / "libcuda.so.1": ["driver.c"],
     BUILT / "libnvidia-ml.so.1": ["management.c"],
 }
@@ -34,6 +37,8 @@ def build() -> None:
         if library.exists() and library.stat().st_mtime > newest:
             continue
         command = ["gcc", "-O1", "-fPIC", "-shared", "-std=gnu17", "-Wall", f"-I{headers[0]}"]
+        if library == COMPILER:  # whose functions have its name for a version
+            command.append("-Wl,--default-symver")
         command += [f"-Wl,-soname,{library.name}", "-o", str(library), *(f"source/{name}" for name in sources)]
         subprocess.run([*command, "-lpthread", "-ldl"], check=True, cwd=HERE)
     (BUILT / "libcuda.so").unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device.stand_in.build import BUILT, LIBRARY
+from device.stand_in.build import BUILT, COMPILER, LIBRARY
 from device.stand_in.cards import CARDS
 from device.stand_in.environments import FOLDER, HERE, ROOT
 
@@ -35,7 +35,7 @@ class Pretended:
         cache.mkdir(parents=True, exist_ok=True)
         return {
             **{name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},
-            "LD_PRELOAD": str(LIBRARY),
+            "LD_PRELOAD": f"{COMPILER} {LIBRARY}",
             "LD_LIBRARY_PATH": str(BUILT),
             "TRITON_LIBCUDA_PATH": str(BUILT),
             "PATH": os.pathsep.join([str(HERE / "hook"), str(FOLDER / version / "bin"), os.environ["PATH"]]),
