@@ -5,14 +5,15 @@ cost a run that trains beside it.
 
 One run of a tiny model is decided as any other and copied; what the steps measured is made up. The server is a process
 of its own, asked over its socket, from the question to the last byte; every run is asked for once, so no answer has
-been given before. Then one of them gets a record every tenth of a second, as if it trained, and clients watch it and
-the list by server-sent events: the processor's time that the server takes meanwhile, as a part of one core and of all
-of them, is the most that it can take from a training that uses them all. Prints and writes JSON.
+been given before. Then one of them is locked and gets a record every tenth of a second, as if it trained, and clients
+watch it and the list by server-sent events: the processor's time that the server takes meanwhile, as a part of one core
+and of all of them, is the most that it can take from a training that uses them all. Prints and writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import http.client
 import json
 import os
@@ -73,6 +74,10 @@ class Server:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
+    def has_torch(self) -> bool:
+        """Whether torch's library is in its memory."""
+        return "libtorch" in Path(f"/proc/{self.process.pid}/maps").read_text()
+
 
 def furnish(folder: Path, num_runs: int, steps: int) -> list[str]:
     """Runs that were never trained; their names."""
@@ -102,24 +107,28 @@ def watch(server: Server, name: str, num_watchers: int, stop: threading.Event) -
     return threads
 
 
-def train(metrics: Path, steps: int, stop: threading.Event) -> int:
-    """Write records as a run would; how many."""
-    last = json.loads(metrics.read_bytes().splitlines()[-2])
-    number = 0
-    with metrics.open("a") as file:
+def train(path: Path, stop: threading.Event) -> None:
+    """Lock a run, and write records and where its worker is, as training would."""
+    from tonnage.rundir.directory import RunDirectory
+    from tonnage.rundir.positions import PositionFile
+
+    run = RunDirectory(path)
+    last = json.loads(next(line for line in reversed(run.metrics.read_bytes().splitlines()) if b"grad_norm" in line))
+    position = PositionFile(run.worker_position(0))
+    with run.lock.open("w") as lock, run.metrics.open("a") as file:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         while not stop.wait(EACH_SECONDS):
-            number += 1
-            record = {"step": steps + number, "loss": 2.0, "tokens": 4000, "tokens_per_second": 9000.0, "lr": 1e-4}
-            file.write(json.dumps({**last, **record, "step_seconds": EACH_SECONDS}) + "\n")
+            last |= {"step": last["step"] + 1, "step_seconds": EACH_SECONDS}
+            position.update(phase="backward", step=last["step"])
+            file.write(json.dumps(last) + "\n")
             file.flush()
-    return number
 
 
 def watched(server: Server, folder: Path, name: str, asked: argparse.Namespace) -> dict[str, float]:
     """What the server takes while clients watch a run that trains."""
     stop = threading.Event()
     watch(server, name, asked.watchers, stop)
-    writer = threading.Thread(target=train, args=(folder / "runs" / name / "metrics.jsonl", asked.steps, stop))
+    writer = threading.Thread(target=train, args=(folder / "runs" / name, stop))
     writer.start()
     time.sleep(3)
     began, used = time.perf_counter(), server.cpu_seconds()
@@ -155,6 +164,7 @@ def main() -> None:
             beside = server.seconds("/api/compare?" + "&".join(f"run={quote(name)}" for name in names[:12]))
             held = server.memory_bytes()
             cost = watched(server, folder, names[0], asked)
+            has_torch = server.has_torch()
         finally:
             server.process.terminate()
             server.process.wait()
@@ -172,6 +182,7 @@ def main() -> None:
         "sections_seconds": {"median": statistics.median(sections), "most": max(sections)},
         "compare_12_seconds": beside,
         "memory_bytes": held,
+        "has_torch": has_torch,
         "watchers": asked.watchers,
         "watched_cpu": cost,
     }

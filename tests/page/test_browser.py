@@ -43,7 +43,7 @@ class Served:
 @contextmanager
 def page_over(folder: Path) -> Iterator[Served]:
     """``tonnage page`` over a folder, in a process of its own."""
-    command = [sys.executable, "-m", "tonnage", "page", ".", "--port", "0"]
+    command = [sys.executable, "-m", "tonnage", "page", "--port", "0"]
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = ""
@@ -276,6 +276,39 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
     browser.run("document.querySelector('.check input').click()")
     browser.wait("document.querySelectorAll('.token .pop code').length >= 5")
     assert text(browser, ".message.failed") == ""
+    check_that_what_was_said_is_kept(browser, served)
+
+
+def check_that_what_was_said_is_kept(browser: Browser, served: Served) -> None:
+    """When another view is shown, and when the page is loaded again; the model that was loaded goes on."""
+    fill(browser, "System prompt", "Be brief.")
+    browser.wait("!document.querySelector('button.main').disabled")
+    said = text(browser, ".talk")
+    assert said.startswith("you\nSay a\nclicked")
+    is_ready = "document.querySelector('.who .remark').textContent === 'ready'"
+    go(browser, "runs", "document.querySelector('table.runs')")
+    go(browser, "chat", is_ready)
+    assert text(browser, ".talk") == said
+    browser.open(served.address.partition("#")[0] + "?again#/chat")
+    browser.wait(is_ready)
+    assert text(browser, ".talk") == said
+    browser.run("document.querySelector('.check input').click()")
+    browser.run("document.querySelector('form.ask textarea').value = 'And b'")
+    click(browser, "Send")
+    browser.wait("document.querySelectorAll('.turn').length === 4 && !document.querySelector('button.main').disabled")
+    assert text(browser, ".message.failed") == ""
+    click(browser, "New conversation")
+    go(browser, "runs", "document.querySelector('table.runs')")
+    go(browser, "chat", is_ready)
+    assert browser.run("document.querySelectorAll('.turn').length") == 0
+    assert browser.run("document.querySelector('.across textarea').value") == "Be brief."
+    fill(browser, "Tokens at most", "-1")
+    browser.run("document.querySelector('form.ask textarea').value = 'And c'")
+    click(browser, "Send")
+    browser.wait("document.querySelector('.turn .message.failed')")
+    assert "[object" not in text(browser, ".turn .message.failed")
+    browser.failed.clear()  # the refusal, which it tells of, too
+    browser.console.clear()
 
 
 def planned(served: Served, words: list[str]) -> Plan:

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from page.conftest import STEPS, note_position
 from report.recorded import record
 from tonnage.page.folder import Folder
-from tonnage.page.looks import further_looks
+from tonnage.page.looks import first_look, further_looks
 from tonnage.page.rows import SPARKS
 from tonnage.page.watched import Watched
 from tonnage.report.curves import curves
@@ -100,7 +100,7 @@ def test_curves_and_sections_are_those_of_the_report(client: TestClient, folder:
 
 def test_metrics_are_read_on_from_where_they_ended(folder: Path) -> None:
     run, watched = RunDirectory(folder / "stopped"), Watched(Folder(folder))
-    look = further_looks(watched, "stopped")
+    look = further_looks(watched, "stopped", first_look(watched, "stopped"))
     assert look() is None
     lines = run.metrics.read_bytes()
     run.metrics.write_bytes(lines)
@@ -108,7 +108,7 @@ def test_metrics_are_read_on_from_where_they_ended(folder: Path) -> None:
     with run.metrics.open("ab") as file:
         file.write(more[:20])
         file.flush()
-        assert watched.curves("stopped").measured.num_steps == 22
+        assert watched.look("stopped")[1].measured.num_steps == 22
         file.write(more[20:] + b"\n")
     news = look()
     assert news is not None
@@ -116,12 +116,12 @@ def test_metrics_are_read_on_from_where_they_ended(folder: Path) -> None:
     assert news["curves"]["x"]["step"] == [23]
     assert news["curves"]["series"]["loss"] == {"mean": [1.5]}
     whole = curves(run.read_metrics())
-    assert watched.curves("stopped").measured.thinned(1500) == whole
+    assert watched.look("stopped")[1].measured.thinned(1500) == whole
     assert news["curves"]["x"]["hours"] == whole["x"]["hours"][-1:]
-    version = watched.curves("stopped").version
+    version = watched.look("stopped")[1].version
     assert run.rewind_metrics(10) > 0
-    assert watched.curves("stopped").measured.num_steps == 10
-    assert watched.curves("stopped").version == version + 1
+    assert watched.look("stopped")[1].measured.num_steps == 10
+    assert watched.look("stopped")[1].version == version + 1
     news = look()
     assert news is not None
     assert "curves" not in news  # whoever watches begins again
@@ -151,7 +151,7 @@ def test_new_runs_appear_and_old_ones_go(client: TestClient, folder: Path) -> No
 def test_the_folder_may_be_a_run_itself(folder: Path) -> None:
     watched = Watched(Folder(folder / "first"))
     assert [row.run for row in watched.rows()] == ["."]
-    assert watched.row(".").state == "done"
+    assert watched.look(".")[0].state == "done"
 
 
 def test_a_long_run_is_listed_without_reading_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,29 @@ def test_a_long_run_is_listed_without_reading_it(folder: Path, monkeypatch: pyte
     assert len(row.spark) == SPARKS + 1
 
 
-def test_the_server_needs_no_torch() -> None:
-    heavy = "('torch', 'transformers', 'numba')"
-    script = f"import sys, tonnage.page.app; print([name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+def test_the_server_needs_no_torch(folder: Path) -> None:
+    """Whatever it is asked about runs."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from starlette.testclient import TestClient\n"
+        "from tonnage.page.app import create_app\n"
+        "app = create_app(Path(sys.argv[1]), 'token', only_local=True)\n"
+        "with TestClient(app, base_url='http://localhost', headers={'Authorization': 'Bearer token'}) as client:\n"
+        "    for path in sys.argv[2:]:\n"
+        "        assert client.get(path).status_code == 200, path\n"
+        "print([name for name in ('torch', 'transformers', 'numba') if name in sys.modules])"
+    )
+    about = ("", "/sections", "/log", "/output", "/saved")
+    paths = ["/api/runs", "/api/choices", "/api/compare?run=first&run=stopped"]
+    paths += [f"/api/run{path}?run=first" for path in about]
+    command = [sys.executable, "-c", script, str(folder), *paths]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_the_command_needs_no_folder() -> None:
+    """It is over the folder in which it is begun; here it gets as far as an address that it cannot listen at."""
+    command = [sys.executable, "-m", "tonnage", "page", "--port", "0", "--host", "192.0.2.1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "192.0.2.1" in result.stderr

@@ -9,13 +9,11 @@ import typer
 
 from tonnage.display.terminal import say, terminal
 from tonnage.errors import user_error
-from tonnage.files.paths import path_word
+from tonnage.files.paths import word
 
 
 def page(
-    folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Folder below which the runs are.", parser=path_word)
-    ] = Path(),
+    folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Folder below which the runs are.", parser=word)] = ".",
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
     ] = "127.0.0.1",
@@ -32,14 +30,15 @@ def page(
     from tonnage.page.guard import LOCAL, new_token
     from tonnage.serving.listen import listen, run
 
-    if not folder.is_dir():
+    path = Path(folder)
+    if not path.is_dir():
         raise user_error(f"no directory {folder}", "a folder whose runs are shown", "tonnage page FOLDER")
     console, token, is_local = terminal(stderr=True), new_token(), host in LOCAL
     with listen(host, port) as socket:
-        app = create_app(folder, token, only_local=is_local)
+        app = create_app(path, token, only_local=is_local)
         shown = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{socket.getsockname()[1]}/#token={token}"
-        say(console, "The page over ", (str(folder.resolve()), "bold"), " is at ", (address, "bold"))
+        say(console, "The page over ", (str(path.resolve()), "bold"), " is at ", (address, "bold"))
         say(console, "Whoever has this address may read these runs, and start and stop them. Ctrl-C ends it.")
         if not is_local:
             say(console, "Other machines may ask, and there is no encryption: what they send can be read on the way.")

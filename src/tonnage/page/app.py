@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -55,6 +55,8 @@ from tonnage.rundir.directory import RunDirectory
 
 LIST_SECONDS, RUN_SECONDS = 3.0, 2.0
 """Between two looks at all runs, and at one that somebody watches."""
+MOST_CHANNELS = 1000
+"""Runs of which it is known what those who watched them were told last."""
 MOST_BYTES = 1 << 20
 """Of a question."""
 MOST_ROWS = 1000
@@ -76,20 +78,19 @@ class Page:
         self.commands = Commands(Path.cwd())
         self.chats = Chats(self.commands)
         self._list = Channel(self._changed_rows, LIST_SECONDS)
-        self._rows: list[Any] = []
+        self._rows: dict[str, Row] = {}
         """As those who watch the list were told last."""
-        self._names: list[str] = []
-        self._shown: dict[Row, Any] = {}
         self._channels: dict[str, Channel] = {}
 
     async def runs(self, _: Request) -> Response:
         """All runs."""
-        return answer({"folder": str(self.folder.path), "runs": await to_thread.run_sync(self._all_rows)})
+        rows = await to_thread.run_sync(self.watched.rows)
+        return answer({"folder": str(self.folder.path), "runs": [asdict(row) for row in rows]})
 
     async def runs_live(self, _: Request) -> Response:
         """All runs, and again whenever one has changed."""
-        rows = await to_thread.run_sync(self._all_rows)
-        return stream(self._list.events({"names": [row["run"] for row in rows], "rows": rows}))
+        rows = await to_thread.run_sync(self.watched.rows)
+        return stream(self._list.events(news_of([row.run for row in rows], rows)))
 
     async def run(self, request: Request) -> Response:
         """What a live view of a run begins with."""
@@ -99,11 +100,10 @@ class Page:
         """The same, and then what is new."""
         name = name_of(request)
         first = await to_thread.run_sync(first_look, self.watched, name)
-        if name not in self._channels:
-            if len(self._channels) > 1000:
-                self._channels = {}
-            look = await to_thread.run_sync(further_looks, self.watched, name)
-            self._channels[name] = Channel(look, RUN_SECONDS)
+        if name not in self._channels:  # from here on nobody waits, or who came at once would make a channel each
+            if len(self._channels) > MOST_CHANNELS:
+                self._channels = {run: channel for run, channel in self._channels.items() if channel.is_watched}
+            self._channels[name] = Channel(further_looks(self.watched, name, first), RUN_SECONDS)
         return stream(self._channels[name].events(first))
 
     async def sections(self, request: Request) -> Response:
@@ -144,13 +144,11 @@ class Page:
 
     async def stop(self, request: Request) -> Response:
         """``tonnage stop RUN``."""
-        run = self.folder.run((await body_of(request, run=str))["run"])
-        return answer(self.commands.start(["stop", self.shown(run.path)]).tell())
+        return await self._of_a_run(request, "stop")
 
     async def resume(self, request: Request) -> Response:
         """``tonnage train --resume RUN``."""
-        run = self.folder.run((await body_of(request, run=str))["run"])
-        return answer(self.commands.start(["train", "--resume", self.shown(run.path)]).tell())
+        return await self._of_a_run(request, "train", "--resume")
 
     async def verify(self, request: Request) -> Response:
         """``tonnage verify DIR``, of a run, a checkpoint or an export."""
@@ -176,7 +174,7 @@ class Page:
 
     async def planned(self, request: Request) -> Response:
         """What that answered, as it is drawn."""
-        content = self.commands.result(request.query_params.get("command", ""))
+        content = self.commands.result(command_of(request))
         return answer(await to_thread.run_sync(planned, content))
 
     async def config(self, request: Request) -> Response:
@@ -210,7 +208,7 @@ class Page:
 
     async def inspected(self, request: Request) -> Response:
         """What that answered, as it is shown."""
-        content = self.commands.result(request.query_params.get("command", ""))
+        content = self.commands.result(command_of(request))
         return answer(await to_thread.run_sync(inspected, content) if content.strip() else None)
 
     async def load(self, request: Request) -> Response:
@@ -225,7 +223,7 @@ class Page:
 
     async def served(self, request: Request) -> Response:
         """Whether a model is loaded, and what it is called."""
-        command = self.commands.get(request.query_params.get("command", ""))
+        command = self.commands.get(command_of(request))
         at = served_at(command)
         return answer({**command.tell(), "model": at[0] if at else None})
 
@@ -238,12 +236,7 @@ class Page:
 
     async def command(self, request: Request) -> Response:
         """How a command goes."""
-        return answer(self.commands.get(request.query_params.get("command", "")).tell())
-
-    async def command_result(self, request: Request) -> Response:
-        """What a command with ``--json`` answered."""
-        content = self.commands.result(request.query_params.get("command", ""))
-        return Response(content, media_type=JSON)
+        return answer(self.commands.get(command_of(request)).tell())
 
     async def all_commands(self, _: Request) -> Response:
         """Commands that this page began."""
@@ -266,26 +259,21 @@ class Page:
         return checked_model(self.folder, here, body["model"]), checked(self.folder, here, body["words"])
 
     def _models(self) -> list[str]:
-        return sorted({row["model"].partition(",")[0] for row in self._all_rows() if "/" in row["model"]})
+        return sorted({row.model.partition(",")[0] for row in self.watched.rows() if "/" in row.model})
+
+    async def _of_a_run(self, request: Request, *words: str) -> Response:
+        """Carry out a command whose last word is the run that is asked for."""
+        run = self.folder.run((await body_of(request, run=str))["run"])
+        return answer(self.commands.start([*words, self.shown(run.path)]).tell())
 
     def _run(self, request: Request) -> RunDirectory:
         return self.folder.run(name_of(request))
 
-    def _all_rows(self) -> list[Any]:
-        rows = self.watched.rows()
-        shown = {row.run: self._shown.get(row) or plain(asdict(row)) for row in rows}
-        self._shown = {row: shown[row.run] for row in rows}
-        return list(shown.values())
-
     def _changed_rows(self) -> dict[str, Any] | None:
         """The names of all runs, and the rows that have changed since the last look."""
-        before = {id(row) for row in self._rows}
-        self._rows = self._all_rows()
-        changed = [row for row in self._rows if id(row) not in before]
-        names = [row["run"] for row in self._rows]
-        is_news = changed or names != self._names
-        self._names = names
-        return {"names": names, "rows": changed} if is_news else None
+        before, self._rows = self._rows, {row.run: row for row in self.watched.rows()}
+        changed = [row for name, row in self._rows.items() if row != before.get(name)]
+        return news_of(list(self._rows), changed) if changed or self._rows.keys() != before.keys() else None
 
 
 def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
@@ -297,12 +285,7 @@ def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
         yield
         page.commands.close()
 
-    def get(path: str, endpoint: Callable[..., Any]) -> Route:
-        return Route(path, endpoint)
-
-    def post(path: str, endpoint: Callable[..., Any]) -> Route:
-        return Route(path, endpoint, methods=["POST"])
-
+    get, post = Route, partial(Route, methods=["POST"])
     routes = [
         get("/", partial(static, "index.html")),
         get("/static/{name}", static_named),
@@ -330,7 +313,6 @@ def create_app(folder: Path, token: str, *, only_local: bool) -> Starlette:
         get("/api/chat/served", page.served),
         post("/api/chat", page.chat),
         get("/api/command", page.command),
-        get("/api/command/result", page.command_result),
         get("/api/commands", page.all_commands),
         post("/api/command/end", page.end_command),
     ]
@@ -346,7 +328,12 @@ def answer(value: Any) -> Response:
     return Response(json.dumps(plain(value), separators=(",", ":"), allow_nan=False), media_type=JSON)
 
 
-def stream(events: AsyncIterator[str]) -> Response:
+def news_of(names: list[str], rows: Sequence[Row]) -> dict[str, Any]:
+    """What those who watch the list are told: the names of all runs, and rows that are new to them."""
+    return {"names": names, "rows": [plain(asdict(row)) for row in rows]}
+
+
+def stream(events: AsyncIterator[bytes]) -> Response:
     """News as they come."""
     return StreamingResponse(events, media_type="text/event-stream")
 
@@ -354,6 +341,11 @@ def stream(events: AsyncIterator[str]) -> Response:
 def name_of(request: Request) -> str:
     """Which run is asked for."""
     return request.query_params.get("run", "")
+
+
+def command_of(request: Request) -> str:
+    """Which command is asked for."""
+    return request.query_params.get("command", "")
 
 
 async def body_of(request: Request, **fields: type) -> dict[str, Any]:

@@ -22,8 +22,10 @@ DEEPEST = 6
 MOST_FOLDERS = 20_000
 """That are looked into."""
 MOST_CONFIGS = 200
-LOOK_SECONDS = 6.0
-"""Between two looks for new runs."""
+LOOK_SECONDS, MOST_SECONDS = 6.0, 60.0
+"""Between two looks for new runs: the longer the more folders there are."""
+SHARE = 1 / 500
+"""Of its time that is spent on looking, unless ``MOST_SECONDS`` asks for more."""
 PASSED_OVER = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoints", "export"})
 
 
@@ -32,7 +34,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self._looked = -LOOK_SECONDS
+        self._next_look = 0.0
         self._names: list[str] = []
 
     def inside(self, name: str) -> Path:
@@ -70,9 +72,11 @@ class Folder:
 
     def runs(self) -> list[str]:
         """The names of all runs, as they were found at most ``LOOK_SECONDS`` ago."""
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
+        began = time.monotonic()
+        if began >= self._next_look:
             self._names = sorted(self._walked())
-            self._looked = time.monotonic()
+            taken = time.monotonic() - began
+            self._next_look = began + min(max(LOOK_SECONDS, taken / SHARE), MOST_SECONDS)
         return self._names
 
     def configs(self) -> Iterator[str]:
@@ -85,26 +89,29 @@ class Folder:
 
     def look_again(self) -> None:
         """Have the next question look for new runs at once."""
-        self._looked = -LOOK_SECONDS
+        self._next_look = 0.0
 
     def _walked(self) -> Iterator[str]:
-        waiting, num_folders = [(self.path, 0)], 0
+        runs_before, waiting, num_folders = set(self._names), [("", 0)], 0
         while waiting and num_folders < MOST_FOLDERS:
-            path, level = waiting.pop()
+            name, level = waiting.pop()
+            path = f"{self.path}/{name}"
             num_folders += 1
+            if name in runs_before and os.path.exists(f"{path}/plan.json"):  # noqa: PTH110  # as before: no need to list it
+                yield name
+                continue
             try:
                 with os.scandir(path) as entries:
                     below = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
             except OSError:
                 continue
             if ("config.yaml" in below and "plan.json" in below) or "metrics.jsonl" in below:
-                yield os.path.relpath(path, self.path)
-                continue
-            if level < DEEPEST:
+                yield name or "."
+            elif level < DEEPEST:
                 waiting += [
-                    (path / name, level + 1)
-                    for name, entry in below.items()
-                    if name not in PASSED_OVER and self._is_folder(entry)
+                    (f"{name}/{other}" if name else other, level + 1)
+                    for other, entry in below.items()
+                    if other not in PASSED_OVER and self._is_folder(entry)
                 ]
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:

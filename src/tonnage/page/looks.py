@@ -13,6 +13,7 @@ from tonnage.config import read_config
 from tonnage.files.visible import visible
 from tonnage.page.watched import Watched
 from tonnage.planning.words import size
+from tonnage.report.curves import Measured
 from tonnage.report.gathered import answered_prompts
 from tonnage.report.settings import differences, settings
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
@@ -39,69 +40,50 @@ def plain(value: Any) -> Any:
             return value
 
 
-def workers(run: RunDirectory, count: int) -> list[dict[str, Any]]:
-    """Where each worker is, and for how long."""
-    lines, now = [], time.time()
-    for rank in range(min(count, MOST_WORKERS)):
-        position = run.read_position(rank)
-        lines.append(
-            {
-                "rank": rank,
-                "phase": position.phase if position.seconds else "",
-                "step": position.step,
-                "micro_batch": position.micro_batch,
-                "num_micro_batches": position.num_micro_batches,
-                "since": round(now - position.seconds, 1) if position.seconds else None,
-                "alive": round(now - position.alive, 1) if position.alive else None,
-            }
-        )
-    return lines
-
-
 def first_look(watched: Watched, name: str) -> dict[str, Any]:
     """All that a live view begins with. Raises ``UserError``."""
-    line, curves = watched.row(name), watched.curves(name)
+    look, measured = _look(watched, name)
+    curves = measured.thinned(STRETCHES) | {"restarts": watched.restarts(name)}
+    return look | {"curves": curves, "time": time.time()}
+
+
+def further_looks(watched: Watched, name: str, first: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
+    """A function that tells what is new since it was called last, or the ``first`` look; None where nothing is."""
+    before = {key: value for key, value in first.items() if key not in ("curves", "time")}
+
+    def look() -> dict[str, Any] | None:
+        nonlocal before
+        now, measured = _look(watched, name)
+        before, since = now, before
+        if now == since:
+            return None
+        steps, news = since["steps"], now | {"since": since["steps"], "time": time.time()}
+        if now["version"] == since["version"] and steps < now["steps"] <= steps + STRETCHES:
+            news["curves"] = measured.thinned(STRETCHES, steps)
+        return news
+
+    return look
+
+
+def _look(watched: Watched, name: str) -> tuple[dict[str, Any], Measured]:
+    """What a run and its workers do now, and its steps. Raises ``UserError``."""
+    line, curves = watched.look(name)
+    run = RunDirectory(watched.folder.path / name)
+    positions = [run.read_position(rank) for rank in range(min(line.workers, MOST_WORKERS))]
     look: dict[str, Any] = plain(
         {
             "row": asdict(line),
-            "workers": workers(RunDirectory(watched.folder.path / name), line.workers),
-            "curves": curves.measured.thinned(STRETCHES) | {"restarts": watched.restarts(name)},
+            "workers": [asdict(position) for position in positions],
             "steps": curves.measured.num_steps,
             "version": curves.version,
         }
     )
-    return look
-
-
-def further_looks(watched: Watched, name: str) -> Callable[[], dict[str, Any] | None]:
-    """A function that tells what is new since it was called last; None where nothing is. Raises ``UserError``."""
-    curves = watched.curves(name)
-    steps, version, row_before = curves.measured.num_steps, curves.version, watched.row(name)
-
-    def look() -> dict[str, Any] | None:
-        nonlocal steps, version, row_before
-        line, curves = watched.row(name), watched.curves(name)
-        if line == row_before and line.state != "training":
-            return None
-        news: dict[str, Any] = {
-            "row": asdict(line),
-            "workers": workers(RunDirectory(watched.folder.path / name), line.workers),
-            "version": curves.version,
-            "steps": curves.measured.num_steps,
-            "since": steps,
-        }
-        if curves.version == version and steps < curves.measured.num_steps <= steps + STRETCHES:
-            news["curves"] = curves.measured.thinned(STRETCHES, steps)
-        steps, version, row_before = curves.measured.num_steps, curves.version, line
-        shown: dict[str, Any] = plain(news)
-        return shown
-
-    return look
+    return look, curves.measured
 
 
 def beside(watched: Watched, names: Sequence[str]) -> dict[str, Any]:
     """Runs side by side: curves, what is set differently, and what they answered. Raises ``UserError``."""
-    runs = [watched.folder.run(name) for name in names]
+    runs, looks = [watched.folder.run(name) for name in names], [watched.look(name) for name in names]
     most = min(STRETCHES, 2 * STRETCHES // len(names))
     configs = [settings(read_config(run.config, check_files=False)) for run in runs]
     answers = [answered_prompts(read_samples(run))[0] for run in runs]
@@ -111,11 +93,8 @@ def beside(watched: Watched, names: Sequence[str]) -> dict[str, Any]:
     ]
     return {
         "runs": [
-            {
-                "row": asdict(watched.row(name)),
-                "curves": watched.curves(name).measured.thinned(most) | {"restarts": watched.restarts(name)},
-            }
-            for name in names
+            {"row": asdict(row), "curves": curves.measured.thinned(most) | {"restarts": watched.restarts(name)}}
+            for name, (row, curves) in zip(names, looks, strict=True)
         ],
         "differences": differences(configs),
         "samples": [

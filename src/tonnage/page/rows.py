@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -137,10 +137,37 @@ def refused(name: str, why: str) -> Row:
     return Row(name, "failed", "", why, 0, 0, None, None, (), None, None, None, 0.0, "", "", 1)
 
 
-def traces(run: RunDirectory) -> tuple[Any, ...]:
-    """What changes whenever a row may: sizes and times of its files."""
-    watched = (run.metrics, run.plan, run.tags, run.outcome, run.job, run.ray, run.stop_asked, run.worker_position(0))
-    return tuple(trace(path) for path in (*watched, run.workers, run.path, run.lock))
+class Trace(NamedTuple):
+    """Of a file: what changes when it is written; zeros where there is none."""
+
+    num_bytes: int = 0
+    nanoseconds: int = 0
+    inode: int = 0
+
+
+def trace(path: Path | str) -> Trace:
+    """Of a file or a directory."""
+    try:
+        status = os.stat(path)  # noqa: PTH116  # a path of text is looked up in half the time
+    except OSError:
+        return Trace()
+    return Trace(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What changes whenever a row may."""
+
+    directory: Trace
+    lock: Trace
+    plan: Trace
+    others: tuple[Trace, ...]
+
+
+def traces(run: RunDirectory) -> Traces:
+    """Those of a run."""
+    others = (run.metrics, run.tags, run.outcome, run.job, run.ray, run.stop_asked, run.worker_position(0), run.workers)
+    return Traces(trace(run.path), trace(run.lock), trace(run.plan), tuple(map(trace, others)))
 
 
 class Locks:
@@ -269,14 +296,4 @@ def _memory(record: dict[str, Any]) -> float | None:
 
 
 def _changed(run: RunDirectory) -> float:
-    traced = (trace(path) for path in (run.metrics, run.plan, run.worker_position(0)))
-    return max(time_ for _, time_ in traced) / 1e9
-
-
-def trace(path: Path) -> tuple[int, int]:
-    """Size and time of a file; zeros where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+    return max(trace(path).nanoseconds for path in (run.metrics, run.plan, run.worker_position(0))) / 1e9

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from tonnage.errors import UserError, user_error
 from tonnage.files.reading import RECORD_BYTES
 from tonnage.page.folder import Folder, read_end
-from tonnage.page.rows import Decided, Locks, Row, decided, refused, row, trace, traces
+from tonnage.page.rows import Decided, Locks, Row, Traces, decided, refused, row, trace, traces
 from tonnage.report.curves import Measured
 from tonnage.report.gathered import BEGUN
 from tonnage.rundir.directory import RunDirectory
@@ -27,7 +27,7 @@ from tonnage.rundir.records import MetricsRecord, metrics_record
 
 MOST_MEASURED = 24
 """Runs whose steps are kept."""
-REST_SECONDS = 12.0
+REST_SECONDS = 30.0
 """Between two looks at the files of a run on which nobody works."""
 LOG_BYTES = 256 << 10
 """Of a log, those at its end that are shown."""
@@ -36,14 +36,15 @@ PIECE_BYTES = 4 << 20
 
 @dataclass
 class _Known:
-    traced: Any
+    traced: Traces
     row: Row
-    plan_traced: Any
     plan: Decided
     looked: float
-    """When its files were looked at (``time.monotonic``)."""
-    quick: Any
-    """What changes first when somebody begins to work on it, or tags it."""
+    """When all of its files were looked at (``time.monotonic``)."""
+
+    def is_at_work(self, locks: frozenset[int]) -> bool:
+        """Whether somebody worked on it at the last look, or has its lock now."""
+        return self.row.state == "training" or self.traced.lock.inode in locks
 
 
 @dataclass
@@ -71,43 +72,22 @@ class Watched:
         """All runs, as they are now."""
         locks = self._locks.now()
         names = self.folder.runs()
+        rows = []
         with self._lock:
-            rows = [self._row(name, locks) for name in names]
+            for name in names:
+                try:
+                    rows.append(self._resting(name, locks) or self._row(name, self.folder.run(name), locks))
+                except UserError as error:
+                    rows.append(refused(name, f"not shown: {error.problems[0].found}"))
             self._known = {name: self._known[name] for name in names if name in self._known}
-        return [line for line in rows if line is not None]
+        return rows
 
-    def row(self, name: str) -> Row:
-        """A run as it is now. Raises ``UserError`` where there is none."""
-        self.folder.run(name)
-        with self._lock:
-            line = self._row(name, self._locks.now())
-        assert line is not None
-        return line
+    def look(self, name: str) -> tuple[Row, Curves]:
+        """A run as it is now, and its steps up to now.
 
-    def _row(self, name: str, locks: frozenset[int]) -> Row | None:
-        before, now = self._known.get(name), time.monotonic()
-        path = self.folder.path / name
-        quick = tuple(trace(path / file) for file in ("lock", "tags.json", "metrics.jsonl"))
-        is_resting = before is not None and before.row.state != "training" and before.quick == quick
-        if before is not None and is_resting and now - before.looked < REST_SECONDS:
-            return before.row
-        try:
-            run = self.folder.run(name)
-        except UserError as error:
-            problem = error.problems[0]
-            return refused(name, f"not shown: {problem.found}")
-        traced = traces(run)
-        if before is not None and is_resting and before.traced == traced:
-            before.looked = now
-            return before.row
-        plan_traced = traced[1]
-        plan = before.plan if before is not None and before.plan_traced == plan_traced else decided(run)
-        line = row(name, run, plan, locks)
-        self._known[name] = _Known(traced, line, plan_traced, plan, now, quick)
-        return line
-
-    def curves(self, name: str) -> Curves:
-        """The steps of a run, read up to now. Raises ``UserError`` where there is none, or a line is no record."""
+        Raises:
+            UserError: there is no such run, or a line of its metrics is no record.
+        """
         run = self.folder.run(name)
         with self._lock:
             curves = self._curves.setdefault(name, Curves(Measured()))
@@ -115,7 +95,26 @@ class Watched:
             while len(self._curves) > MOST_MEASURED:
                 self._curves.popitem(last=False)
             _read_on(run, curves)
-            return replace(curves)
+            return self._row(name, run, self._locks.now()), replace(curves)
+
+    def _resting(self, name: str, locks: frozenset[int]) -> Row | None:
+        """The row of a run on which nobody works: nobody holds its lock, nothing is new in its directory, and a while
+        ago nothing was new in its files."""
+        known, path = self._known.get(name), f"{self.folder.path}/{name}"
+        if known is None or known.is_at_work(locks) or trace(path) != known.traced.directory:
+            return None
+        if time.monotonic() - known.looked >= REST_SECONDS:
+            known.looked = time.monotonic()
+            return known.row if traces(RunDirectory(path)) == known.traced else None
+        return known.row
+
+    def _row(self, name: str, run: RunDirectory, locks: frozenset[int]) -> Row:
+        known, traced = self._known.get(name), traces(run)
+        if known is not None and known.traced == traced and not known.is_at_work(locks):
+            return known.row
+        plan = known.plan if known is not None and known.traced.plan == traced.plan else decided(run)
+        known = self._known[name] = _Known(traced, row(name, run, plan, locks), plan, time.monotonic())
+        return known.row
 
     def log(self, name: str) -> str:
         """The end of a run's log. Raises ``UserError`` where there is no run."""

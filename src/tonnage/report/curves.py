@@ -71,7 +71,7 @@ class Measured:
         """As ``curves``, of at most so many stretches, and of the steps after the first ``since``."""
         columns = {name: column[since:] for name, column in self._columns.items()}
         number, count = columns["step"], len(columns["step"])
-        starts = np.unique(np.linspace(0, count, min(stretches, count), endpoint=False).astype(np.int64))
+        starts = np.linspace(0, count, min(stretches, count), endpoint=False).astype(np.int64)
         ends = np.append(starts[1:], count) - 1
         series = {name: _thinned(columns[name], starts) for name in SERIES if np.isfinite(columns[name]).any()}
         return {
@@ -109,12 +109,12 @@ def _column(records: Sequence[Record], of: Callable[[Record], Any]) -> np.ndarra
 
 
 def _thinned(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | None]]:
+    if len(starts) == len(values):
+        return {"mean": _plain(values)}
     known = np.isfinite(values)
     counts = np.add.reduceat(known.astype(np.int64), starts)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.add.reduceat(np.where(known, values, 0.0), starts) / counts
-    if len(starts) == len(values):
-        return {"mean": _plain(mean)}
     least = np.minimum.reduceat(np.where(known, values, np.inf), starts)
     most = np.maximum.reduceat(np.where(known, values, -np.inf), starts)
     return {"mean": _plain(mean), "least": _plain(least), "most": _plain(most)}

@@ -22,24 +22,23 @@ export class Refused extends Error {
   constructor(message, status) { super(message); this.status = status; }
 }
 
-async function answered(response) {
+async function ask(path, signal, more = {}) {
+  const response = await fetch(path, { headers: headers(), signal, ...more });
   if (response.ok) return response;
   let message = `${response.status} ${response.statusText}`;
-  try { message = (await response.json()).error || message; } catch { /* no JSON: the status says it */ }
+  try { const { error } = await response.json(); message = error.message || error; } catch { /* no JSON: the status says it */ }
   throw new Refused(message, response.status);
 }
 
-export async function get(path, signal) {
-  return (await answered(await fetch(path, { headers: headers(), signal }))).json();
-}
+export async function get(path, signal) { return (await ask(path, signal)).json(); }
 
-export async function getText(path, signal) {
-  return (await answered(await fetch(path, { headers: headers(), signal }))).text();
-}
+export async function getText(path, signal) { return (await ask(path, signal)).text(); }
 
-export async function post(path, value, signal) {
-  const more = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(value), signal };
-  return (await answered(await fetch(path, more))).json();
+export async function post(path, value) { return (await postStream(path, value)).json(); }
+
+// The answer as a response, whose body comes piece by piece.
+export function postStream(path, value, signal) {
+  return ask(path, signal, { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(value) });
 }
 
 // The values of a stream of server-sent events.
@@ -57,11 +56,6 @@ export async function* events(response) {
   }
 }
 
-export async function postStream(path, value, signal) {
-  const more = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(value), signal };
-  return answered(await fetch(path, more));
-}
-
 // Hear what is new until `close()`. Begins again after a loss, and rests while nobody looks at the page.
 export function listen(path, onNews, onLost) {
   let controller = null, closed = false, pause = 1000, timer = 0;
@@ -69,7 +63,7 @@ export function listen(path, onNews, onLost) {
     if (closed || document.hidden || controller) return;
     const mine = controller = new AbortController();
     try {
-      const response = await answered(await fetch(path, { headers: headers(), signal: mine.signal }));
+      const response = await ask(path, mine.signal);
       onLost("");
       pause = 1000;
       for await (const text of events(response)) if (!closed) onNews(JSON.parse(text));

@@ -1,7 +1,7 @@
 // Runs side by side: curves, what is set differently, what they answered.
 
 import { get, query } from "./api.js";
-import { empty, h } from "./dom.js";
+import { empty, h, wide } from "./dom.js";
 import { bytes, count, figure } from "./format.js";
 import { curvesSection, progress, state } from "./parts.js";
 
@@ -10,7 +10,7 @@ const MOST = 12;
 export async function showCompare(place, words) {
   const names = words.getAll("run").slice(0, MOST);
   const all = (await get("/api/runs")).runs;
-  const link = (list) => `#/compare${list.length ? `?${new URLSearchParams(list.map((name) => ["run", name]))}` : ""}`;
+  const link = (list) => (list.length ? query("#/compare", { run: list }) : "#/compare");
   const add = h("select", { "aria-label": "Add a run", disabled: names.length >= MOST, onchange: () => { location.hash = link([...names, add.value]); } },
     h("option", { value: "" }, "Add a run…"), all.filter((row) => !names.includes(row.run)).map((row) => h("option", { value: row.run }, row.run)));
   place.append(h("h1", {}, "Compare"), h("div", { class: "tools" }, all.length ? add : null,
@@ -21,17 +21,17 @@ export async function showCompare(place, words) {
     return null;
   }
   const { runs, differences, samples } = await get(query("/api/compare", { run: names }));
-  const head = runs.map((run, at) => h("th", { scope: "col" }, h("span", { class: `key c${at}`, "aria-hidden": "true" }), h("a", { href: `#/run?${new URLSearchParams({ run: run.row.run })}` }, run.row.run)));
+  const head = runs.map((run, at) => h("th", { scope: "col" }, h("span", { class: `key c${at}`, "aria-hidden": "true" }), h("a", { href: query("#/run", { run: run.row.run }) }, run.row.run)));
   const line = (title, of) => h("tr", {}, h("th", { scope: "row" }, title), runs.map((run) => h("td", {}, of(run.row) || "–")));
   const best = (run) => Math.min(...run.curves.evaluations.loss.filter((value) => value !== null));
-  const figures = h("section", {}, h("h2", {}, "Figures"), h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Figures" }, h("table", { class: "figures compared" },
+  const figures = h("section", {}, h("h2", {}, "Figures"), wide("Figures", h("table", { class: "figures compared" },
     h("thead", {}, h("tr", {}, h("td", {}), head)),
     h("tbody", {}, line("state", state), line("model", (row) => row.model), line("trains", (row) => row.trains), line("steps", progress), line("loss", (row) => figure(row.loss)), line("evaluation", (row) => figure(row.evaluation)),
       h("tr", {}, h("th", { scope: "row" }, "best evaluation"), runs.map((run) => h("td", {}, Number.isFinite(best(run)) ? figure(best(run)) : "–"))),
       line("tokens/s", (row) => count(row.tokens_per_second)), line("memory", (row) => bytes(row.memory_bytes)), line("tags", (row) => row.tags.join(", "))))));
   const curves = curvesSection();
   const unlike = h("section", {}, h("h2", {}, "What is set differently"), differences.length
-    ? h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "What is set differently" }, h("table", { class: "figures compared" }, h("thead", {}, h("tr", {}, h("td", {}), head.map((cell) => cell.cloneNode(true)))),
+    ? wide("What is set differently", h("table", { class: "figures compared" }, h("thead", {}, h("tr", {}, h("td", {}), head.map((cell) => cell.cloneNode(true)))),
       h("tbody", {}, differences.map(([key, values]) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, key)), values.map((value) => h("td", { class: "words" }, h("code", {}, value))))))))
     : h("p", { class: "remark" }, runs.length > 1 ? "Nothing: the configs are the same." : "Add another run to see how their configs differ."));
   place.append(figures, curves, unlike);

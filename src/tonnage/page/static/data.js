@@ -1,7 +1,7 @@
 // Data exactly as the model will see them: what `tonnage inspect` says, with masks in colour.
 
 import { get, post, query } from "./api.js";
-import { empty, field, h, svg } from "./dom.js";
+import { empty, failed, field, h, linesOf, svg, wide } from "./dom.js";
 import { count } from "./format.js";
 import { commandAtWork } from "./parts.js";
 
@@ -25,10 +25,9 @@ export async function showData(place, words) {
     Object.assign(kept, { config: config.value, rows: rows.value, more: more.value });
     closing();
     try {
-      const words = more.value.split("\n").map((line) => line.trim()).filter(Boolean);
-      kept.pending = await post("/api/inspect", { config: config.value, words, rows: Number(rows.value), in_place_of: kept.pending ? kept.pending.command : "" });
+      kept.pending = await post("/api/inspect", { config: config.value, words: linesOf(more), rows: Number(rows.value), in_place_of: kept.pending ? kept.pending.command : "" });
       watch();
-    } catch (error) { work.replaceChildren(h("p", { class: "message failed", role: "alert" }, error.message)); }
+    } catch (error) { work.replaceChildren(failed(error.message)); }
   }
 
   // Show how the command goes, also when the view is opened again.
@@ -54,9 +53,9 @@ export async function showData(place, words) {
       return;
     }
     shown.replaceChildren(
-      data.problems.map((problem) => h("p", { class: "message failed" }, problem)),
+      data.problems.map((problem) => failed(problem)),
       h("section", {}, h("h2", {}, "Lengths in tokens"), histogram(data)),
-      h("section", {}, h("h2", {}, "What became of every row and token"), h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Account" }, h("table", { class: "figures" }, h("thead", {}, h("tr", {}, h("td", {}), data.sources.map((name) => h("th", { scope: "col" }, name)))),
+      h("section", {}, h("h2", {}, "What became of every row and token"), wide("Account", h("table", { class: "figures" }, h("thead", {}, h("tr", {}, h("td", {}), data.sources.map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, data.lines.map((line) => h("tr", { class: line.stands_out ? "loss" : "" }, h("th", { scope: "row", class: line.name.startsWith(" ") ? "under" : "" }, line.name.trim()), line.cells.map((cell) => h("td", {}, cell))))))), data.remarks.map((remark) => h("p", { class: "remark" }, remark))),
       rowsSection(data));
   }

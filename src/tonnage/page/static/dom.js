@@ -31,6 +31,21 @@ export function empty(sentence, ...more) {
   return h("div", { class: "empty" }, h("p", {}, sentence), more);
 }
 
+// What went wrong.
+export function failed(message) {
+  return h("p", { class: "message failed", role: "alert" }, message);
+}
+
+// What may be wider than the window, and is then moved sideways by itself.
+export function wide(label, ...content) {
+  return h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, content);
+}
+
+// The lines of a field that have words.
+export function linesOf(control) {
+  return control.value.split("\n").map((line) => line.trim()).filter(Boolean);
+}
+
 // A command line to look at and to copy.
 export function commandLine(line) {
   const button = h("button", { type: "button", class: "small", onclick: () => copy(line, button) }, "Copy");

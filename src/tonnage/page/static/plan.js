@@ -1,7 +1,7 @@
 // What a run would take, before anything is downloaded or started: what `tonnage plan` says, drawn.
 
 import { get, post, query } from "./api.js";
-import { commandLine, copy, empty, field, h, svg } from "./dom.js";
+import { commandLine, copy, empty, failed, field, h, linesOf, svg, wide } from "./dom.js";
 import { bytes, count, seconds } from "./format.js";
 import { commandAtWork } from "./parts.js";
 
@@ -37,8 +37,7 @@ export async function showPlan(place) {
     if (rows.value.trim()) list.push(`data.train=${rows.value.trim()}`);
     if (length.value) list.push(`data.max_length=${length.value}`);
     if (method.value) list.push(method.value);
-    list.push(...more.value.split("\n").map((line) => line.trim()).filter(Boolean));
-    return [...list, ...kept.words];
+    return [...list, ...linesOf(more), ...kept.words];
   }
 
   function keep() {
@@ -53,7 +52,7 @@ export async function showPlan(place) {
       kept.pending = { asked, command: await post("/api/plan", { ...asked, in_place_of: kept.pending ? kept.pending.command.command : "" }) };
       watch();
     } catch (error) {
-      work.replaceChildren(h("p", { class: "message failed", role: "alert" }, error.message));
+      work.replaceChildren(failed(error.message));
     }
   }
 
@@ -91,7 +90,7 @@ export async function showPlan(place) {
       waysSection(plan, (way) => { method.value = METHODS.some(([word]) => word === way.override) ? way.override : ""; if (method.value !== way.override) more.value = [...more.value.split("\n").filter(Boolean), way.override].join("\n"); kept.words = []; ask(); }),
       h("section", {}, h("h2", {}, "Memory against time"), scatter(plan, choose), choicesTable(plan, choose)),
       h("section", {}, h("h2", {}, "Memory through the run"), instants(plan)),
-      h("section", {}, h("h2", {}, "In words"), h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "In words" }, h("table", {}, plan.facts.map(([name, words]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, words)))))),
+      h("section", {}, h("h2", {}, "In words"), wide("In words", h("table", {}, plan.facts.map(([name, words]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, words)))))),
       goSection());
   }
 
@@ -106,8 +105,8 @@ export async function showPlan(place) {
     const start = h("button", { type: "button", class: "main", onclick: async () => {
       try {
         const command = await post("/api/start", { model: asked.model, words: asked.words, name: name.value.trim() });
-        began.replaceChildren(commandAtWork(command).box, h("p", {}, h("a", { href: `#/run?${new URLSearchParams({ run: name.value.trim() })}` }, "Watch it"), " as soon as its rows are read and its plan is made."));
-      } catch (error) { began.replaceChildren(h("p", { class: "message failed", role: "alert" }, error.message)); }
+        began.replaceChildren(commandAtWork(command).box, h("p", {}, h("a", { href: query("#/run", { run: name.value.trim() }) }, "Watch it"), " as soon as its rows are read and its plan is made."));
+      } catch (error) { began.replaceChildren(failed(error.message)); }
     } }, "Start it here");
     return h("section", {}, h("h2", {}, "Do it"),
       h("p", { class: "remark" }, "This plan, in a terminal"), commandLine(kept.line.replace(/ --json$/, "")),
@@ -139,7 +138,7 @@ function meter(value, budget, most, fits) {
 
 // Every choice as a point: memory to the right, seconds upwards; what fits is left of the line.
 function scatter(plan, choose) {
-  const width = 640, height = 240, left = 62, right = 20, top = 16, bottom = 34;
+  const width = 640, height = 240, left = 62, right = 36, top = 16, bottom = 34;
   const drawn = svg("svg", { class: "scatter", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Ways to run the step: memory against seconds" });
   const xs = plan.choices.map((choice) => choice.peak_bytes), ys = plan.choices.map((choice) => choice.step_seconds);
   const span = (values) => { const [low, high] = [Math.min(...values), Math.max(...values)]; const more = (high - low) * 0.12 || high * 0.1 || 1; return [Math.max(0, low - more), high + more]; };
@@ -167,7 +166,7 @@ function scatter(plan, choose) {
 }
 
 function choicesTable(plan, choose) {
-  return h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Ways to run the step" }, h("table", { class: "figures" }, h("thead", {}, h("tr", {}, ["memory", "a step", "how"].map((title, at) => h("th", { scope: "col", class: at === 2 ? "words" : "" }, title)), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Choose")))),
+  return wide("Ways to run the step", h("table", { class: "figures" }, h("thead", {}, h("tr", {}, ["memory", "a step", "how"].map((title, at) => h("th", { scope: "col", class: at === 2 ? "words" : "" }, title)), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Choose")))),
     h("tbody", {}, plan.choices.map((choice, at) => h("tr", { class: at ? "" : "chosen" }, h("td", {}, bytes(choice.peak_bytes)), h("td", {}, seconds(choice.step_seconds)), h("td", { class: "words long" }, choice.in_words, choice.fits ? "" : " (does not fit)"),
       h("td", {}, at ? h("button", { type: "button", class: "small", "aria-label": `Choose ${choice.in_words}`, onclick: () => choose(choice) }, "Choose") : h("span", { class: "remark" }, "planned")))))));
 }
@@ -192,7 +191,7 @@ function instants(plan) {
     if (plan.usable_bytes < whole * 1.001) drawn.append(svg("rect", { class: "limit", x: ((1000 * plan.usable_bytes) / whole - 2).toFixed(1), width: 2, height: 14 }));
     return drawn;
   };
-  return [legend, h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Memory through the run" }, h("table", { class: "instants" }, h("tbody", {}, plan.instants.map((instant) => h("tr", { class: instant.peak ? "peak" : "" }, h("th", { scope: "row" }, instant.name), h("td", { class: "right" }, bytes(Object.values(instant.parts).reduce((a, b) => a + b, 0))), h("td", {}, bar(instant.parts)))))))];
+  return [legend, wide("Memory through the run", h("table", { class: "instants" }, h("tbody", {}, plan.instants.map((instant) => h("tr", { class: instant.peak ? "peak" : "" }, h("th", { scope: "row" }, instant.name), h("td", { class: "right" }, bytes(Object.values(instant.parts).reduce((a, b) => a + b, 0))), h("td", {}, bar(instant.parts)))))))];
 }
 
 function swatch(colour) {

@@ -1,7 +1,7 @@
 // One run: what the report says of it, live; its log, workers, checkpoints; and what can be done with it.
 
 import { get, getText, listen, post, query } from "./api.js";
-import { escaped, h } from "./dom.js";
+import { escaped, failed, h, wide } from "./dom.js";
 import { ago, bytes, clock, count, figure } from "./format.js";
 import { commandAtWork, curvesSection, goOn, progress, state } from "./parts.js";
 
@@ -35,8 +35,8 @@ export async function showRun(place, words, onLost) {
     const shown = [];
     if (isWorking) shown.push(action("Stop", "/api/run/stop", isAsked, "danger"));
     if (["stopped", "failed"].includes(row.state)) shown.push(action("Resume", "/api/run/resume", false, "main"));
-    if (["done", "stopped"].includes(row.state)) shown.push(h("a", { class: "button", href: `#/chat?${new URLSearchParams({ run })}` }, "Chat"));
-    shown.push(h("a", { class: "button", href: `#/compare?${new URLSearchParams({ run })}` }, "Compare with…"));
+    if (["done", "stopped"].includes(row.state)) shown.push(h("a", { class: "button", href: query("#/chat", { run }) }, "Chat"));
+    shown.push(h("a", { class: "button", href: query("#/compare", { run }) }, "Compare with…"));
     buttons.replaceChildren(...shown);
   }
 
@@ -49,7 +49,7 @@ export async function showRun(place, words, onLost) {
         closing = atWork.close;
         work.replaceChildren(h("section", { class: "command-box", "aria-label": label }, atWork.box));
       } catch (error) {
-        work.replaceChildren(h("p", { class: "message failed" }, error.message));
+        work.replaceChildren(failed(error.message));
         button.disabled = false;
       }
     } }, label);
@@ -64,14 +64,15 @@ export async function showRun(place, words, onLost) {
     tiles.replaceChildren(...figures.map(([title, value]) => h("div", { class: "tile" }, h("span", { class: "name" }, title), h("span", { class: "figure" }, value || "–"))));
   }
 
-  function drawWorkers(lines, row) {
-    const known = lines.filter((line) => line.phase);
-    workers.hidden = row.state !== "training" && row.state !== "failed" || !known.length;
+  function drawWorkers() {
+    if (!data) return;
+    workers.hidden = !["training", "failed"].includes(data.row.state) || !data.workers.some((line) => line.seconds);
     if (workers.hidden) return;
+    const past = (time) => (time ? clock(data.time - time + (performance.now() - data.heard) / 1000) : "");
     const doing = (line) => (line.step ? `${line.phase}, step ${count(line.step)}` : line.phase) + (line.micro_batch ? `, micro-batch ${line.micro_batch} of ${line.num_micro_batches}` : "");
     const table = h("table", { class: "figures" }, h("thead", {}, h("tr", {}, ["worker", "where it is", "for", "last sign"].map((title, at) => h("th", { scope: "col", class: at === 1 ? "words" : "" }, title)))),
-      h("tbody", {}, lines.map((line) => h("tr", {}, h("th", { scope: "row" }, String(line.rank)), h("td", { class: "words place" }, line.phase ? doing(line) : "not begun"), h("td", {}, clock(line.since)), h("td", {}, line.alive === null ? "" : `${clock(line.alive)} ago`)))));
-    workers.replaceChildren(h("h2", {}, "Workers"), h("div", { class: "wide" }, table));
+      h("tbody", {}, data.workers.map((line, rank) => h("tr", {}, h("th", { scope: "row" }, String(rank)), h("td", { class: "words place" }, line.seconds ? doing(line) : "not begun"), h("td", {}, past(line.seconds)), h("td", {}, line.alive ? `${past(line.alive)} ago` : "")))));
+    workers.replaceChildren(h("h2", {}, "Workers"), wide("Workers", table));
   }
 
   async function drawSaved() {
@@ -80,11 +81,11 @@ export async function showRun(place, words, onLost) {
     const results = h("div", {});
     const check = (path, label) => h("button", { type: "button", class: "small", "aria-label": label, onclick: async () => {
       try { results.replaceChildren(commandAtWork(await post("/api/verify", { path })).box); }
-      catch (error) { results.replaceChildren(h("p", { class: "message failed" }, error.message)); }
+      catch (error) { results.replaceChildren(failed(error.message)); }
     } }, "Verify");
     const table = h("table", { class: "figures" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "what"), h("th", { scope: "col" }, "size"), h("th", { scope: "col" }, "files"), h("th", { scope: "col" }, "written"), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Verify")))),
       h("tbody", {}, list.map((line) => h("tr", {}, h("th", { scope: "row" }, line.kind, h("code", { class: "under" }, line.path)), h("td", {}, line.size), h("td", {}, count(line.files)), h("td", {}, ago(line.changed)), h("td", {}, check(line.path, `Verify the ${line.kind}`))))));
-    saved.replaceChildren(h("h2", {}, "Checkpoints and exports"), h("div", { class: "wide" }, table), results);
+    saved.replaceChildren(h("h2", {}, "Checkpoints and exports"), wide("Checkpoints and exports", table), results);
   }
 
   async function drawReport() {
@@ -112,12 +113,12 @@ export async function showRun(place, words, onLost) {
     else if (!data || news.version !== data.version || news.since > data.steps || (news.steps > data.steps && !news.curves) || appended > 600) { again(); return; }
     else {
       if (news.curves) { appended += news.steps - data.steps; goOn(data.curves, news.curves); }
-      data.row = row;
-      data.steps = Math.max(data.steps, news.steps);
+      Object.assign(data, { row, workers: news.workers, time: news.time, steps: Math.max(data.steps, news.steps) });
     }
+    data.heard = performance.now();
     drawHead(row);
     drawTiles(row);
-    drawWorkers(news.workers, row);
+    drawWorkers();
     if (news.curves) { if (board) board.update([{ name, ...data.curves }]); else board = new Curves.Board(curves, [{ name, ...data.curves }]); }
     log.look();
     const hasEnded = before && before.state !== undefined && before.state !== row.state;
@@ -127,10 +128,11 @@ export async function showRun(place, words, onLost) {
   }
 
   let stop = listen(query("/api/run/live", { run }), onNews, (lost) => {
-    if (lost && !data) { place.replaceChildren(h("h1", {}, name), h("p", { class: "message failed" }, lost)); onLost(""); }
+    if (lost && !data) { place.replaceChildren(h("h1", {}, name), failed(lost)); onLost(""); }
     else onLost(lost);
   });
-  return () => { ended = true; stop(); ending.abort(); closing(); if (board) board.close(); };
+  const ticking = setInterval(drawWorkers, 2000);
+  return () => { ended = true; stop(); clearInterval(ticking); ending.abort(); closing(); if (board) board.close(); };
 }
 
 function logSection(run) {

@@ -1,7 +1,7 @@
 // The list of all runs, live.
 
-import { listen } from "./api.js";
-import { empty, h } from "./dom.js";
+import { listen, query } from "./api.js";
+import { empty, h, wide } from "./dom.js";
 import { ago, bytes, clock, count, figure } from "./format.js";
 import { progress, sparkline, state, STATES } from "./parts.js";
 
@@ -18,8 +18,6 @@ const COLUMNS = [
   { key: "changed", title: "Changed", of: (row) => row.changed },
 ];
 const kept = { sort: "changed", up: false, search: "", states: new Set(), chosen: new Set() };
-
-export function chosenRuns() { return [...kept.chosen]; }
 
 export async function showRuns(place, _, onLost) {
   let rows = null;
@@ -66,12 +64,12 @@ export async function showRuns(place, _, onLost) {
     const cell = (title, ...content) => h("td", { class: "right", "data-title": title }, content);
     return h("tr", { class: row.state },
       h("td", { class: "choose" }, choose),
-      h("th", { scope: "row" }, h("a", { href: `#/run?${new URLSearchParams({ run: row.run })}` }, row.run === "." ? "this folder" : row.run),
+      h("th", { scope: "row" }, h("a", { href: query("#/run", { run: row.run }) }, row.run === "." ? "this folder" : row.run),
         h("span", { class: "under" }, [row.model, row.trains].filter(Boolean).join(" · ")),
         row.tags.length || row.note ? h("span", { class: "tags" }, row.tags.map((tag) => h("span", { class: "tag" }, tag)), row.note ? h("span", { class: "under note" }, row.note.split("\n")[0]) : null) : null),
       h("td", { "data-title": "State" }, state(row), row.message ? h("span", { class: "under why" }, row.message.split("\n")[0].slice(0, 160)) : null),
       cell("Steps", progress(row)),
-      cell("Loss", h("span", { class: "loss-cell" }, sparkline(row.spark), h("span", { class: "value" }, figure(row.loss)))),
+      cell("Loss", row.loss === null ? "" : h("span", { class: "loss-cell" }, sparkline(row.spark), h("span", { class: "value" }, figure(row.loss)))),
       cell("Evaluation", figure(row.evaluation)), cell("Tokens/s", count(row.tokens_per_second)), cell("Memory", bytes(row.memory_bytes)),
       cell("Time left", clock(row.remaining_seconds)), cell("Changed", ago(row.changed)));
   }
@@ -81,7 +79,7 @@ export async function showRuns(place, _, onLost) {
     for (const name of kept.chosen) if (!here.has(name)) kept.chosen.delete(name);
     compare.hidden = kept.chosen.size < 2;
     compare.textContent = `Compare ${kept.chosen.size} runs`;
-    compare.href = `#/compare?${new URLSearchParams([...kept.chosen].map((name) => ["run", name]))}`;
+    compare.href = query("#/compare", { run: [...kept.chosen] });
   }
 
   function draw() {
@@ -97,7 +95,7 @@ export async function showRuns(place, _, onLost) {
     const focused = document.activeElement, column = focused && focused.dataset ? focused.dataset.column : null;
     const link = focused && body.contains(focused) ? focused.getAttribute("href") || focused.getAttribute("aria-label") : null;
     const table = h("table", { class: "runs" }, h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "choose" }, h("span", { class: "unseen" }, "Compare")), COLUMNS.map(heading))), h("tbody", {}, list.map(line)));
-    body.replaceChildren(h("div", { class: "wide" }, table));
+    body.replaceChildren(wide("Runs", table));
     const again = column ? body.querySelector(`[data-column="${column}"]`) : link ? [...body.querySelectorAll("a, input")].find((one) => one.getAttribute("href") === link || one.getAttribute("aria-label") === link) : null;
     if (again) again.focus();
   }
