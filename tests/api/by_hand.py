@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adapter": {"adapter": {"rank": 4, "dropout": 0.1}, "memory": {"micro_batch": 1, "recompute": "full"}},
     "disk": {"memory": {"micro_batch": 2, "optimizer_tier": "disk", "parameter_tier": "disk", "gradient_tier": "disk"}},
     "padded": {"precision": "fp32"},
+    "aware": {"quantize_aware": {"scheme": "int8", "after_steps": 2}},
 }
 COMMON: dict[str, Any] = {"batch": {"sequences": 4}, "steps": 5, "launch": {"threads": 1}, "compile": "off"}
 

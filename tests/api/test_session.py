@@ -42,7 +42,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "aware"])
 def test_stepping_by_hand_gives_the_losses_of_a_run_to_the_bit(name: str, found: dict[str, Any]) -> None:
     one = found["runs"][name]
     assert len(one["run"]) == 5

@@ -36,9 +36,14 @@ def plain_loop(
     decision: Decision,
     change: Callable[[Any], Any] = lambda model: model,
     optimizers_of: Callable[[Any, Optimizer], list[torch.optim.Optimizer]] = plain_optimizers,
+    along: RunDirectory | None = None,
 ) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Loss, gradient norm and learning rate of every step, and the final weights by name, of the parameters that are
-    trained after the model was given to ``change``."""
+    trained after the model was given to ``change``.
+
+    After each update the weights become those that the run ``along`` saved then, if there is one; ``apart`` is how far
+    they were from these, as a share of the step that the run made: the most of any parameter.
+    """
     config = decision.config
     lr_peak, clip = config.optimizer.lr, config.optimizer.clip
     steps, packs_per_step, warmup = decision.plan.num_steps, config.packs_per_step, int(config.optimizer.warmup)
@@ -62,6 +67,7 @@ def plain_loop(
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="mean")
         model.zero_grad()
         loss.backward()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         if step < warmup:
             lr = lr_peak * (step + 1) / (warmup + 1)
@@ -72,7 +78,18 @@ def plain_loop(
         for optimizer in optimizers:
             optimizer.step()
         records.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
+        if along is not None:
+            saved = final_weights(along, step + 1)
+            records[-1]["apart"] = max(_go_to(p, before[name], saved[name]) for name, p in model.named_parameters())
     return records, {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def _go_to(weight: Tensor, before: Tensor, after: Tensor) -> float:
+    """Let a weight be another one; how far it was from that, as a share of how far that is from the one before."""
+    apart = float((weight - after).norm() / (after - before).norm())
+    weight.copy_(after)
+    return apart
 
 
 def split_documents(data: PackedDataset, index: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torchao.quantization import quantize_
 from torchao.quantization.qat import QATConfig
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
 
-from forked import train
+from forked import train, work
 from tiny import byte_tokenizer, llama_config
 from tonnage.checkpoint.verify import verify
 from tonnage.data import PackedDataset
@@ -77,16 +78,29 @@ def by_torchao(decision: Decision) -> Callable[[Any], Any]:
     return change
 
 
-def assert_as_torchao(decisions: list[Decision], change: Callable[[Any], Any] | None = None) -> None:
-    """Losses and norms are those of torchao's recipe in the plain loop."""
-    steps, _ = plain_loop(decisions[0], change or by_torchao(decisions[0]))
+def losses(decision: Decision) -> list[tuple[float, float]]:
+    return [(record["loss"], record["grad_norm"]) for record in metrics(run_of(decision))]
+
+
+def assert_as_torchao(decisions: list[Decision]) -> None:
+    """Of every step loss, norm and update are those of torchao's recipe in the plain loop, at the weights that the run
+    had. Left to itself that loop would go elsewhere: of weights that differ in their last bits some lie on the border
+    between two rounded ones, and 3 that go to either side after the first update become 1,000 in ten steps (of 74,000,
+    in int8), with a loss 3e-4 apart. So does the loop from itself, with the documents of a batch one by one.
+    """
     for decision in decisions:
-        got = metrics(run_of(decision))
-        assert len(got) == decision.config.steps
-        for record, plain in zip(got, steps, strict=True):
-            where = f"{decision.plan.layout}, step {record['step']}"
-            assert record["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
-            assert record["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
+        steps, _ = plain_loop(decision, by_torchao(decision), along=run_of(decision))
+        assert_steps(decision, steps)
+        assert max(plain["apart"] for plain in steps) < 1e-3, decision.plan.layout
+
+
+def assert_steps(decision: Decision, steps: list[dict[str, float]]) -> None:
+    got = metrics(run_of(decision))
+    assert len(got) == decision.config.steps
+    for record, plain in zip(got, steps, strict=True):
+        where = f"{decision.plan.layout}, step {record['step']}"
+        assert record["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
+        assert record["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
 
 
 ALONE: list[dict[str, Any]] = [{"recompute": "full", "micro_batch": 1}, {"recompute": "selective"}]
@@ -124,6 +138,38 @@ def test_whole_weights_train_as_with_torchao_in_every_layout(
     assert_as_torchao([*alone, *together])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "aware"),
+    [
+        ("llama", "int8-int4"),
+        *(
+            pytest.param(*both, marks=pytest.mark.matrix)
+            for both in (
+                ("llama", INT4),
+                ("llama", "mxfp4"),
+                ("llama", "nvfp4"),
+                ("qwen2", {"scheme": "int8"}),
+                ("qwen2", "int8-int4"),
+            )
+        ),
+    ],
+)
+def test_losses_have_the_bits_of_those_with_torchaos_layers(
+    write: Callable[..., Decision], family: str, aware: Any
+) -> None:
+    """Over ten steps, in the same layout, by workers whose layers are torchao's (``by_torchao_runs``)."""
+    ours, theirs = (
+        [write(family, quantize_aware=aware, **ALONE[0]), write(family, 2, quantize_aware=aware, **TOGETHER[1])]
+        for _ in "12"
+    )
+    train((1, [run_of(ours[0])]), (2, [run_of(ours[1])]))
+    work("by_torchao_runs", (1, [str(run_of(theirs[0]).path)]), (2, [str(run_of(theirs[1]).path)]))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert losses(mine) == losses(other)
+        assert len(losses(mine)) == STEPS
+
+
 @pytest.mark.matrix
 def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[..., Decision]) -> None:
     keys: dict[str, Any] = {
@@ -134,39 +180,52 @@ def test_additions_to_rounded_layers_train_as_peft_over_torchao(write: Callable[
     }
     alone, together = write("llama", **keys, **ALONE[1]), write("llama", 2, **keys, **TOGETHER[1])
     train((1, [run_of(alone)]), (2, [run_of(together)]))
-    assert_as_torchao([alone, together], lambda model: with_peft(alone)(by_torchao(alone)(model)))
+    steps, _ = plain_loop(alone, lambda model: with_peft(alone)(by_torchao(alone)(model)))
+    for decision in (alone, together):  # weights that are not trained are rounded alike in all steps
+        assert_steps(decision, steps)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("scheme", "adapter"),
-    [
-        ("int8-int4", {"rank": 4, "alpha": 12}),
-        pytest.param("int8-int4", "none", marks=pytest.mark.matrix),
-        pytest.param("mxfp4", "none", marks=pytest.mark.matrix),
-    ],
-)
-def test_inputs_of_layers_are_rounded_as_by_torchao(
-    write: Callable[..., Decision], scheme: str, adapter: str | dict[str, Any]
-) -> None:
+def test_inputs_of_layers_with_additions_are_rounded_as_by_torchao(write: Callable[..., Decision]) -> None:
     """The first loss and the norm of its gradient; later steps would differ, as a number on the border between two
     rounded ones goes to either side. As in torchtune, an addition is given the inputs as they are."""
-    decision = write("llama", quantize_aware=scheme, adapter=adapter, steps=1, **ALONE[0])
+    decision = write("llama", quantize_aware="int8-int4", adapter={"rank": 4, "alpha": 12}, steps=1, **ALONE[0])
     train((1, [run_of(decision)]))
     (got,) = metrics(run_of(decision))
-
-    def change(model: Any) -> Any:
-        prepared = by_torchao(decision)(model)
-        return prepared if adapter == "none" else with_peft(decision)(prepared)
-
-    (plain,), _ = plain_loop(decision, change)
-    (exact,), _ = plain_loop(decision, with_peft(decision) if adapter != "none" else lambda model: model)
+    (plain,), _ = plain_loop(decision, lambda model: with_peft(decision)(by_torchao(decision)(model)))
+    (exact,), _ = plain_loop(decision, with_peft(decision))
     assert got["loss"] == pytest.approx(plain["loss"], rel=5e-5)
     assert got["grad_norm"] == pytest.approx(plain["grad_norm"], rel=2e-3)
     assert abs(plain["loss"] - exact["loss"]) > 1e-3 * exact["loss"]
 
 
 @pytest.mark.matrix
+@pytest.mark.matrix
+@pytest.mark.parametrize("scheme", ["int8-int4", "mxfp4"])
+def test_inputs_of_layers_are_rounded_as_by_torchao(write: Callable[..., Decision], scheme: str) -> None:
+    """At the weights that the run had, over steps of few tokens: in most of them no input lies so near a border between
+    two rounded numbers that it goes to either side, and loss and norm have the same digits. One that does moves a loss
+    by up to 2e-4, as it moves what is rounded after it; rounded alike in the plain loop, it moves nothing."""
+    decision = write("llama", quantize_aware=scheme, batch={"sequences": 2}, micro_batch=1, recompute="full")
+    train((1, [run_of(decision)]))
+    rounded, exact = (
+        plain_loop(decision, change, along=run_of(decision))[0]
+        for change in (by_torchao(decision), lambda model: model)
+    )
+    assert len(rounded) == STEPS
+    assert median(distances(decision, rounded, "loss")) < 1e-6
+    assert median(distances(decision, rounded, "grad_norm")) < 1e-6
+    assert max(distances(decision, rounded, "loss")) < 1e-3
+    assert median(distances(decision, exact, "loss")) > 1e-3
+
+
+def distances(decision: Decision, steps: list[dict[str, float]], figure: str) -> list[float]:
+    """How far a figure of each step is from that of the plain loop, as a share of it."""
+    pairs = zip(metrics(run_of(decision)), steps, strict=True)
+    return [abs(record[figure] / plain[figure] - 1) for record, plain in pairs]
+
+
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) -> None:
     """Its rounding begins after the checkpoint from which it goes on."""
     keys: dict[str, Any] = {"quantize_aware": {"scheme": "int8-int4", "after_steps": 5}, "precision": "bf16"}

@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPState
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from transformers import AutoConfig, PreTrainedConfig
 
 from planning.fake_ranks import real_meshes
@@ -72,11 +73,20 @@ CATEGORIES = {
 
 
 class OfOneMode(MemTracker):
-    """Torch's before 2.13 counts what is made in another mode too: what a DTensor tries, and the host's memory."""
+    """Torch's before 2.13 counts what is made in another mode too: what a DTensor tries, and the host's memory.
+
+    No version looks into an operation on a tensor of a class of its own: what torchao's emulated product in fp8 makes
+    for a moment in fp32 it would not see. As torch's does with a DTensor, this one lets the class take it apart.
+    """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._mode = active_fake_mode()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     def _track(self, kind: Any, made: torch.Tensor) -> None:
         if active_fake_mode() is self._mode:

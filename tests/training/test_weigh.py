@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import profile
 from transformers import (
     Gemma4TextConfig,
     GPTNeoXConfig,
@@ -23,6 +26,7 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
+from tonnage.kernels.fp8 import Fp8Products, fp8_linear
 from tonnage.kernels.switches import switched_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import packing_arguments
@@ -142,6 +146,37 @@ def test_traffic_is_what_operations_read_and_write_and_no_question_about_a_tenso
         mark = ledger.mark()
     assert mark.traffic == (3 + 3) * 3200
     assert mark.made == 3200
+
+
+def test_a_product_in_emulated_fp8_holds_what_the_allocator_lends() -> None:
+    """torchao's class of tensors makes copies in fp32 that nobody sees who looks at its product as one operation."""
+    products = Fp8Products("fp8-emulated")
+
+    def multiply(turn: Callable[[str, Callable[[], Any]], Any]) -> None:
+        rows, weight = (torch.zeros(size, 320, dtype=torch.bfloat16, requires_grad=True) for size in (1000, 480))
+        output = turn("forward", lambda: fp8_linear(rows, weight, None, products))
+        slopes = torch.zeros_like(output)
+        turn("backward", lambda: output.backward(slopes))
+
+    lent, held = dict[str, int](), dict[str, int]()
+
+    def watch(name: str, run: Callable[[], Any]) -> Any:
+        with profile(profile_memory=True) as profiled:
+            result = run()
+        events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+        lent[name] = max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+        return result
+
+    with FakeTensorMode(), Ledger() as ledger:
+
+        def note(name: str, run: Callable[[], Any]) -> Any:
+            before, result = ledger.mark(), run()
+            held[name] = max(ledger.mark().heights) - before.live
+            return result
+
+        multiply(note)
+    multiply(watch)
+    assert held == lent
 
 
 def test_the_head_peaks_at_a_chunk_of_logits() -> None:

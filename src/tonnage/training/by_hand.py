@@ -110,12 +110,13 @@ class ByHand:
         job, pending = self.job, self._pending
         first = pending.batches[0] if pending.batches else batch
         scale = job.loss_scale.value
-        draw = draw_of(job.seed, self.cursor.step + 1)  # masks of dropout are those of this step
+        number = self.cursor.step + 1
+        draw = draw_of(job.seed, number)  # masks of dropout are those of this step
         micro_batches = tuple(replace(one, draw=draw) for one in batch.step.micro_batches)
-        batch = replace(batch, step=replace(batch.step, micro_batches=micro_batches))
-        self._phases.enter("step", step=self.cursor.step + 1, num_micro_batches=len(batch.step.micro_batches))
+        batch = replace(batch, step=replace(batch.step, number=number, micro_batches=micro_batches))
+        self._phases.enter("step", step=number, num_micro_batches=len(micro_batches))
         self._use(own)
-        losses = run_passes(job, batch.step.micro_batches, first.weight / scale, batch.tokens / scale, self._phases)
+        losses = run_passes(job, batch.step, first.weight / scale, batch.tokens / scale, self._phases)
         loss = float(sum(losses, torch.zeros(())))
         pending.batches.append(batch)
         pending.own.append(own)

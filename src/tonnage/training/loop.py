@@ -8,7 +8,7 @@ steps. Nothing is hidden behind this page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.answers import Asking, answer
-from tonnage.training.batch import MicroBatch, RankStep
+from tonnage.training.batch import RankStep
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, compared, judged
@@ -83,7 +83,7 @@ def train(
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
         denominator, tokens = totals.weight / job.loss_scale.value, totals.tokens / job.loss_scale.value
-        passes = partial(_passes_of, step, job, step.micro_batches, denominator, tokens, phases)
+        passes = partial(run_passes, job, step, denominator, tokens, phases)
         losses = passes()
 
         # The results of the step before are read only now, while the device works on this one. If they were not finite,
@@ -134,31 +134,24 @@ class _Totals(NamedTuple):
     """How many ranks are to stop before it."""
 
 
-def _passes_of(step: RankStep, job: Job, *arguments: Any) -> list[Tensor]:
-    """``run_passes`` with fake quantisation, if there is any and it has begun."""
-    with job.quantized(step.number > job.quantizes_after):
-        return run_passes(job, *arguments)
-
-
-def run_passes(
-    job: Job, batches: Sequence[MicroBatch], denominator: float, tokens: float, phases: Phases
-) -> list[Tensor]:
-    """Forward and backward passes of micro-batches; their losses, each over ``denominator``, those of routers over
-    ``tokens``."""
-    optimizer, losses = job.optimizer, list[Tensor]()
+def run_passes(job: Job, step: RankStep, denominator: float, tokens: float, phases: Phases) -> list[Tensor]:
+    """Forward and backward passes of a step's micro-batches; their losses, each over ``denominator``, those of routers
+    over ``tokens``."""
+    optimizer, losses, batches = job.optimizer, list[Tensor](), step.micro_batches
     if job.pair_loss is not None:
         job.pair_loss.clear()
     if isinstance(job.pair_loss, KtoLoss):
         job.pair_loss.set_level(job.pipeline, batches, job.world)
-    for turn in job.pipeline.passes(batches, denominator, tokens):
-        if turn.last:
-            optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
-        if turn.kind == "backward":
-            optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
-        phases.enter(turn.kind, micro_batch=turn.number)
-        losses += turn.run()
-        if turn.kind == "backward":
-            job.heap.after_passes()
+    with job.quantized(step.number > job.quantizes_after):
+        for turn in job.pipeline.passes(batches, denominator, tokens):
+            if turn.last:
+                optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
+            if turn.kind == "backward":
+                optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
+            phases.enter(turn.kind, micro_batch=turn.number)
+            losses += turn.run()
+            if turn.kind == "backward":
+                job.heap.after_passes()
     return losses
 
 

@@ -62,13 +62,14 @@ def first_nonfinite(job: Job, step: RankStep, denominator: float, source: Packs 
     findings: dict[tuple[int, int], FirstNonfinite] = {}
     job.optimizer.gradients.clear()
     watches: dict[tuple[int, int], _Watch] = {}
-    for turn in job.pipeline.passes(step.micro_batches, denominator):
-        key = turn.task.stage, turn.number
-        watch = watches.setdefault(key, _Watch(turn.stage, turn.batch))
-        with watch:
-            turn.run()
-        if watch.what and key not in findings:
-            findings[key] = _finding(job, turn, watch, source or job.train_data)
+    with job.quantized(step.number > job.quantizes_after):
+        for turn in job.pipeline.passes(step.micro_batches, denominator):
+            key = turn.task.stage, turn.number
+            watch = watches.setdefault(key, _Watch(turn.stage, turn.batch))
+            with watch:
+                turn.run()
+            if watch.what and key not in findings:
+                findings[key] = _finding(job, turn, watch, source or job.train_data)
     first = min(findings.values(), key=_order, default=None)
     if first is None and (name := _bad_gradient(job)):
         first = FirstNonfinite(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
