@@ -112,6 +112,7 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
             "quantize_aware is int4, and parallel.schedule is zero_bubble: gradients of rounded weights",
         ),
         (["precision=fp8", "parallel.tensor=2"], "precision is fp8, and parallel.tensor is 2: parts of matrices"),
+        (["precision=fp8", "compile=on", "memory.recompute=full"], "precision is fp8, and compile is on beside memory"),
         (["precision=fp8", "memory.tiles=2"], "precision is fp8, and memory.tiles is 2: tiles are multiplied"),
         (["precision=fp8", "adapter.quantize=nf4"], "precision is fp8, and adapter.quantize is nf4: a base that"),
         (["precision=fp8", "adapter.kind=dora"], "precision is fp8, and adapter.kind is dora: lengths are those"),

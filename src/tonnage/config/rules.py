@@ -371,6 +371,13 @@ WITHIN: tuple[Rule, ...] = (
         "one of them: selective recompute keeps results of single operations, which a compiled block fuses",
         "set memory.recompute=full or memory.recompute=none, or leave compile out",
     ),
+    _not_in_fp8(
+        "compile",
+        lambda at: at.compile == "on" and at.recompute == "full",
+        "on beside memory.recompute full",
+        "a compiled block that runs again keeps operands in another order than its backward pass wants them",
+        "memory.recompute=none",
+    ),
     Rule(
         ("memory.activation_tier", "memory.recompute"),
         lambda at: at.activation_tier == "host" and at.recompute in ("none", "selective"),

@@ -102,7 +102,10 @@ def layouts(
             "optimizer_resident": 0 if stays == "auto" or (update == "host" and at.optimizer_tier == "host") else stays,
             "update_tier": update,
             # Blocks whose parameters come and go are not, nor those whose operations are kept or computed again.
-            "compiled": compiles and at.parameter_tier == "device" and at.tiles == 1 and at.recompute != "selective",
+            "compiled": compiles
+            and at.parameter_tier == "device"
+            and at.tiles == 1
+            and at.recompute not in (("selective", "full") if config.precision.startswith("fp8") else ("selective",)),
         }
         for sizes, returns in product(of_rows, (False, True) if on_cpu else (False,)):
             yield Layout(**of_all, **of_memory, **sizes, returns_memory=returns)
