@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,18 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that change what an adapter computes, and the values that are known here. Of the ways to begin, those that
 change the model's own weights (PiSSA, OLoRA, LoftQ, CorDA) are not among them: the additions belong to what is left."""
+ROTATIONS: Mapping[str, Any] = {
+    "r": 0,
+    "coft": False,
+    "block_share": False,
+    "use_cayley_neumann": True,
+    "num_cayley_neumann_terms": 5,
+    "module_dropout": 0.0,
+}
+"""The same of rotations of inputs (OFT), with the one value that is known of each; where one is not there, peft's own
+default is that value."""
+OFT_SINCE = (0, 18)
+"""The version of peft that wrote the terms of a rotation as they are now; files say which version wrote them."""
 NO_MATTER = frozenset(
     {
         "alpha_pattern",
@@ -90,12 +102,16 @@ class AdapterFiles:
     """The same of those that have another alpha."""
     magnitudes: bool = False
     """Whether it has lengths of rows (DoRA)."""
+    block_size: int = 0
+    """Inputs that are rotated together, if it rotates them (OFT): then it has no rank and no alpha."""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the model's configuration that were others when it was trained (``POSITIONS``)."""
 
     @property
     def factor(self) -> float:
         """By which its additions are multiplied."""
+        if self.block_size:
+            return 1.0
         return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
 
     def rank_of(self, path: str) -> int:
@@ -109,7 +125,11 @@ class AdapterFiles:
     @property
     def vocabulary(self) -> int:
         """Rows of an embedding or a head that is whole in it, which may be more than the model's; 0 if none is."""
-        whole = (tensor for tensor in self.stored if "lora_" not in tensor.key and _VOCABULARY.search(tensor.key))
+        whole = (
+            tensor
+            for tensor in self.stored
+            if not re.search("lora_|oft_", tensor.key) and _VOCABULARY.search(tensor.key)
+        )
         return max((tensor.shape[0] for tensor in whole if len(tensor.shape) == 2), default=0)
 
 
@@ -137,14 +157,45 @@ def _patterns(value: Any, *, whole: bool) -> tuple[tuple[str, Any], ...] | None:
     return tuple((value or {}).items())
 
 
+Wrong = Callable[[str, str], None]
+"""Notes what is wrong with a field: its key, and what is needed."""
+
+
+def _ranks(fields: Mapping[str, Any], wrong: Wrong) -> tuple[int, float, float, int]:
+    """Rank, alpha and dropout of low-rank additions, which have no blocks."""
+    rank, alpha, dropout = fields.get("r"), fields.get("lora_alpha"), fields.get("lora_dropout", 0.0)
+    if type(rank) is not int or rank < 1:
+        rank = wrong("r", "the rank, a number of at least 1")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
+        alpha = wrong("lora_alpha", "a number above 0")
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
+        dropout = wrong("lora_dropout", "a number from 0 to below 1")
+    return rank or 0, float(alpha or 0), float(dropout or 0), 0
+
+
+def _block_size(fields: Mapping[str, Any], wrong: Wrong) -> tuple[int, float, float, int]:
+    """No rank, alpha and dropout, and the size of the blocks of rotations."""
+    size, version = fields.get("oft_block_size"), re.match(r"(\d+)\.(\d+)", str(fields.get("peft_version")))
+    if type(size) is not int or size < 2:
+        size = wrong("oft_block_size", "a number of at least 2")
+    if version is None or (int(version[1]), int(version[2])) < OFT_SINCE:
+        wrong("peft_version", f"{'.'.join(map(str, OFT_SINCE))} or newer: rotations were others before")
+    return 0, 0.0, 0.0, size or 0
+
+
 def read_adapter(directory: Path) -> AdapterFiles:
     """The adapter in a directory; of its weights, the headers.
 
     Raises:
-        UserError: it is none of LoRA as it is computed here, or its files are missing or damaged.
+        UserError: it is none of LoRA or OFT as they are computed here, or its files are missing or damaged.
     """
     path = directory / CONFIG
     fields, problems = read_json_object(path), list[Problem]()
+    rotates = fields.get("peft_type") == "OFT"
+    known: Mapping[str, tuple[Any, ...]] = KNOWN
+    if rotates:
+        known = KNOWN | {key: (value,) for key, value in ROTATIONS.items()} | {"peft_type": ("OFT",)}
+        known = known | {"init_weights": (True, False)}
 
     def wrong(key: str, needed: str) -> None:
         observed = f"{key} is {str(fields.get(key))[:100]}"
@@ -153,18 +204,16 @@ def read_adapter(directory: Path) -> AdapterFiles:
         )
 
     for key, value in fields.items():
-        if key in KNOWN and value not in KNOWN[key]:
-            wrong(key, f"{' or '.join(str(one) for one in KNOWN[key])}: plain low-rank additions")
-        elif key not in KNOWN and key not in NO_MATTER and value not in (None, False, {}, []):
+        if key in known and value not in known[key]:
+            kind = "rotations as they are computed here" if rotates else "plain low-rank additions"
+            wrong(key, f"{' or '.join(str(value) for value in known[key])}: {kind}")
+        elif (
+            key not in (*known, "oft_block_size" if rotates else "")
+            and key not in NO_MATTER
+            and value not in (None, False, {}, [])
+        ):
             wrong(key, "a field that is known here")
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if type(rank) is not int or rank < 1:
-        wrong("r", "the rank, a number of at least 1")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
-        wrong("lora_alpha", "a number above 0")
-    dropout = fields.get("lora_dropout", 0.0)
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
-        wrong("lora_dropout", "a number from 0 to below 1")
+    rank, alpha, dropout, block_size = (_block_size if rotates else _ranks)(fields, wrong)
     ranks = _patterns(fields.get("rank_pattern"), whole=True)
     alphas = _patterns(fields.get("alpha_pattern"), whole=False)
     for key, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
@@ -178,9 +227,6 @@ def read_adapter(directory: Path) -> AdapterFiles:
         problems.append(Problem("an adapter without weights", needed, "save it as safetensors", str(directory)))
     if problems:
         raise UserError(*problems)
-    assert isinstance(rank, int)
-    assert isinstance(alpha, int | float)
-    assert isinstance(dropout, int | float)
     assert isinstance(base, str)
     beside = directory / base
     revision, experts = fields.get("revision"), fields.get("target_parameters") or ()
@@ -198,5 +244,6 @@ def read_adapter(directory: Path) -> AdapterFiles:
         ranks or (),
         tuple((named, float(alpha)) for named, alpha in alphas or ()),
         bool(fields.get("use_dora")),
+        block_size,
         read_json_object(directory / POSITIONS) if (directory / POSITIONS).is_file() else {},
     )
