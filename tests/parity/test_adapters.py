@@ -251,10 +251,11 @@ EVERY = pytest.mark.parametrize(
     "every", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.matrix)]
 )
 """A slice of the layouts, or all of them."""
-OFT: dict[str, Any] = {"steps": 10, "adapter": {"kind": "oft", "block_size": 16}}
+OFT: dict[str, Any] = {"steps": 10, "adapter": {"kind": "oft", "block_size": 8}}
 
 
-@EVERY
+@pytest.mark.matrix
+@pytest.mark.parametrize("every", [False, True])
 def test_rotations_are_those_of_peft(write: Callable[..., Decision], every: bool) -> None:
     """Wherever states rest, over weights as they are and in 4 bits, and when a run goes on."""
     over: dict[str, Any] = OFT | {"adapter": OFT["adapter"] | {"quantize": "nf4"}}

@@ -186,7 +186,10 @@ def adapter_config(
     experts = [".".join(target.path.rsplit(".", 3)[-3:]) for target in targets if target.experts]
     named = plain if outer is None else _in_whole(plain, outer)
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
-    adapter, common = described.adapter, {"base_model_name_or_path": described.base, "revision": described.revision}
+    adapter = described.adapter
+    if adapter.block_size:  # of rotations peft ties nothing: both of two that are the same are in the file
+        modules += [other.removesuffix(".weight") for other, first in tied_names(model).items() if first in whole]
+    common = {"base_model_name_or_path": described.base, "revision": described.revision}
     additions = {
         "peft_type": "LORA",
         "r": adapter.rank,
@@ -208,7 +211,7 @@ def adapter_config(
         "target_modules": _module_names(outer.model if outer else model, [target.path for target in named]),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
-        **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
+        **({"ensure_weight_tying": True} if modules and anatomy.tied and not adapter.block_size else {}),
     }
 
 
@@ -282,9 +285,7 @@ class Additions:
         if self._form is not None and name in self._packed:
             taken = self._origins.taken(target) if self._origins is not None else None
             packed = value if taken is None else value.float() - taken
-            is_sum = not self._adapter.magnitudes and not self._adapter.block_size
-            factor = self._adapter.factor_of(target.path)
-            moved = added(*values, factor) if is_sum else float((merged - value).double().square().sum())
+            moved = float(torch.linalg.vector_norm(merged - value, dtype=torch.float64)) ** 2
             self._squares[name] = Squares(*squares_and_lost(packed, self._form), moved)
         return merged
 
@@ -309,11 +310,3 @@ class Squares(NamedTuple):
     """Of what packing took from them."""
     moved: float
     """Of its addition."""
-
-
-def added(down: Tensor, up: Tensor, factor: float) -> float:
-    """Sum of the squares of ``factor * up @ down``, or of a stack of such products, which are not made: it is the sum
-    of ``(up' up) * (down down')``."""
-    down, up = down.double(), up.double()
-    inner = torch.matmul(up.transpose(-1, -2), up) * torch.matmul(down, down.transpose(-1, -2))
-    return factor**2 * float(inner.sum())

@@ -41,10 +41,15 @@ ROTATIONS: Mapping[str, Any] = {
     "num_cayley_neumann_terms": 5,
     "module_dropout": 0.0,
 }
-"""The same of rotations of inputs (OFT), with the one value that is known of each; where one is not there, peft's own
-default is that value."""
+"""Fields of rotations of inputs (OFT) that have one value that is known here, which is also peft's own default."""
+KNOWN_OF_ROTATIONS: Mapping[str, tuple[Any, ...]] = {
+    **KNOWN,
+    **{key: (value,) for key, value in ROTATIONS.items()},
+    "peft_type": ("OFT",),
+    "init_weights": (True, False),
+}
 OFT_SINCE = (0, 18)
-"""The version of peft that wrote the terms of a rotation as they are now; files say which version wrote them."""
+"""The first version of peft whose rotations are those of today."""
 NO_MATTER = frozenset(
     {
         "alpha_pattern",
@@ -60,8 +65,10 @@ NO_MATTER = frozenset(
         "loftq_config",
         "lora_alpha",
         "lora_dropout",
+        "eps",
         "megatron_core",
         "modules_to_save",
+        "oft_block_size",
         "peft_version",
         "qalora_group_size",
         "r",
@@ -161,26 +168,22 @@ Wrong = Callable[[str, str], None]
 """Notes what is wrong with a field: its key, and what is needed."""
 
 
-def _ranks(fields: Mapping[str, Any], wrong: Wrong) -> tuple[int, float, float, int]:
-    """Rank, alpha and dropout of low-rank additions, which have no blocks."""
+def _check_additions(fields: Mapping[str, Any], wrong: Wrong) -> None:
     rank, alpha, dropout = fields.get("r"), fields.get("lora_alpha"), fields.get("lora_dropout", 0.0)
     if type(rank) is not int or rank < 1:
-        rank = wrong("r", "the rank, a number of at least 1")
+        wrong("r", "the rank, a number of at least 1")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
-        alpha = wrong("lora_alpha", "a number above 0")
+        wrong("lora_alpha", "a number above 0")
     if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
-        dropout = wrong("lora_dropout", "a number from 0 to below 1")
-    return rank or 0, float(alpha or 0), float(dropout or 0), 0
+        wrong("lora_dropout", "a number from 0 to below 1")
 
 
-def _block_size(fields: Mapping[str, Any], wrong: Wrong) -> tuple[int, float, float, int]:
-    """No rank, alpha and dropout, and the size of the blocks of rotations."""
+def _check_rotations(fields: Mapping[str, Any], wrong: Wrong) -> None:
     size, version = fields.get("oft_block_size"), re.match(r"(\d+)\.(\d+)", str(fields.get("peft_version")))
     if type(size) is not int or size < 2:
-        size = wrong("oft_block_size", "a number of at least 2")
+        wrong("oft_block_size", "a number of at least 2")
     if version is None or (int(version[1]), int(version[2])) < OFT_SINCE:
         wrong("peft_version", f"{'.'.join(map(str, OFT_SINCE))} or newer: rotations were others before")
-    return 0, 0.0, 0.0, size or 0
 
 
 def read_adapter(directory: Path) -> AdapterFiles:
@@ -192,10 +195,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
     path = directory / CONFIG
     fields, problems = read_json_object(path), list[Problem]()
     rotates = fields.get("peft_type") == "OFT"
-    known: Mapping[str, tuple[Any, ...]] = KNOWN
-    if rotates:
-        known = KNOWN | {key: (value,) for key, value in ROTATIONS.items()} | {"peft_type": ("OFT",)}
-        known = known | {"init_weights": (True, False)}
+    known, kind = (KNOWN_OF_ROTATIONS, "rotations") if rotates else (KNOWN, "plain low-rank additions")
 
     def wrong(key: str, needed: str) -> None:
         observed = f"{key} is {str(fields.get(key))[:100]}"
@@ -205,15 +205,10 @@ def read_adapter(directory: Path) -> AdapterFiles:
 
     for key, value in fields.items():
         if key in known and value not in known[key]:
-            kind = "rotations as they are computed here" if rotates else "plain low-rank additions"
-            wrong(key, f"{' or '.join(str(value) for value in known[key])}: {kind}")
-        elif (
-            key not in (*known, "oft_block_size" if rotates else "")
-            and key not in NO_MATTER
-            and value not in (None, False, {}, [])
-        ):
+            wrong(key, f"{' or '.join(str(one) for one in known[key])}: {kind} as they are computed here")
+        elif key not in known and key not in NO_MATTER and value not in (None, False, {}, []):
             wrong(key, "a field that is known here")
-    rank, alpha, dropout, block_size = (_block_size if rotates else _ranks)(fields, wrong)
+    (_check_rotations if rotates else _check_additions)(fields, wrong)
     ranks = _patterns(fields.get("rank_pattern"), whole=True)
     alphas = _patterns(fields.get("alpha_pattern"), whole=False)
     for key, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
@@ -234,16 +229,16 @@ def read_adapter(directory: Path) -> AdapterFiles:
         directory,
         str(beside) if not Path(base).is_dir() and beside.is_dir() else base,
         revision if isinstance(revision, str) else None,
-        rank,
-        float(alpha),
+        0 if rotates else fields["r"],
+        0.0 if rotates else float(fields["lora_alpha"]),
         bool(fields.get("use_rslora")),
         read_headers([directory / WEIGHTS]),
         tuple(str(one) for one in experts),
-        float(dropout),
+        0.0 if rotates else float(fields.get("lora_dropout", 0.0)),
         fields.get("task_type") == "SEQ_CLS",
         ranks or (),
         tuple((named, float(alpha)) for named, alpha in alphas or ()),
         bool(fields.get("use_dora")),
-        block_size,
+        fields["oft_block_size"] if rotates else 0,
         read_json_object(directory / POSITIONS) if (directory / POSITIONS).is_file() else {},
     )
