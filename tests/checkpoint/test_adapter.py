@@ -337,7 +337,7 @@ def test_rotations_go_to_peft_and_come_back(
     folder: Path, decided: Callable[..., Decision], tmp_path: Path, family: str
 ) -> None:
     """With an embedding that is trained whole too, also where it is the head."""
-    rotated = {"kind": "oft", "block_size": 8, "also": ["embeddings"]}
+    rotated = {"kind": "oft", "oft_block_size": 8, "also": ["embeddings"]}
     run = trained(decided(str(folder / family), adapter=rotated, optimizer={"lr": 3e-2, "warmup": 0}))
     export_run(run)
     adapted: Any = PeftModel.from_pretrained(base_of(run), run.export)
@@ -356,7 +356,7 @@ def test_rotations_go_to_peft_and_come_back(
     torch.testing.assert_close(logits(load(resolve_model(run.path)).model.float()), with_peft, rtol=1e-2, atol=0.3)
     further = decided(str(run.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
     assert not isinstance(further.config.adapter, str)
-    assert (further.config.adapter.kind, further.config.adapter.block_size) == ("oft", 8)
+    assert (further.config.adapter.kind, further.config.adapter.oft_block_size) == ("oft", 8)
     assert "rotations of 8 inputs each (OFT) of q_proj" in further.plan.reasons["trains"]
     before, after = (Shards(checkpoint_path(one.checkpoints, 3)) for one in (run, trained(further)))
     for name in before.names("model."):
@@ -376,7 +376,7 @@ def test_rotations_go_to_peft_and_come_back(
 def test_other_rotations_are_refused(folder: Path, tmp_path: Path, field: str, value: Any, told: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
     get_peft_model(model, OFTConfig(oft_block_size=8, target_modules=["q_proj"])).save_pretrained(str(tmp_path))
-    assert read_adapter(tmp_path).block_size == 8
+    assert read_adapter(tmp_path).oft_block_size == 8
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(UserError, match=told):
@@ -530,8 +530,8 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
         ({"kind": "dora", "dropout": 0.1}, "adapter.kind is dora, and adapter.dropout is 0.1"),
         ({"kind": "oft", "targets": ["embed_tokens", "q_proj"]}, "embeddings have no rotations here"),
         ({"kind": "oft", "rank": 4, "dropout": 0.1}, "adapter.rank and adapter.dropout are given"),
-        ({"kind": "oft", "block_size": 5}, "q_proj has 96 inputs"),
-        ({"block_size": 8}, "adapter.block_size is 8, and adapter.kind is lora"),
+        ({"kind": "oft", "oft_block_size": 5}, "q_proj has 96 inputs"),
+        ({"oft_block_size": 8}, "adapter.oft_block_size is 8, and adapter.kind is lora"),
         ({"patterns": [{"match": "q_proj"}]}, "has neither rank nor alpha"),
         ({"init": "pissa", "rank": 97, "alpha": 9}, "k_proj is a matrix of 32 x 96"),
         ({"init": "pissa", "kind": "dora"}, "no addition to the model's own weights"),

@@ -16,7 +16,7 @@ from tonnage.model.adapters import AdapterSpec, Target, attach
 from tonnage.model.packed_layers import pack_layers
 
 INPUTS, OUTPUTS, SIZE = 64, 96, 16
-ADAPTER = AdapterSpec(0, 1.0, block_size=SIZE)
+ADAPTER = AdapterSpec(0, 1.0, oft_block_size=SIZE)
 
 
 def layers_of(kind: str) -> tuple[nn.Module, Any, Target]:

@@ -99,7 +99,7 @@ def with_peft(decision: Decision, **more: Any) -> Callable[[Any], Any]:
         elif wanted == "all-linear":  # which is the router too, with peft
             wanted = ["q_proj", "k_proj", "v_proj", "o_proj"]
         if said.kind == "oft":
-            return get_peft_model(model, OFTConfig(oft_block_size=said.block_size, target_modules=wanted))
+            return get_peft_model(model, OFTConfig(oft_block_size=said.oft_block_size, target_modules=wanted))
         config = LoraConfig(
             r=said.rank,
             lora_alpha=round(said.alpha),
@@ -251,7 +251,7 @@ EVERY = pytest.mark.parametrize(
     "every", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.matrix)]
 )
 """A slice of the layouts, or all of them."""
-OFT: dict[str, Any] = {"steps": 10, "adapter": {"kind": "oft", "block_size": 8}}
+OFT: dict[str, Any] = {"steps": 10, "adapter": {"kind": "oft", "oft_block_size": 8}}
 
 
 @pytest.mark.matrix

@@ -116,7 +116,7 @@ def test_losses_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["gptq", "awq"])
 def test_rotations_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..., Decision], kind: str) -> None:
-    rotated = {"kind": "oft", "block_size": 16, "targets": USUAL}
+    rotated = {"kind": "oft", "oft_block_size": 16, "targets": USUAL}
     alone = [write(kind, adapter=rotated, recompute="full"), write(kind, adapter=rotated, parameter_tier="disk")]
     train((1, map(run_of, alone)))
     assert_as_peft(alone)

@@ -187,7 +187,7 @@ def adapter_config(
     named = plain if outer is None else _in_whole(plain, outer)
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
     adapter = described.adapter
-    if adapter.block_size:  # of rotations peft ties nothing: both of two that are the same are in the file
+    if adapter.oft_block_size:  # of rotations peft ties nothing: both of two that are the same are in the file
         modules += [other.removesuffix(".weight") for other, first in tied_names(model).items() if first in whole]
     common = {"base_model_name_or_path": described.base, "revision": described.revision}
     additions = {
@@ -200,18 +200,18 @@ def adapter_config(
         "lora_dropout": adapter.dropout,
         "fan_in_fan_out": any(target.lies_turned for target in linear),
     }
-    rotations = {"peft_type": "OFT", "oft_block_size": adapter.block_size, **adapter_files.ROTATIONS}
+    rotations = {"peft_type": "OFT", "oft_block_size": adapter.oft_block_size, **adapter_files.ROTATIONS}
     rotations["peft_version"] = f"{'.'.join(map(str, adapter_files.OFT_SINCE))}.0"
     return {
         **common,
-        **(rotations if adapter.block_size else additions),
+        **(rotations if adapter.oft_block_size else additions),
         "task_type": "SEQ_CLS" if anatomy.scores else "CAUSAL_LM",
         "inference_mode": True,
         "bias": "none",
         "target_modules": _module_names(outer.model if outer else model, [target.path for target in named]),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
-        **({"ensure_weight_tying": True} if modules and anatomy.tied and not adapter.block_size else {}),
+        **({"ensure_weight_tying": True} if modules and anatomy.tied and not adapter.oft_block_size else {}),
     }
 
 

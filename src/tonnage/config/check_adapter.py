@@ -73,12 +73,12 @@ OF_ADDITIONS = ("rank", "alpha", "patterns", "scaling", "dropout", "init")
 def _rotations(adapter: Adapter) -> Iterator[Contradiction]:
     """Keys of one of rotations and additions beside the other."""
     defaults = Adapter()
-    if adapter.kind != "oft" and adapter.block_size != defaults.block_size:
+    if adapter.kind != "oft" and adapter.oft_block_size != defaults.oft_block_size:
         yield Contradiction(
-            ("adapter.block_size", "adapter.kind"),
-            f"adapter.block_size is {adapter.block_size}, and adapter.kind is {adapter.kind}",
+            ("adapter.oft_block_size", "adapter.kind"),
+            f"adapter.oft_block_size is {adapter.oft_block_size}, and adapter.kind is {adapter.kind}",
             "adapter.kind oft, whose rotations have blocks",
-            "leave adapter.block_size out, or set adapter.kind to oft",
+            "leave adapter.oft_block_size out, or set adapter.kind to oft",
         )
     others = [key for key in OF_ADDITIONS if getattr(adapter, key) != getattr(defaults, key)]
     if adapter.kind == "oft" and others:
@@ -86,7 +86,7 @@ def _rotations(adapter: Adapter) -> Iterator[Contradiction]:
         yield Contradiction(
             (*names, "adapter.kind"),
             f"adapter.kind is oft, and {' and '.join(names)} {'is' if len(names) == 1 else 'are'} given",
-            "rotations alone, which have adapter.block_size, adapter.targets, adapter.quantize and adapter.also",
+            "rotations alone, which have adapter.oft_block_size, adapter.targets, adapter.quantize and adapter.also",
             f"leave {' and '.join(names)} out, or set adapter.kind to lora",
         )
 

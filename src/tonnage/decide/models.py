@@ -163,8 +163,11 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         "targets": own.targets if not isinstance(own.targets, str) else "all-linear",
         "also": own.also,
     }
-    if files.block_size:
-        adapter, sizes = Adapter(kind="oft", block_size=files.block_size, **shared), f"block_size {files.block_size}"
+    if files.oft_block_size:
+        adapter, sizes = (
+            Adapter(kind="oft", oft_block_size=files.oft_block_size, **shared),
+            f"oft_block_size {files.oft_block_size}",
+        )
     else:
         adapter = Adapter(
             kind="dora" if files.magnitudes else "lora",

@@ -614,7 +614,7 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     kinds = ", ".join(f"{number:,} of {whole:,} in {kind}" for kind, number, whole in model.adapted_matrices)
     what = f"additions{lengths} of rank {adapter.rank}{ranks} to"
     if adapter.kind == "oft":
-        what = f"rotations of {adapter.block_size} inputs each (OFT) of"
+        what = f"rotations of {adapter.oft_block_size} inputs each (OFT) of"
     additions = f"{what} {', '.join(where)} ({number_of:,} matrices: {kinds}){also}: {counted}"
     megabytes = 4 * number / 1e6 * (1 if adapter.init == "zero" else 2)
     why_not = [

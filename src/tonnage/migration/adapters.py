@@ -30,7 +30,7 @@ PARTS = (
 )
 PISSA_ROUNDS = 16
 """``pissa_iter`` where it is not given."""
-OFT = ("adapter.block_size", "oft_rank", "oft_dropout")
+OFT = ("adapter.oft_block_size", "oft_rank", "oft_dropout")
 QUANTISED_IN = {4: "nf4", 8: "int8"}
 """Bits of LoftQ -> how weights are quantised."""
 LOFTQ_FACTOR = (
@@ -81,9 +81,9 @@ def _rotates(draft: Draft) -> bool:
 
 def _rotations(draft: Draft) -> None:
     """LLaMA-Factory's ``oft``: peft's rotations, of the layers that ``lora_target`` names."""
-    kind, size = draft.first("lora", text), draft.first("adapter.block_size", whole)
+    kind, size = draft.first("lora", text), draft.first("adapter.oft_block_size", whole)
     draft.put("adapter.kind", "oft", kind)
-    draft.put("adapter.block_size", OFT_BLOCK_SIZE if size is None else size.value, size, kind)
+    draft.put("adapter.oft_block_size", OFT_BLOCK_SIZE if size is None else size.value, size, kind)
     number_of, dropout = draft.first("oft_rank", whole), draft.first("oft_dropout", number)
     draft.drop(number_of if number_of is not None and not number_of.value else None, "oft_block_size says it.")
     draft.refuse(number_of, "Blocks are named by their size (oft_block_size), which is the same in all layers.")

@@ -109,7 +109,7 @@ class AdapterFiles:
     """The same of those that have another alpha."""
     magnitudes: bool = False
     """Whether it has lengths of rows (DoRA)."""
-    block_size: int = 0
+    oft_block_size: int = 0
     """Inputs that are rotated together, if it rotates them (OFT): then it has no rank and no alpha."""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the model's configuration that were others when it was trained (``POSITIONS``)."""
@@ -117,7 +117,7 @@ class AdapterFiles:
     @property
     def factor(self) -> float:
         """By which its additions are multiplied."""
-        if self.block_size:
+        if self.oft_block_size:
             return 1.0
         return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
 

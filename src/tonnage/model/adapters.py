@@ -104,7 +104,7 @@ class AdapterSpec:
     """Layers whose additions differ in rank or factor; the first that matches counts."""
     magnitudes: bool = False
     """Whether the lengths of rows are trained apart (DoRA)."""
-    block_size: int = 0
+    oft_block_size: int = 0
     """Inputs that are rotated together where no matrices are added (OFT)."""
     init: Literal["zero", "pissa", "loftq"] = "zero"
     """Where additions begin (``starts``)."""
@@ -187,7 +187,7 @@ class Target:
 
     def shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in ``owner``."""
-        (outputs, inputs), rank, size = self.shape, adapter.rank_of(self.path), adapter.block_size
+        (outputs, inputs), rank, size = self.shape, adapter.rank_of(self.path), adapter.oft_block_size
         if size:
             return {ROTATIONS: (inputs // size, size * (size - 1) // 2)}
         if self.embeds:
@@ -214,7 +214,7 @@ class Target:
 
     def merged(self, weight: Tensor, adapter: AdapterSpec, values: Sequence[Tensor]) -> Tensor:
         """``weight`` with what is trained beside it, ``values`` in the order of ``named_shapes``, in fp32."""
-        if adapter.block_size:
+        if adapter.oft_block_size:
             return rotated_columns(weight.float(), values[0].float().to(weight.device))
         (down, up), factor = values[:2], adapter.factor_of(self.path)
         if self.embeds:
@@ -537,13 +537,13 @@ def _check_patterns(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
 def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
     """Refuse lengths of rows and rotations of inputs where there is no layer of the language model's, and rotations of
     inputs that their blocks do not divide."""
-    if not adapter.magnitudes and not adapter.block_size:
+    if not adapter.magnitudes and not adapter.oft_block_size:
         return
-    kind, what = ("oft", "rotations") if adapter.block_size else ("dora", "magnitudes")
+    kind, what = ("oft", "rotations") if adapter.oft_block_size else ("dora", "magnitudes")
     others = [
         target.path
         for target in targets
-        if not target.is_layer or in_tower(target.path) or (adapter.block_size and type(target.owner) is Conv1D)
+        if not target.is_layer or in_tower(target.path) or (adapter.oft_block_size and type(target.owner) is Conv1D)
     ]
     if others:
         linear = dict.fromkeys(target.name for target in targets if target.path not in others)
@@ -551,18 +551,18 @@ def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
             where="adapter.kind, adapter.targets",
             found=f"{kind}, and {_ends(others)} among the targets",
             needed=f"linear layers of the language model: experts, towers and embeddings have no {what} here"
-            + (", nor have GPT-2's layers" if adapter.block_size else ""),
+            + (", nor have GPT-2's layers" if adapter.oft_block_size else ""),
             change=f"adapter.targets=[{','.join(linear)}], or adapter.kind=lora" if linear else "adapter.kind=lora",
         )
-    if adapter.block_size and (cut := [target for target in targets if target.shape[1] % adapter.block_size]):
+    if adapter.oft_block_size and (cut := [target for target in targets if target.shape[1] % adapter.oft_block_size]):
         common = math.gcd(*(target.shape[1] for target in targets))
         fitting = [size for size in range(2, min(common, 256) + 1) if common % size == 0]
         raise user_error(
-            where="adapter.block_size",
-            found=f"{adapter.block_size}, and {cut[0].path} has {cut[0].shape[1]:,} inputs",
+            where="adapter.oft_block_size",
+            found=f"{adapter.oft_block_size}, and {cut[0].path} has {cut[0].shape[1]:,} inputs",
             needed="a size that divides the inputs of all targets"
             + (f", such as {', '.join(map(str, fitting[-MOST_NAMES:]))}" if fitting else ""),
-            change=f"adapter.block_size={fitting[-1]}" if fitting else "name other adapter.targets",
+            change=f"adapter.oft_block_size={fitting[-1]}" if fitting else "name other adapter.targets",
         )
 
 
@@ -612,7 +612,7 @@ def attach(target: Target, adapter: AdapterSpec, storage: torch.dtype, drawn: Dr
         norms = torch.empty(target.shape[0], device="meta")
         owner.register_parameter(NORMS, nn.Parameter(norms, requires_grad=False))
     setattr(owner, f"{target.prefix}lora_factor", adapter.factor_of(target.path))
-    if adapter.block_size:
+    if adapter.oft_block_size:
         owner.forward = MethodType(_forward_rotated, owner)
         return
     if target.embeds:

@@ -84,7 +84,7 @@ def from_peft(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
 
 def spec_of(files: AdapterFiles) -> AdapterSpec:
     """An adapter's kind, and what its layers have that are like the rest."""
-    return AdapterSpec(files.rank, files.factor, magnitudes=files.magnitudes, block_size=files.block_size)
+    return AdapterSpec(files.rank, files.factor, magnitudes=files.magnitudes, oft_block_size=files.oft_block_size)
 
 
 def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> AdapterSpec:

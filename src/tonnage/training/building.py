@@ -665,7 +665,7 @@ def trains_of(config: Config) -> Trains:
         own.dropout,
         patterns,
         magnitudes=own.kind == "dora",
-        block_size=own.block_size if rotates else 0,
+        oft_block_size=own.oft_block_size if rotates else 0,
         init=own.init,
         rounds=own.rounds,
     )
