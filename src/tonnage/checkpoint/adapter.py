@@ -96,8 +96,7 @@ def export_adapter(
     origins = described.origins
     names = [name.removeprefix("model.") for name in shards.names("model.")]
     whole = [name for name in names if not is_addition(name)]
-    adapter = described.adapter
-    theirs = _names_in_whole(targets, whole, adapter, outer) if outer else peft.peft_names(targets, whole, adapter)
+    theirs = _their_names(targets, whole, described.adapter, outer)
     if lost := sorted(set(theirs) ^ set(names)):
         raise user_error(
             where=str(checkpoint),
@@ -160,10 +159,12 @@ def _in_whole(targets: Sequence[Target], outer: Whole) -> list[Target]:
     return [replace(target, path=names[target.weight].removesuffix(".weight")) for target in targets]
 
 
-def _names_in_whole(
-    targets: Sequence[Target], whole: Sequence[str], adapter: AdapterSpec, outer: Whole
+def _their_names(
+    targets: Sequence[Target], whole: Sequence[str], adapter: AdapterSpec, outer: Whole | None
 ) -> dict[str, str]:
-    """As ``peft.peft_names``, for a file that is the whole model's."""
+    """As ``peft.peft_names``, for a file that is that of a whole model where there is one."""
+    if outer is None:
+        return peft.peft_names(targets, whole, adapter)
     names, renamed = _outer_names(outer), _in_whole(targets, outer)
     theirs = peft.peft_names(renamed, [names[name] for name in whole], adapter)
     moved = {name: names[name] for name in whole}

@@ -173,7 +173,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
             kind="dora" if files.magnitudes else "lora",
             rank=files.rank,
             alpha=files.alpha,
-            patterns=tuple(RankPattern(match=one.match, rank=one.rank, alpha=one.alpha) for one in own.patterns),
+            patterns=tuple(RankPattern(match=like.match, rank=like.rank, alpha=like.alpha) for like in own.patterns),
             scaling="rank_stabilised" if files.rank_stabilised else "plain",
             dropout=files.dropout,
             **shared,

@@ -612,10 +612,10 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     lengths = " with lengths of rows (DoRA)" if adapter.kind == "dora" else ""
     number_of = sum(number for _, number, _ in model.adapted_matrices)
     kinds = ", ".join(f"{number:,} of {whole:,} in {kind}" for kind, number, whole in model.adapted_matrices)
-    what = f"additions{lengths} of rank {adapter.rank}{ranks} to"
+    trained = f"additions{lengths} of rank {adapter.rank}{ranks} to"
     if adapter.kind == "oft":
-        what = f"rotations of {adapter.oft_block_size} inputs each (OFT) of"
-    additions = f"{what} {', '.join(where)} ({number_of:,} matrices: {kinds}){also}: {counted}"
+        trained = f"rotations of {adapter.oft_block_size} inputs each (OFT) of"
+    additions = f"{trained} {', '.join(where)} ({number_of:,} matrices: {kinds}){also}: {counted}"
     megabytes = 4 * number / 1e6 * (1 if adapter.init == "zero" else 2)
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),

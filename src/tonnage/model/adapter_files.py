@@ -195,7 +195,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
     path = directory / CONFIG
     fields, problems = read_json_object(path), list[Problem]()
     rotates = fields.get("peft_type") == "OFT"
-    known, kind = (KNOWN_OF_ROTATIONS, "rotations") if rotates else (KNOWN, "plain low-rank additions")
+    accepted, kind = (KNOWN_OF_ROTATIONS, "rotations") if rotates else (KNOWN, "plain low-rank additions")
 
     def wrong(key: str, needed: str) -> None:
         observed = f"{key} is {str(fields.get(key))[:100]}"
@@ -204,9 +204,9 @@ def read_adapter(directory: Path) -> AdapterFiles:
         )
 
     for key, value in fields.items():
-        if key in known and value not in known[key]:
-            wrong(key, f"{' or '.join(str(one) for one in known[key])}: {kind} as they are computed here")
-        elif key not in known and key not in NO_MATTER and value not in (None, False, {}, []):
+        if key in accepted and value not in accepted[key]:
+            wrong(key, f"{' or '.join(map(str, accepted[key]))}: {kind} as they are computed here")
+        elif key not in accepted and key not in NO_MATTER and value not in (None, False, {}, []):
             wrong(key, "a field that is known here")
     (_check_rotations if rotates else _check_additions)(fields, wrong)
     ranks = _patterns(fields.get("rank_pattern"), whole=True)
@@ -233,7 +233,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
         0.0 if rotates else float(fields["lora_alpha"]),
         bool(fields.get("use_rslora")),
         read_headers([directory / WEIGHTS]),
-        tuple(str(one) for one in experts),
+        tuple(map(str, experts)),
         0.0 if rotates else float(fields.get("lora_dropout", 0.0)),
         fields.get("task_type") == "SEQ_CLS",
         ranks or (),

@@ -539,7 +539,7 @@ def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
     inputs that their blocks do not divide."""
     if not adapter.magnitudes and not adapter.oft_block_size:
         return
-    kind, what = ("oft", "rotations") if adapter.oft_block_size else ("dora", "magnitudes")
+    kind, additions = ("oft", "rotations") if adapter.oft_block_size else ("dora", "magnitudes")
     others = [
         target.path
         for target in targets
@@ -550,7 +550,7 @@ def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
         raise user_error(
             where="adapter.kind, adapter.targets",
             found=f"{kind}, and {_ends(others)} among the targets",
-            needed=f"linear layers of the language model: experts, towers and embeddings have no {what} here"
+            needed=f"linear layers of the language model: experts, towers and embeddings have no {additions} here"
             + (", nor have GPT-2's layers" if adapter.oft_block_size else ""),
             change=f"adapter.targets=[{','.join(linear)}], or adapter.kind=lora" if linear else "adapter.kind=lora",
         )
