@@ -113,6 +113,14 @@ def test_losses_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..
 
 
 @pytest.mark.slow
+def test_it_is_widened_on_request(write: Callable[..., Decision]) -> None:
+    alone = write("gptq", adapter=adapter("gptq", quantize="widened"), recompute="none")
+    train((1, [run_of(alone)]))
+    assert_as_peft([alone])
+    frozen = alone.plan.model.frozen
+    assert frozen.num_bytes == 4 * frozen.parameters
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["gptq", "awq"])
 def test_rotations_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..., Decision], kind: str) -> None:
@@ -121,12 +129,3 @@ def test_rotations_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable
     train((1, map(run_of, alone)))
     assert_as_peft(alone)
     assert all(decision.plan.weights.stored for decision in alone)
-
-
-@pytest.mark.slow
-def test_it_is_widened_on_request(write: Callable[..., Decision]) -> None:
-    alone = write("gptq", adapter=adapter("gptq", quantize="widened"), recompute="none")
-    train((1, [run_of(alone)]))
-    assert_as_peft([alone])
-    frozen = alone.plan.model.frozen
-    assert frozen.num_bytes == 4 * frozen.parameters
