@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, OFTConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -32,6 +32,7 @@ from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.inference.generate import load, resolve_model
 from tonnage.kernels.quantized import pack, unpack
+from tonnage.model.adapter_files import read_adapter
 from tonnage.model.adapters import find_targets
 from tonnage.model.anatomy import dissect
 from tonnage.model.files import find_model
@@ -331,6 +332,60 @@ def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[...
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["untied", pytest.param("llama", marks=pytest.mark.matrix)])
+def test_rotations_go_to_peft_and_come_back(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path, family: str
+) -> None:
+    """With an embedding that is trained whole too, also where it is the head."""
+    rotated = {"kind": "oft", "oft_block_size": 8, "also": ["embeddings"]}
+    run = trained(decided(str(folder / family), adapter=rotated, optimizer={"lr": 3e-2, "warmup": 0}))
+    export_run(run)
+    adapted: Any = PeftModel.from_pretrained(base_of(run), run.export)
+    with_peft = logits(adapted)
+    with adapted.disable_adapter():  # nothing of it lies in the model's own weights
+        torch.testing.assert_close(logits(adapted), logits(base_of(run)), rtol=1e-5, atol=1e-5)
+    rotations = [one for name, one in adapted.named_parameters() if "oft_R" in name]
+    assert len(rotations) == 14
+    assert all(float(one.detach().abs().sum()) > 0 for one in rotations)
+    with pytest.raises(UserError, match="which vLLM does not compute"):
+        export_checkpoint(run, tmp_path / "vllm", wishes=Wishes(target="vllm"))
+    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    by_peft = adapted.merge_and_unload().state_dict()
+    for name, value in merged.state_dict().items():
+        torch.testing.assert_close(value, by_peft[name], rtol=1e-5, atol=1e-6, msg=name)
+    torch.testing.assert_close(logits(load(resolve_model(run.path)).model.float()), with_peft, rtol=1e-2, atol=0.3)
+    further = decided(str(run.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
+    assert not isinstance(further.config.adapter, str)
+    assert (further.config.adapter.kind, further.config.adapter.oft_block_size) == ("oft", 8)
+    assert "rotations of 8 inputs each (OFT) of q_proj" in further.plan.reasons["trains"]
+    before, after = (Shards(checkpoint_path(one.checkpoints, 3)) for one in (run, trained(further)))
+    for name in before.names("model."):
+        torch.testing.assert_close(before.read(name), after.read(name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("coft", True, "coft is True"),
+        ("oft_block_size", 0, "oft_block_size is 0"),
+        ("peft_version", "0.17.1", "rotations were others before"),
+        ("use_cayley_neumann", False, "use_cayley_neumann is False"),
+        ("num_cayley_neumann_terms", 7, "num_cayley_neumann_terms is 7"),
+    ],
+)
+def test_other_rotations_are_refused(folder: Path, tmp_path: Path, field: str, value: Any, told: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    get_peft_model(model, OFTConfig(oft_block_size=8, target_modules=["q_proj"])).save_pretrained(str(tmp_path))
+    assert read_adapter(tmp_path).oft_block_size == 8
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(UserError, match=told):
+        read_adapter(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "begins",
     [
@@ -475,6 +530,10 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
         ({"targets": ["lm_head"]}, "cannot be adapted"),
         ({"kind": "dora", "targets": ["embed_tokens", "q_proj"]}, "embeddings have no magnitudes here"),
         ({"kind": "dora", "dropout": 0.1}, "adapter.kind is dora, and adapter.dropout is 0.1"),
+        ({"kind": "oft", "targets": ["embed_tokens", "q_proj"]}, "embeddings have no rotations here"),
+        ({"kind": "oft", "rank": 4, "dropout": 0.1}, "adapter.rank and adapter.dropout are given"),
+        ({"kind": "oft", "oft_block_size": 5}, "q_proj has 96 inputs"),
+        ({"oft_block_size": 8}, "adapter.oft_block_size is 8, and adapter.kind is lora"),
         ({"patterns": [{"match": "q_proj"}]}, "has neither rank nor alpha"),
         ({"init": "pissa", "rank": 97, "alpha": 9}, "k_proj is a matrix of 32 x 96"),
         ({"init": "pissa", "kind": "dora"}, "no addition to the model's own weights"),
@@ -509,6 +568,9 @@ def test_an_adapter_of_peft_with_magnitudes_goes_on_without_dropout(
     assert (adapter.kind, adapter.rank, adapter.targets, adapter.dropout) == ("dora", 4, ("q_proj",), 0)
 
 
-def test_lengths_of_rows_have_no_tensor_axis(folder: Path, decided: Callable[..., Decision]) -> None:
-    with pytest.raises(UserError, match="needs the lengths of whole rows"):
-        decided(str(folder / "llama"), 2, adapter={"kind": "dora"}, parallel={"tensor": 2})
+@pytest.mark.parametrize(("kind", "told"), [("dora", "the lengths of whole rows"), ("oft", "all inputs of a layer")])
+def test_kinds_of_whole_layers_have_no_tensor_axis(
+    folder: Path, decided: Callable[..., Decision], kind: str, told: str
+) -> None:
+    with pytest.raises(UserError, match=f"needs {told}"):
+        decided(str(folder / "llama"), 2, adapter={"kind": kind}, parallel={"tensor": 2})

@@ -115,7 +115,10 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["precision=fp8", "compile=on", "memory.recompute=full"], "precision is fp8, and compile is on beside memory"),
         (["precision=fp8", "memory.tiles=2"], "precision is fp8, and memory.tiles is 2: tiles are multiplied"),
         (["precision=fp8", "adapter.quantize=nf4"], "precision is fp8, and adapter.quantize is nf4: a base that"),
-        (["precision=fp8", "adapter.kind=dora"], "precision is fp8, and adapter.kind is dora: lengths are those"),
+        (
+            ["precision=fp8", "adapter.kind=dora"],
+            "precision is fp8, and adapter.kind is dora: it is computed with weights",
+        ),
         (["precision=fp8", "quantize_aware=int8"], "precision is fp8, and quantize_aware is int8: what is rounded"),
         (
             ["precision=fp8-emulated", "parallel={pipeline: 2, schedule: zero_bubble}"],

@@ -30,7 +30,6 @@ NOT_THERE: dict[str, tuple[dict[str, Any], ...]] = {
     "distillation": (A | {"kd_trainer": True}, T | {"trl": "distillation"}),
     "diffusion": (A | {"diffusion": {"noise_schedule": "linear"}},),
     "optimizers besides adamw or muon": (A | {"optimizer": "dion"}, F | {"optim": "adafactor"}, T | {"optim": "muon"}),
-    "oft": (F | {"finetuning_type": "oft"},),
     "relora": (A | LORA | {"relora": True},),
     "galore": (F | {"use_galore": True}, A | {"optimizer": "galore_adamw"}, T | {"optim": "galore_adamw"}),
     "lisa": (A | {"lisa_n_layers": 4},),

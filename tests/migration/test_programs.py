@@ -372,6 +372,15 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"quantization_bit": 4}, "adapter.quantize", "nf4-double"),
         ({"quantization_bit": 4, "double_quantization": False}, "adapter.quantize", "nf4"),
         ({"quantization_bit": 8}, "adapter.quantize", "int8"),
+        ({"finetuning_type": "oft"}, "adapter", {"kind": "oft", "oft_block_size": 32, "targets": "all-linear"}),
+        (
+            {"finetuning_type": "oft", "oft_block_size": 64, "lora_target": "q_proj", "lora_rank": 8},
+            "adapter",
+            {"kind": "oft", "oft_block_size": 64, "targets": ["q_proj"]},
+        ),
+        ({"finetuning_type": "oft", "quantization_bit": 4}, "adapter.quantize", "nf4-double"),
+        ({"finetuning_type": "oft", "model_name_or_path": "a/b-GPTQ"}, "model", "a/b-GPTQ"),
+        ({"oft_block_size": 64}, "adapter.rank", 8),
         ({"disable_gradient_checkpointing": True}, "memory.recompute", "none"),
         ({"mask_history": True}, "data.train_on", "last"),
         ({"train_on_prompt": True}, "data.train_on", "all"),
@@ -420,7 +429,8 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
         ({"stage": "kto"}, "dataset"),
         ({"stage": "rm"}, "dataset"),
         ({"stage": "ppo"}, "stage"),
-        ({"finetuning_type": "oft"}, "finetuning_type"),
+        ({"finetuning_type": "oft", "oft_rank": 4}, "oft_rank"),
+        ({"finetuning_type": "oft", "module_dropout": 0.1}, "module_dropout"),
         ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro"),
         ({"use_galore": True}, "use_galore"),
         ({"use_badam": True}, "use_badam"),
@@ -518,6 +528,8 @@ def test_of_a_stream_that_is_known_the_first_files_are_read(tmp_path: Path) -> N
     sequences = at(found, "batch.sequences")
     longer = axolotl(tmp_path, **keys, max_steps=250_000_000 // (2048 * sequences))
     assert [file[12:17] for file in at(longer, "data.train")[0]["files"]] == ["00000", "00001", "00002"]
+    than_there_are = axolotl(tmp_path, **keys, max_steps=103_000_000_000 // (2048 * sequences))
+    assert [need for need in than_there_are.needs if need.key == "data.train"]
     in_epochs = axolotl(tmp_path, **(keys | {"num_epochs": 1}))
     assert [need for need in in_epochs.needs if need.key == "data.train"]
 

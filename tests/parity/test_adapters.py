@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, OFTConfig, get_peft_model
 from peft.utils.loftq_utils import _low_rank_decomposition
 from plain import metrics, plain_loop
 from ready import of_families, run_of
@@ -98,6 +98,8 @@ def with_peft(decision: Decision, **more: Any) -> Callable[[Any], Any]:
             experts = []
         elif wanted == "all-linear":  # which is the router too, with peft
             wanted = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        if said.kind == "oft":
+            return get_peft_model(model, OFTConfig(oft_block_size=said.oft_block_size, target_modules=wanted))
         config = LoraConfig(
             r=said.rank,
             lora_alpha=round(said.alpha),
@@ -249,6 +251,32 @@ EVERY = pytest.mark.parametrize(
     "every", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.matrix)]
 )
 """A slice of the layouts, or all of them."""
+OFT: dict[str, Any] = {"steps": 10, "adapter": {"kind": "oft", "oft_block_size": 8}}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("every", [False, True])
+def test_rotations_are_those_of_peft(write: Callable[..., Decision], every: bool) -> None:
+    """Wherever states rest, over weights as they are and in 4 bits, and when a run goes on."""
+    over: dict[str, Any] = OFT | {"adapter": OFT["adapter"] | {"quantize": "nf4"}}
+    alone, packed = [write("llama", **OFT, **ONE[2])], [write("llama", **over, recompute="full", micro_batch=1)]
+    together, packed_together = list[Decision](), list[Decision]()
+    if every:
+        alone += [write("llama", **OFT, **memory) for memory in (ONE[0], *ELSEWHERE)]
+        packed.append(write("llama", **over, parameter_tier="disk"))
+        axes: list[dict[str, Any]] = [{"pipeline": 2}, {"pipeline": 2, "schedule": "zero_bubble"}, {"context": 2}]
+        together = [write("llama", 2, **OFT, **memory) for memory in TWO]
+        together += [write("llama", 2, **OFT, parallel=axis, recompute="full") for axis in axes]
+        packed_together = [write("llama", 2, **over, **memory) for memory in TWO if may_share(memory)]
+    train((1, map(run_of, [*alone, *packed])), (2, map(run_of, [*together, *packed_together])))
+    assert_as_peft([*alone, *together])
+    assert_as_peft([*packed, *packed_together])
+    again = write("llama", 1, (run_of(alone[0]), 4), **OFT, recompute="full")
+    train((1, [run_of(again)]))
+    wanted = trained(run_of(alone[0]), 10)
+    assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(again), 10).items())
+
+
 DORA: dict[str, Any] = {"steps": 10, "adapter": {"kind": "dora", "rank": 4, "alpha": 12}}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, OFTConfig, get_peft_model
 from plain import metrics, plain_loop
 from ready import of_families, run_of
 from transformers import PreTrainedConfig
@@ -63,7 +63,9 @@ def with_peft(decision: Decision) -> Callable[[Any], Any]:
     def change(model: Any) -> Any:
         own = decision.config.adapter
         assert not isinstance(own, str)
-        adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=12, target_modules=list(own.targets)))
+        additions = LoraConfig(r=4, lora_alpha=12, target_modules=list(own.targets))
+        rotations = OFTConfig(oft_block_size=16, target_modules=list(own.targets))
+        adapted = get_peft_model(model, rotations if own.kind == "oft" else additions)
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if parameter.requires_grad:
@@ -117,3 +119,13 @@ def test_it_is_widened_on_request(write: Callable[..., Decision]) -> None:
     assert_as_peft([alone])
     frozen = alone.plan.model.frozen
     assert frozen.num_bytes == 4 * frozen.parameters
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_rotations_over_a_base_as_it_is_stored_are_those_of_peft(write: Callable[..., Decision], kind: str) -> None:
+    rotated = {"kind": "oft", "oft_block_size": 16, "targets": USUAL}
+    alone = [write(kind, adapter=rotated, recompute="full"), write(kind, adapter=rotated, parameter_tier="disk")]
+    train((1, map(run_of, alone)))
+    assert_as_peft(alone)
+    assert all(decision.plan.weights.stored for decision in alone)

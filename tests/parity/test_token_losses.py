@@ -104,6 +104,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "2 workers, zero 3": {"workers": 2, "memory": {"zero": 3, "micro_batch": 1}},
     "pipeline 2": {"workers": 2, "parallel": {"pipeline": 2}, "memory": {"micro_batch": 1}},
     "tensor 2": {"workers": 2, "parallel": {"tensor": 2}, "memory": {"micro_batch": 2}},
+    "context 2": {"workers": 2, "parallel": {"context": 2}, "memory": {"micro_batch": 1}},
+    "context 2, zero 3": {"workers": 4, "parallel": {"context": 2}, "memory": {"micro_batch": 1, "zero": 3}},
 }
 """Ways to train that change no number."""
 
@@ -114,7 +116,9 @@ def test_every_step_is_that_of_a_plain_loop(make: Make, objective: dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.matrix if "context" in name else ()) for name in LAYOUTS]
+)
 @pytest.mark.parametrize("objective", OBJECTIVES[:2], ids=["dft", "eaft"])
 def test_every_layout_gives_the_same_steps(make: Make, objective: dict[str, Any], layout: str) -> None:
     check(make(objective, **copy.deepcopy(LAYOUTS[layout])), objective)

@@ -96,7 +96,7 @@ def export_adapter(
     origins = described.origins
     names = [name.removeprefix("model.") for name in shards.names("model.")]
     whole = [name for name in names if not is_addition(name)]
-    theirs = _names_in_whole(targets, whole, outer) if outer else _names(targets, whole, described.adapter)
+    theirs = _their_names(targets, whole, described.adapter, outer)
     if lost := sorted(set(theirs) ^ set(names)):
         raise user_error(
             where=str(checkpoint),
@@ -140,10 +140,6 @@ def export_adapter(
     return []
 
 
-def _names(targets: Sequence[Target], whole: Sequence[str], adapter: AdapterSpec) -> dict[str, str]:
-    return peft.peft_names(targets, whole, magnitudes=adapter.magnitudes)
-
-
 def _with_tower(model: PreTrainedModel, files: ModelFiles) -> Whole:
     """Attach to ``model`` what sees; the whole of which both are parts."""
     attach_tower(model, files, torch.float32)
@@ -163,13 +159,17 @@ def _in_whole(targets: Sequence[Target], outer: Whole) -> list[Target]:
     return [replace(target, path=names[target.weight].removesuffix(".weight")) for target in targets]
 
 
-def _names_in_whole(targets: Sequence[Target], whole: Sequence[str], outer: Whole) -> dict[str, str]:
-    """As ``peft.peft_names``, for a file that is the whole model's."""
+def _their_names(
+    targets: Sequence[Target], whole: Sequence[str], adapter: AdapterSpec, outer: Whole | None
+) -> dict[str, str]:
+    """As ``peft.peft_names``, for a file that is that of a whole model where there is one."""
+    if outer is None:
+        return peft.peft_names(targets, whole, adapter)
     names, renamed = _outer_names(outer), _in_whole(targets, outer)
-    theirs = peft.peft_names(renamed, [names[name] for name in whole])
+    theirs = peft.peft_names(renamed, [names[name] for name in whole], adapter)
     moved = {name: names[name] for name in whole}
     for target, other in zip(targets, renamed, strict=True):
-        moved |= dict(zip(target.names(), other.names(), strict=True))
+        moved |= dict(zip(target.named_shapes(adapter), other.named_shapes(adapter), strict=True))
     return {name: theirs[other] for name, other in moved.items()}
 
 
@@ -187,24 +187,32 @@ def adapter_config(
     experts = [".".join(target.path.rsplit(".", 3)[-3:]) for target in targets if target.experts]
     named = plain if outer is None else _in_whole(plain, outer)
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
-    return {
+    adapter = described.adapter
+    if adapter.oft_block_size:  # of rotations peft ties nothing: both of two that are the same are in the file
+        modules += [other.removesuffix(".weight") for other, first in tied_names(model).items() if first in whole]
+    common = {"base_model_name_or_path": described.base, "revision": described.revision}
+    additions = {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if anatomy.scores else "CAUSAL_LM",
-        "base_model_name_or_path": described.base,
-        "revision": described.revision,
-        "inference_mode": True,
-        "r": described.adapter.rank,
+        "r": adapter.rank,
         "lora_alpha": _whole(described.alpha),
         "use_rslora": described.rank_stabilised,
-        **({"use_dora": True} if described.adapter.magnitudes else {}),
-        **_patterns(targets, described.adapter),
-        "lora_dropout": described.adapter.dropout,
-        "bias": "none",
+        **({"use_dora": True} if adapter.magnitudes else {}),
+        **_patterns(targets, adapter),
+        "lora_dropout": adapter.dropout,
         "fan_in_fan_out": any(target.lies_turned for target in linear),
+    }
+    rotations = {"peft_type": "OFT", "oft_block_size": adapter.oft_block_size, **adapter_files.ROTATIONS}
+    rotations["peft_version"] = f"{'.'.join(map(str, adapter_files.OFT_SINCE))}.0"
+    return {
+        **common,
+        **(rotations if adapter.oft_block_size else additions),
+        "task_type": "SEQ_CLS" if anatomy.scores else "CAUSAL_LM",
+        "inference_mode": True,
+        "bias": "none",
         "target_modules": _module_names(outer.model if outer else model, [target.path for target in named]),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
-        **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
+        **({"ensure_weight_tying": True} if modules and anatomy.tied and not adapter.oft_block_size else {}),
     }
 
 
@@ -271,16 +279,14 @@ class Additions:
         """``value``, a parameter as it was, and the addition to it if there is one, in fp32."""
         if (target := self._targets.get(name)) is None:
             return value
-        down, up = (read_master(self._shards, matrix) for matrix in target.names())
+        values = [read_master(self._shards, part) for part in target.named_shapes(self._adapter)]
         if self._origins is not None:
-            down, up = self._origins.since(target.path, Low(down, up))
-        factor = self._adapter.factor_of(target.path)
-        lengths = read_master(self._shards, target.magnitude) if self._adapter.magnitudes else None
-        merged = target.merged(value, down, up, factor, lengths)
+            values[:2] = self._origins.since(target.path, Low(*values[:2]))
+        merged = target.merged(value, self._adapter, values)
         if self._form is not None and name in self._packed:
             taken = self._origins.taken(target) if self._origins is not None else None
             packed = value if taken is None else value.float() - taken
-            moved = added(down, up, factor) if lengths is None else float((merged - value).double().square().sum())
+            moved = float(torch.linalg.vector_norm(merged - value, dtype=torch.float64)) ** 2
             self._squares[name] = Squares(*squares_and_lost(packed, self._form), moved)
         return merged
 
@@ -305,11 +311,3 @@ class Squares(NamedTuple):
     """Of what packing took from them."""
     moved: float
     """Of its addition."""
-
-
-def added(down: Tensor, up: Tensor, factor: float) -> float:
-    """Sum of the squares of ``factor * up @ down``, or of a stack of such products, which are not made: it is the sum
-    of ``(up' up) * (down down')``."""
-    down, up = down.double(), up.double()
-    inner = torch.matmul(up.transpose(-1, -2), up) * torch.matmul(down, down.transpose(-1, -2))
-    return factor**2 * float(inner.sum())

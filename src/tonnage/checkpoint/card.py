@@ -252,6 +252,8 @@ def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:
     began = BEGAN.get(adapter.get("init", "zero"), "")
     twice = " (they are written as additions of twice the rank, to the weights as they were)" if began else ""
     additions = f"low-rank additions{lengths} of rank {adapter['rank']}{ranks} to {targets}{also}"
+    if adapter.get("kind") == "oft":
+        additions = f"rotations of {adapter['oft_block_size']} inputs each (OFT) of {targets}{also}"
     return f"{additions}{began} were trained{base}{merged}{twice if is_adapter else ''}"
 
 

@@ -66,7 +66,33 @@ def _start(adapter: Adapter, *, is_random: bool) -> Iterator[Contradiction]:
         )
 
 
+OF_ADDITIONS = ("rank", "alpha", "patterns", "scaling", "dropout", "init")
+"""Keys that say something of low-rank additions alone."""
+
+
+def _rotations(adapter: Adapter) -> Iterator[Contradiction]:
+    """Keys of one of rotations and additions beside the other."""
+    defaults = Adapter()
+    if adapter.kind != "oft" and adapter.oft_block_size != defaults.oft_block_size:
+        yield Contradiction(
+            ("adapter.oft_block_size", "adapter.kind"),
+            f"adapter.oft_block_size is {adapter.oft_block_size}, and adapter.kind is {adapter.kind}",
+            "adapter.kind oft, whose rotations have blocks",
+            "leave adapter.oft_block_size out, or set adapter.kind to oft",
+        )
+    others = [key for key in OF_ADDITIONS if getattr(adapter, key) != getattr(defaults, key)]
+    if adapter.kind == "oft" and others:
+        names = [f"adapter.{key}" for key in others]
+        yield Contradiction(
+            (*names, "adapter.kind"),
+            f"adapter.kind is oft, and {' and '.join(names)} {'is' if len(names) == 1 else 'are'} given",
+            "rotations alone, which have adapter.oft_block_size, adapter.targets, adapter.quantize and adapter.also",
+            f"leave {' and '.join(names)} out, or set adapter.kind to lora",
+        )
+
+
 def _keys(adapter: Adapter, *, is_random: bool) -> Iterator[Contradiction]:
+    yield from _rotations(adapter)
     yield from _start(adapter, is_random=is_random)
     for index, pattern in enumerate(adapter.patterns):
         if pattern.rank is None and pattern.alpha is None:

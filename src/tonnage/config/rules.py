@@ -57,8 +57,8 @@ class Setting(NamedTuple):
     """Name of the machine's devices."""
     optimizer: str = "adamw"
     """Its kind."""
-    magnitudes: bool = False
-    """Whether an adapter has lengths of rows (``adapter.kind`` dora)."""
+    adapter_kind: str = "lora"
+    """Its kind."""
     begins: str = "zero"
     """Where its additions begin (``adapter.init``)."""
     rounded: str = "none"
@@ -125,7 +125,7 @@ class Setting(NamedTuple):
             device=device,
             machine=machine,
             optimizer=config.optimizer.kind,
-            magnitudes=not isinstance(adapter, str) and adapter.kind == "dora",
+            adapter_kind="lora" if isinstance(adapter, str) else adapter.kind,
             begins="zero" if isinstance(adapter, str) else adapter.init,
             rounded=config.quantize_aware.scheme,
         )
@@ -280,9 +280,12 @@ IN_FRONT: tuple[Rule, ...] = (
     ),
     Rule(
         ("parallel.tensor", "adapter.kind"),
-        lambda at: at.magnitudes and at.tensor not in ("auto", 1),
-        "parallel.tensor is {at.tensor}, and adapter.kind is dora, which needs the lengths of whole rows",
-        "parallel.tensor of 1, with DoRA so far",
+        lambda at: at.adapter_kind != "lora" and at.tensor not in ("auto", 1),
+        lambda at: (
+            f"parallel.tensor is {at.tensor}, and adapter.kind is {at.adapter_kind}, which needs "
+            + ("the lengths of whole rows" if at.adapter_kind == "dora" else "all inputs of a layer")
+        ),
+        "parallel.tensor of 1, with {at.adapter_kind} so far",
         "set parallel.tensor to 1, or adapter.kind to lora",
     ),
     _not_rounded(
@@ -440,9 +443,9 @@ WITHIN: tuple[Rule, ...] = (
     ),
     _not_rounded(
         "adapter.kind",
-        lambda at: at.magnitudes,
-        "dora",
-        "lengths are those of weights as they are",
+        lambda at: at.adapter_kind != "lora",
+        "{at.adapter_kind}",
+        "it is computed with weights and inputs as they are",
         "adapter.kind=lora",
     ),
     _not_rounded(
@@ -472,9 +475,9 @@ WITHIN: tuple[Rule, ...] = (
     ),
     _not_in_fp8(
         "adapter.kind",
-        lambda at: at.magnitudes,
-        "dora",
-        "lengths are those of weights as they are",
+        lambda at: at.adapter_kind != "lora",
+        "{at.adapter_kind}",
+        "it is computed with weights and inputs as they are",
         "adapter.kind=lora",
     ),
     _not_in_fp8(

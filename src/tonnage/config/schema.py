@@ -574,8 +574,11 @@ class RankPattern(Section):
 class Adapter(Section):
     """Low-rank additions to layers (LoRA), which are trained in place of the model's own weights."""
 
-    kind: Literal["lora", "dora"] = "lora"
-    """`dora` trains a length for each row of the adapted weights besides (DoRA), which takes memory and time."""
+    kind: Literal["lora", "dora", "oft"] = "lora"
+    """`dora` trains a length for each row of the adapted weights besides (DoRA), which takes memory and time; `oft`
+    trains rotations of the inputs of layers in place of additions (OFT)."""
+    oft_block_size: Annotated[int, Field(ge=2, le=4096)] = 32
+    """Of `oft`: how many inputs of a layer are rotated together."""
     rank: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rank of the additions: a layer's is the product of two matrices of so many rows and columns."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 64.0

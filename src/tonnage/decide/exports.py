@@ -151,7 +151,8 @@ def _check_plain(trained: _Trained, directory: Path) -> None:
     """Refuse to hand vLLM an adapter of which it knows no more than one rank and one alpha."""
     adapter = trained.config.adapter
     assert not isinstance(adapter, str)
-    unlike = "lengths of rows (DoRA)" if adapter.kind == "dora" else "ranks by pattern" if adapter.patterns else ""
+    by_kind = {"lora": "ranks by pattern" if adapter.patterns else "", "dora": "lengths of rows (DoRA)"}
+    unlike = by_kind.get(adapter.kind, "rotations of inputs (OFT)")
     if unlike:
         raise user_error(
             where="--for vllm",

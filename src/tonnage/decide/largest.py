@@ -137,6 +137,13 @@ def _ranks(model_config: PreTrainedConfig, config: Config) -> _Values:
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import build_on_meta
 
+    if isinstance(config.adapter, Adapter) and config.adapter.kind == "oft":
+        raise user_error(
+            where="adapter.kind",
+            found="--largest rank, and adapter.kind is oft, whose rotations have no rank",
+            needed="low-rank additions",
+            change="adapter.kind=lora, or another key that is solved for",
+        )
     if not isinstance(config.adapter, Adapter):
         raise user_error(
             where="adapter.rank",

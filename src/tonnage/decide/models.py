@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, read_config
 from tonnage.decide.towers import trained_apart
@@ -159,16 +159,26 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
 
     own = trains_of_files(model.files, model.config).adapter
     assert own is not None
-    adapter = Adapter(
-        kind="dora" if files.magnitudes else "lora",
-        rank=files.rank,
-        alpha=files.alpha,
-        targets=own.targets if not isinstance(own.targets, str) else "all-linear",
-        patterns=tuple(RankPattern(match=one.match, rank=one.rank, alpha=one.alpha) for one in own.patterns),
-        scaling="rank_stabilised" if files.rank_stabilised else "plain",
-        also=own.also,
-        dropout=files.dropout,
-    )
+    shared: dict[str, Any] = {
+        "targets": own.targets if not isinstance(own.targets, str) else "all-linear",
+        "also": own.also,
+    }
+    if files.oft_block_size:
+        adapter, sizes = (
+            Adapter(kind="oft", oft_block_size=files.oft_block_size, **shared),
+            f"oft_block_size {files.oft_block_size}",
+        )
+    else:
+        adapter = Adapter(
+            kind="dora" if files.magnitudes else "lora",
+            rank=files.rank,
+            alpha=files.alpha,
+            patterns=tuple(RankPattern(match=like.match, rank=like.rank, alpha=like.alpha) for like in own.patterns),
+            scaling="rank_stabilised" if files.rank_stabilised else "plain",
+            dropout=files.dropout,
+            **shared,
+        )
+        sizes = f"rank {adapter.rank}, alpha {adapter.alpha:g}, scaling {adapter.scaling}"
     if isinstance(config.adapter, str) and files.magnitudes and files.dropout:
         without = adapter.model_copy(update={"dropout": 0.0}).model_dump(mode="json", exclude_defaults=True)
         raise user_error(
@@ -184,8 +194,8 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         raise user_error(
             where="adapter",
             found=f"another adapter than the one in {files.directory}",
-            needed=f"kind {adapter.kind}, rank {adapter.rank}, alpha {adapter.alpha:g}, targets {adapter.targets}, "
-            f"scaling {adapter.scaling}, also {list(adapter.also)}, as it has them",
+            needed=f"kind {adapter.kind}, {sizes}, targets {adapter.targets}, also {list(adapter.also)}, as it has "
+            "them",
             change="leave adapter out of the config: the directory says it",
         )
     return config

@@ -612,17 +612,17 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     lengths = " with lengths of rows (DoRA)" if adapter.kind == "dora" else ""
     number_of = sum(number for _, number, _ in model.adapted_matrices)
     kinds = ", ".join(f"{number:,} of {whole:,} in {kind}" for kind, number, whole in model.adapted_matrices)
-    additions = (
-        f"additions{lengths} of rank {adapter.rank}{ranks} to {', '.join(where)} ({number_of:,} matrices: "
-        f"{kinds}){also}: {counted}"
-    )
+    trained = f"additions{lengths} of rank {adapter.rank}{ranks} to"
+    if adapter.kind == "oft":
+        trained = f"rotations of {adapter.oft_block_size} inputs each (OFT) of"
+    additions = f"{trained} {', '.join(where)} ({number_of:,} matrices: {kinds}){also}: {counted}"
     megabytes = 4 * number / 1e6 * (1 if adapter.init == "zero" else 2)
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
         *(["additions to an embedding"] if model.embedding_additions else []),
         *(["additions to a vision tower"] if sees else []),
         *(["weights trained whole"] if adapter.also else []),
-        *(["lengths of rows"] if adapter.kind == "dora" else []),
+        *(["lengths of rows"] if adapter.kind == "dora" else ["rotations"] if adapter.kind == "oft" else []),
         *(["ranks by pattern"] if adapter.patterns else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"

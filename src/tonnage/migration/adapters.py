@@ -14,7 +14,11 @@ from tonnage.migration.programs import LLAMA_FACTORY_1, LLAMA_FACTORY_YAML, TRL
 from tonnage.migration.values import flag, listed, number, text, whole, words
 
 LORA = ("lora", "qlora")
+ROTATED = "oft"
+"""LLaMA-Factory's word for peft's OFT."""
 WHOLE = ("full", "none", "")
+OFT_BLOCK_SIZE = 32
+"""``oft_block_size`` where it is not given."""
 FREEZE = "freeze"
 TRAINED_BLOCKS = 2
 """``freeze_trainable_layers`` where it is not given."""
@@ -26,6 +30,7 @@ PARTS = (
 )
 PISSA_ROUNDS = 16
 """``pissa_iter`` where it is not given."""
+OFT = ("adapter.oft_block_size", "oft_rank", "oft_dropout")
 QUANTISED_IN = {4: "nf4", 8: "int8"}
 """Bits of LoftQ -> how weights are quantised."""
 LOFTQ_FACTOR = (
@@ -44,6 +49,10 @@ def trained(draft: Draft) -> None:
         _some_blocks(draft)
         return
     draft.drop_every("Belongs to freeze.", "freeze_layers", "freeze_modules", "freeze_extra")
+    if _rotates(draft):
+        _rotations(draft)
+        return
+    draft.drop_every("Belongs to OFT.", *OFT)
     kind = draft.first("lora", _is_lora)
     is_on = kind.value if kind is not None else _is_lora_by_default(draft)
     if kind is not None and not is_on:
@@ -60,7 +69,31 @@ def trained(draft: Draft) -> None:
 def has_adapter(draft: Draft) -> bool:
     """Whether an adapter is asked for, whose word is not one that is refused."""
     words_for_it = {str(setting.value).strip().lower() for setting in draft.settings("lora")}
-    return bool(words_for_it & {*LORA, "true"}) or (not words_for_it and draft.program.name == "LLaMA-Factory")
+    has_default = not words_for_it and draft.program.name == "LLaMA-Factory"
+    return bool(words_for_it & {*LORA, "true"}) or has_default or _rotates(draft)
+
+
+def _rotates(draft: Draft) -> bool:
+    """Whether inputs of layers are rotated, which LLaMA-Factory alone has a word for."""
+    words_for_it = {str(setting.value).strip().lower() for setting in draft.settings("lora")}
+    return words_for_it == {ROTATED} and draft.program is LLAMA_FACTORY_YAML
+
+
+def _rotations(draft: Draft) -> None:
+    """LLaMA-Factory's ``oft``: peft's rotations, of the layers that ``lora_target`` names."""
+    kind, size = draft.first("lora", text), draft.first("adapter.oft_block_size", whole)
+    draft.put("adapter.kind", "oft", kind)
+    draft.put("adapter.oft_block_size", OFT_BLOCK_SIZE if size is None else size.value, size, kind)
+    number_of, dropout = draft.first("oft_rank", whole), draft.first("oft_dropout", number)
+    draft.drop(number_of if number_of is not None and not number_of.value else None, "oft_block_size says it.")
+    draft.refuse(number_of, "Blocks are named by their size (oft_block_size), which is the same in all layers.")
+    draft.drop(dropout if dropout is not None and not dropout.value else None, "The default.")
+    draft.refuse(dropout, "Rotations have no dropout.")
+    _targets(draft)
+    _beside(draft)
+    _quantise(draft, kind)
+    draft.drop_every("Belongs to LoRA.", *PARTS)
+    _patterns(draft)
 
 
 def _some_blocks(draft: Draft) -> None:
@@ -76,7 +109,7 @@ def _some_blocks(draft: Draft) -> None:
         draft.put("train", patterns, kind, number_of, parts, others)
     elif number_of is not None:
         draft.refuse(number_of, "No block would be trained.")
-    draft.drop_every("There is no adapter.", *PARTS, *QUANTISING)
+    draft.drop_every("There is no adapter.", *PARTS, *OFT, *QUANTISING)
 
 
 def _is_lora(value: Any) -> bool:
@@ -307,7 +340,7 @@ def _parts_beside(value: Any) -> list[str]:
     return list(dict.fromkeys(BESIDE[str(name)] for name in names))
 
 
-def _quantise(draft: Draft, kind: Pick[bool] | None) -> None:
+def _quantise(draft: Draft, kind: Pick[Any] | None) -> None:
     bits, four, eight = draft.first("bits", whole), draft.first("bits4", flag), draft.first("bits8", flag)
     double, of_kind = draft.first("double", flag), draft.first("quant_type", text)
     method = draft.first("quant_method", text)

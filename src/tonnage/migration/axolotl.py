@@ -143,15 +143,16 @@ def _stream(draft: Draft, leaves: Leaves, sources: ImportedSources) -> None:
 
 
 def _first_files(draft: Draft, source: Mapping[str, str]) -> list[str]:
-    """Files of a data set that is known, with as many tokens as all steps see; none of another one, nor where nothing
-    says how many that are."""
+    """Files of a data set that is known, with as many tokens as all steps see; none of another one, nor where
+    nothing says how many that are, or it has not so many."""
     known = _TABLE["streams"].get(f"{source['path']} {source.get('name', '')}")
     lengths = draft.every("data.max_length", whole)
     is_counted = {"steps", "batch.sequences"} <= draft.tree.keys() and lengths
     if known is None or not is_counted or "files" in source or source.get("split", "train") != "train":
         return []
     tokens = draft.tree["steps"] * draft.tree["batch.sequences"] * lengths[0].value
-    return [known["files"].format(number=number) for number in range(math.ceil(tokens / known["tokens"]))]
+    number_of = math.ceil(tokens / known["tokens"])
+    return [known["files"].format(number=number) for number in range(number_of) if number_of <= known["number_of"]]
 
 
 def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:

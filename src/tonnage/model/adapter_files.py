@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,23 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that change what an adapter computes, and the values that are known here. Of the ways to begin, those that
 change the model's own weights (PiSSA, OLoRA, LoftQ, CorDA) are not among them: the additions belong to what is left."""
+ROTATIONS: Mapping[str, Any] = {
+    "r": 0,
+    "coft": False,
+    "block_share": False,
+    "use_cayley_neumann": True,
+    "num_cayley_neumann_terms": 5,
+    "module_dropout": 0.0,
+}
+"""Fields of rotations of inputs (OFT) that have one value that is known here, which is also peft's own default."""
+KNOWN_OF_ROTATIONS: Mapping[str, tuple[Any, ...]] = {
+    **KNOWN,
+    **{key: (value,) for key, value in ROTATIONS.items()},
+    "peft_type": ("OFT",),
+    "init_weights": (True, False),
+}
+OFT_SINCE = (0, 18)
+"""The first version of peft whose rotations are those of today."""
 NO_MATTER = frozenset(
     {
         "alpha_pattern",
@@ -48,8 +65,10 @@ NO_MATTER = frozenset(
         "loftq_config",
         "lora_alpha",
         "lora_dropout",
+        "eps",
         "megatron_core",
         "modules_to_save",
+        "oft_block_size",
         "peft_version",
         "qalora_group_size",
         "r",
@@ -90,12 +109,16 @@ class AdapterFiles:
     """The same of those that have another alpha."""
     magnitudes: bool = False
     """Whether it has lengths of rows (DoRA)."""
+    oft_block_size: int = 0
+    """Inputs that are rotated together, if it rotates them (OFT): then it has no rank and no alpha."""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the model's configuration that were others when it was trained (``POSITIONS``)."""
 
     @property
     def factor(self) -> float:
         """By which its additions are multiplied."""
+        if self.oft_block_size:
+            return 1.0
         return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
 
     def rank_of(self, path: str) -> int:
@@ -109,7 +132,11 @@ class AdapterFiles:
     @property
     def vocabulary(self) -> int:
         """Rows of an embedding or a head that is whole in it, which may be more than the model's; 0 if none is."""
-        whole = (tensor for tensor in self.stored if "lora_" not in tensor.key and _VOCABULARY.search(tensor.key))
+        whole = (
+            tensor
+            for tensor in self.stored
+            if not re.search("lora_|oft_", tensor.key) and _VOCABULARY.search(tensor.key)
+        )
         return max((tensor.shape[0] for tensor in whole if len(tensor.shape) == 2), default=0)
 
 
@@ -137,14 +164,38 @@ def _patterns(value: Any, *, whole: bool) -> tuple[tuple[str, Any], ...] | None:
     return tuple((value or {}).items())
 
 
+Wrong = Callable[[str, str], None]
+"""Notes what is wrong with a field: its key, and what is needed."""
+
+
+def _check_additions(fields: Mapping[str, Any], wrong: Wrong) -> None:
+    rank, alpha, dropout = fields.get("r"), fields.get("lora_alpha"), fields.get("lora_dropout", 0.0)
+    if type(rank) is not int or rank < 1:
+        wrong("r", "the rank, a number of at least 1")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
+        wrong("lora_alpha", "a number above 0")
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
+        wrong("lora_dropout", "a number from 0 to below 1")
+
+
+def _check_rotations(fields: Mapping[str, Any], wrong: Wrong) -> None:
+    size, version = fields.get("oft_block_size"), re.match(r"(\d+)\.(\d+)", str(fields.get("peft_version")))
+    if type(size) is not int or size < 2:
+        wrong("oft_block_size", "a number of at least 2")
+    if version is None or (int(version[1]), int(version[2])) < OFT_SINCE:
+        wrong("peft_version", f"{'.'.join(map(str, OFT_SINCE))} or newer: rotations were others before")
+
+
 def read_adapter(directory: Path) -> AdapterFiles:
     """The adapter in a directory; of its weights, the headers.
 
     Raises:
-        UserError: it is none of LoRA as it is computed here, or its files are missing or damaged.
+        UserError: it is none of LoRA or OFT as they are computed here, or its files are missing or damaged.
     """
     path = directory / CONFIG
     fields, problems = read_json_object(path), list[Problem]()
+    rotates = fields.get("peft_type") == "OFT"
+    accepted, kind = (KNOWN_OF_ROTATIONS, "rotations") if rotates else (KNOWN, "plain low-rank additions")
 
     def wrong(key: str, needed: str) -> None:
         observed = f"{key} is {str(fields.get(key))[:100]}"
@@ -153,18 +204,11 @@ def read_adapter(directory: Path) -> AdapterFiles:
         )
 
     for key, value in fields.items():
-        if key in KNOWN and value not in KNOWN[key]:
-            wrong(key, f"{' or '.join(str(one) for one in KNOWN[key])}: plain low-rank additions")
-        elif key not in KNOWN and key not in NO_MATTER and value not in (None, False, {}, []):
+        if key in accepted and value not in accepted[key]:
+            wrong(key, f"{' or '.join(map(str, accepted[key]))}: {kind} as they are computed here")
+        elif key not in accepted and key not in NO_MATTER and value not in (None, False, {}, []):
             wrong(key, "a field that is known here")
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if type(rank) is not int or rank < 1:
-        wrong("r", "the rank, a number of at least 1")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
-        wrong("lora_alpha", "a number above 0")
-    dropout = fields.get("lora_dropout", 0.0)
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
-        wrong("lora_dropout", "a number from 0 to below 1")
+    (_check_rotations if rotates else _check_additions)(fields, wrong)
     ranks = _patterns(fields.get("rank_pattern"), whole=True)
     alphas = _patterns(fields.get("alpha_pattern"), whole=False)
     for key, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
@@ -178,9 +222,6 @@ def read_adapter(directory: Path) -> AdapterFiles:
         problems.append(Problem("an adapter without weights", needed, "save it as safetensors", str(directory)))
     if problems:
         raise UserError(*problems)
-    assert isinstance(rank, int)
-    assert isinstance(alpha, int | float)
-    assert isinstance(dropout, int | float)
     assert isinstance(base, str)
     beside = directory / base
     revision, experts = fields.get("revision"), fields.get("target_parameters") or ()
@@ -188,15 +229,16 @@ def read_adapter(directory: Path) -> AdapterFiles:
         directory,
         str(beside) if not Path(base).is_dir() and beside.is_dir() else base,
         revision if isinstance(revision, str) else None,
-        rank,
-        float(alpha),
+        0 if rotates else fields["r"],
+        0.0 if rotates else float(fields["lora_alpha"]),
         bool(fields.get("use_rslora")),
         read_headers([directory / WEIGHTS]),
-        tuple(str(one) for one in experts),
-        float(dropout),
+        tuple(map(str, experts)),
+        0.0 if rotates else float(fields.get("lora_dropout", 0.0)),
         fields.get("task_type") == "SEQ_CLS",
         ranks or (),
         tuple((named, float(alpha)) for named, alpha in alphas or ()),
         bool(fields.get("use_dora")),
+        fields["oft_block_size"] if rotates else 0,
         read_json_object(directory / POSITIONS) if (directory / POSITIONS).is_file() else {},
     )

@@ -12,6 +12,10 @@ With magnitudes (DoRA) a layer has two vectors more, both fp32:
     layer.lora_magnitude (out,)          the length that each row of the sum has; at first that of the frozen weight's
     layer.lora_norms (out,)              the lengths of the frozen weight's rows, which stay as they are
 
+Rotations (OFT) are of the layer's inputs, and in place of the two matrices:
+
+    layer.oft_R (blocks, size * (size - 1) / 2)    of each block the numbers above the diagonal, fp32; zero at first
+
 The experts of a mixture are stacked, and so are their additions: ``experts.gate_up_proj_lora_A`` is (experts, rank,
 in), ``_lora_B`` (experts, out, rank). An embedding's are the other way round, as peft has them: what is looked up is
 zero at first.
@@ -44,6 +48,7 @@ from tonnage.kernels.fp8 import Fp8
 from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
 from tonnage.kernels.quantized import PackedWeight
 from tonnage.kernels.regions import region_of
+from tonnage.kernels.rotations import rotated, rotated_columns
 from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
@@ -54,6 +59,8 @@ DOWN, UP = "lora_A", "lora_B"
 EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
 MAGNITUDE, NORMS = "lora_magnitude", "lora_norms"
 """Of DoRA: the lengths that rows have, which are trained, and those of the frozen weight."""
+ROTATIONS = "oft_R"
+"""Of OFT: what its rotations are made of."""
 ALL_LINEAR = "all-linear"
 MOST_NAMES = 12
 NOT_LOADED = "peft could not load the addition"
@@ -97,6 +104,8 @@ class AdapterSpec:
     """Layers whose additions differ in rank or factor; the first that matches counts."""
     magnitudes: bool = False
     """Whether the lengths of rows are trained apart (DoRA)."""
+    oft_block_size: int = 0
+    """Inputs that are rotated together where no matrices are added (OFT)."""
     init: Literal["zero", "pissa", "loftq"] = "zero"
     """Where additions begin (``starts``)."""
     rounds: int = 0
@@ -178,7 +187,9 @@ class Target:
 
     def shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in ``owner``."""
-        (outputs, inputs), rank = self.shape, adapter.rank_of(self.path)
+        (outputs, inputs), rank, size = self.shape, adapter.rank_of(self.path), adapter.oft_block_size
+        if size:
+            return {ROTATIONS: (inputs // size, size * (size - 1) // 2)}
         if self.embeds:
             return {EMBEDDING_DOWN: (inputs, rank), EMBEDDING_UP: (outputs, rank)}
         stack = (self.experts,) if self.experts else ()
@@ -192,11 +203,6 @@ class Target:
         return f"{self.path}{joint}{down}", f"{self.path}{joint}{up}"
 
     @property
-    def magnitude(self) -> str:
-        """Name of the lengths of its rows in the model."""
-        return f"{self.path}.{MAGNITUDE}"
-
-    @property
     def weight(self) -> str:
         """Name of the matrix, or the stack, in the model."""
         return self.path if self.experts else f"{self.path}.weight"
@@ -206,24 +212,26 @@ class Target:
         """Whether its rows are inputs: GPT-2's layers, and some families' experts."""
         return bool(self.owner.is_transposed) if self.experts else type(self.owner) is Conv1D
 
-    def merged(
-        self, weight: Tensor, down: Tensor, up: Tensor, factor: float, magnitudes: Tensor | None = None
-    ) -> Tensor:
-        """``weight`` with an addition added, and rows of the lengths that ``magnitudes`` say, in fp32."""
+    def merged(self, weight: Tensor, adapter: AdapterSpec, values: Sequence[Tensor]) -> Tensor:
+        """``weight`` with what is trained beside it, ``values`` in the order of ``named_shapes``, in fp32."""
+        if adapter.oft_block_size:
+            return rotated_columns(weight.float(), values[0].float().to(weight.device))
+        (down, up), factor = values[:2], adapter.factor_of(self.path)
         if self.embeds:
             return weight.float() + torch.matmul(down.float(), up.float().t()).mul_(factor).to(weight.device)
         added = torch.matmul(up.float(), down.float()).mul_(factor)
         summed = weight.float() + (added.transpose(-1, -2) if self.lies_turned else added).to(weight.device)
-        if magnitudes is None:
+        if not adapter.magnitudes:
             return summed
         turned = summed.t() if self.lies_turned else summed
-        turned = lengthened(turned, magnitudes.to(weight.device))
+        turned = lengthened(turned, values[2].to(weight.device))
         return turned.t() if self.lies_turned else turned
 
     def named_shapes(self, adapter: AdapterSpec) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in the model."""
-        names = (*self.names(), self.magnitude) if adapter.magnitudes and self.is_layer else self.names()
-        return dict(zip(names, self.shapes(adapter).values(), strict=True))
+        joint = "_" if self.experts else "."
+        shapes = self.shapes(adapter).items()
+        return {f"{self.path}{joint}{name.removeprefix(self.prefix)}": shape for name, shape in shapes}
 
 
 def prepare(
@@ -527,15 +535,34 @@ def _check_patterns(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
 
 
 def _check_kind(adapter: AdapterSpec, targets: Sequence[Target]) -> None:
-    """Refuse lengths of rows where there are no rows of a layer's own, of experts and embeddings, and of a tower."""
-    others = [target.path for target in targets if not target.is_layer or in_tower(target.path)]
-    if adapter.magnitudes and others:
+    """Refuse lengths of rows and rotations of inputs where there is no layer of the language model's, and rotations of
+    inputs that their blocks do not divide."""
+    if not adapter.magnitudes and not adapter.oft_block_size:
+        return
+    kind, additions = ("oft", "rotations") if adapter.oft_block_size else ("dora", "magnitudes")
+    others = [
+        target.path
+        for target in targets
+        if not target.is_layer or in_tower(target.path) or (adapter.oft_block_size and type(target.owner) is Conv1D)
+    ]
+    if others:
         linear = dict.fromkeys(target.name for target in targets if target.path not in others)
         raise user_error(
             where="adapter.kind, adapter.targets",
-            found=f"dora, and {_ends(others)} among the targets",
-            needed="linear layers of the language model: experts, towers and embeddings have no magnitudes here",
+            found=f"{kind}, and {_ends(others)} among the targets",
+            needed=f"linear layers of the language model: experts, towers and embeddings have no {additions} here"
+            + (", nor have GPT-2's layers" if adapter.oft_block_size else ""),
             change=f"adapter.targets=[{','.join(linear)}], or adapter.kind=lora" if linear else "adapter.kind=lora",
+        )
+    if adapter.oft_block_size and (cut := [target for target in targets if target.shape[1] % adapter.oft_block_size]):
+        common = math.gcd(*(target.shape[1] for target in targets))
+        fitting = [size for size in range(2, min(common, 256) + 1) if common % size == 0]
+        raise user_error(
+            where="adapter.oft_block_size",
+            found=f"{adapter.oft_block_size}, and {cut[0].path} has {cut[0].shape[1]:,} inputs",
+            needed="a size that divides the inputs of all targets"
+            + (f", such as {', '.join(map(str, fitting[-MOST_NAMES:]))}" if fitting else ""),
+            change=f"adapter.oft_block_size={fitting[-1]}" if fitting else "name other adapter.targets",
         )
 
 
@@ -578,13 +605,16 @@ def _is_the_head(path: str) -> UserError:
 def attach(target: Target, adapter: AdapterSpec, storage: torch.dtype, drawn: Drawn | None = None) -> None:
     """Let a matrix, on the meta device, have an addition. As in peft, that of an embedding has no dropout."""
     for name, shape in target.shapes(adapter).items():
-        dtype = torch.float32 if name == MAGNITUDE else storage
+        dtype = torch.float32 if name in (MAGNITUDE, ROTATIONS) else storage
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
     owner: Any = target.owner
     if adapter.magnitudes:
         norms = torch.empty(target.shape[0], device="meta")
         owner.register_parameter(NORMS, nn.Parameter(norms, requires_grad=False))
     setattr(owner, f"{target.prefix}lora_factor", adapter.factor_of(target.path))
+    if adapter.oft_block_size:
+        owner.forward = MethodType(_forward_rotated, owner)
+        return
     if target.embeds:
         owner.forward = MethodType(_forward_embedding, owner)
         return
@@ -607,6 +637,12 @@ def _forward_embedding(module: Any, ids: Tensor) -> Tensor:
     """Forward pass of an embedding with an addition."""
     down, up = module.lora_embedding_A, module.lora_embedding_B
     return adapted_embedding(ids, module.weight, down, up, module.lora_factor, module.padding_idx)
+
+
+def _forward_rotated(module: Any, inputs: Tensor) -> Tensor:
+    """A layer whose inputs are rotated."""
+    own = module._parameters
+    return compute(module, rotated(inputs, own[ROTATIONS]), own.get("weight"), own.get("bias"))
 
 
 def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
@@ -641,9 +677,10 @@ def fill_norms(target: Target, weight: Tensor, parameters: Mapping[str, Tensor],
 def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
     """Fill this rank's parts of all additions among ``parameters``: ``lora_A`` as a linear layer's weight begins
     (uniform, at most one over the root of its inputs), ``lora_B`` with zeros; an embedding's ``lora_embedding_B`` from
-    a normal distribution, its ``lora_embedding_A`` with zeros. All depend on ``seed`` and the name."""
+    a normal distribution, its ``lora_embedding_A`` with zeros; rotations with zeros, which turn nothing. All depend on
+    ``seed`` and the name."""
     for name, parameter in parameters.items():
-        if name.endswith((UP, EMBEDDING_DOWN)):
+        if name.endswith((UP, EMBEDDING_DOWN, ROTATIONS)):
             region_of(parameter)[0].zero_()
         elif name.endswith((DOWN, EMBEDDING_UP)):
             generator = torch.Generator().manual_seed(seed_of(name, seed))
@@ -659,8 +696,8 @@ def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
 
 
 def is_addition(name: str) -> bool:
-    """Whether a parameter is part of a low-rank addition."""
-    return name.endswith((DOWN, UP, EMBEDDING_DOWN, EMBEDDING_UP, MAGNITUDE))
+    """Whether a parameter is part of a low-rank addition, or of a rotation."""
+    return name.endswith((DOWN, UP, EMBEDDING_DOWN, EMBEDDING_UP, MAGNITUDE, ROTATIONS))
 
 
 def _matches(path: str, pattern: str) -> bool:

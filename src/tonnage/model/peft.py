@@ -6,6 +6,7 @@
     PATH.experts.down_proj_lora_B (e, out, r) base_model.model.PATH.experts.lora_B.weight (out, r e)
     PATH.lora_embedding_A (vocabulary, rank)  base_model.model.PATH.lora_embedding_A (rank, vocabulary)
     PATH.lora_magnitude (out)                 base_model.model.PATH.lora_magnitude_vector
+    PATH.oft_R (blocks, numbers)              base_model.model.PATH.oft_R.weight
     PATH.weight, trained whole                base_model.model.PATH.weight
 
 Of two stacks of experts that are both adapted, peft wraps the first into the second, and calls it ``base_layer``.
@@ -25,6 +26,8 @@ from tonnage.errors import UserError, user_error
 from tonnage.kernels.regions import region_of
 from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles, factor_of
 from tonnage.model.adapters import (
+    DOWN,
+    MAGNITUDE,
     AdapterSpec,
     Ranked,
     Target,
@@ -40,9 +43,9 @@ from tonnage.model.stored import read
 PREFIX = "base_model.model."
 
 
-def peft_names(targets: Sequence[Target], whole: Iterable[str], *, magnitudes: bool = False) -> dict[str, str]:
+def peft_names(targets: Sequence[Target], whole: Iterable[str], adapter: AdapterSpec) -> dict[str, str]:
     """Our names of what is trained -> the names in peft's file. ``whole`` are names of parameters that are trained
-    whole; with ``magnitudes``, rows of targets have lengths."""
+    whole; of the ``adapter`` its kind counts."""
     names = {name: f"{PREFIX}{name}" for name in whole}
     wrapped = {target.path.rpartition(".")[0] for target in targets if target.experts}
     outer = {path: [one for one in targets if one.path.rpartition(".")[0] == path][-1] for path in wrapped}
@@ -51,11 +54,10 @@ def peft_names(targets: Sequence[Target], whole: Iterable[str], *, magnitudes: b
         if target.experts:
             owner = target.path.rpartition(".")[0]
             place = owner if outer[owner] is target else f"{owner}.base_layer"
-        for name in target.names():
-            last = name.rpartition(".")[2]
-            names[name] = f"{PREFIX}{place}.{last}" if target.embeds else f"{PREFIX}{place}.{name[-6:]}.weight"
-        if magnitudes and target.is_layer:
-            names[target.magnitude] = f"{PREFIX}{target.path}.lora_magnitude_vector"
+        for name in target.named_shapes(adapter):
+            last = name[-len(DOWN) :] if target.experts else name.rpartition(".")[2]
+            in_file = f"{last}_vector" if last == MAGNITUDE else last if target.embeds else f"{last}.weight"
+            names[name] = f"{PREFIX}{place}.{in_file}"
     return names
 
 
@@ -80,6 +82,11 @@ def from_peft(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
     return value.view(first, second, experts).permute(2, 0, 1)
 
 
+def spec_of(files: AdapterFiles) -> AdapterSpec:
+    """An adapter's kind, and what its layers have that are like the rest."""
+    return AdapterSpec(files.rank, files.factor, magnitudes=files.magnitudes, oft_block_size=files.oft_block_size)
+
+
 def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> AdapterSpec:
     """What is adapted in ``model``, by the names in the adapter's file, and what is trained whole beside it.
 
@@ -95,13 +102,13 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
             if stored.shape != size:
                 raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {size}")
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    names = peft_names(adapted, parameters, magnitudes=files.magnitudes)
+    plain = spec_of(files)
+    names = peft_names(adapted, parameters, plain)
     ours = {theirs: name for name, theirs in names.items()}
     unknown = [key for key in keys if key not in ours]
     if unknown:
         raise _another_model(files, f"{len(unknown):,} tensors that the model has no place for, such as {unknown[0]}")
     own = {ours[key] for key in keys}
-    plain = AdapterSpec(files.rank, files.factor, magnitudes=files.magnitudes)
     targets = [target for target in adapted if own.issuperset(target.named_shapes(plain))]
     half = own - {name for target in targets for name in target.named_shapes(plain)}
     spec = replace(plain, patterns=_patterns(files, targets))
@@ -166,7 +173,7 @@ def fill(
         UserError: the file's embedding is not the model's.
     """
     whole = [name for name in trained if name in parameters and not is_addition(name)]
-    names = {theirs: name for name, theirs in peft_names(targets, whole, magnitudes=files.magnitudes).items()}
+    names = {theirs: name for name, theirs in peft_names(targets, whole, spec_of(files)).items()}
     beside = {_kept_beside(stored): stored.weight for stored in targets if stored.embeds}
     with torch.no_grad():
         for stored, view in read(files.stored):
@@ -208,15 +215,15 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
     targets = find_targets(model, anatomy, adapter.targets, strict=False)
     views = {stored.key: view for stored, view in read(files.stored)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    names = peft_names(targets, parameters, magnitudes=files.magnitudes)
+    names = peft_names(targets, parameters, adapter)
     with torch.no_grad():
         for target in targets:
             shapes = target.named_shapes(adapter)
-            down, up, *magnitude = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
+            values = [from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items()]
             weight = parameters[target.weight]
             if target.embeds and (beside := views.get(_kept_beside(target))) is not None:
                 _check_same(files, _kept_beside(target), beside[...], weight)
-            weight.copy_(target.merged(weight, down, up, adapter.factor_of(target.path), *magnitude))
+            weight.copy_(target.merged(weight, adapter, values))
         for name, parameter in parameters.items():
             if (view := views.get(f"{PREFIX}{name}")) is not None:
                 parameter.copy_(view[...])

@@ -656,14 +656,16 @@ def trains_of(config: Config) -> Trains:
     patterns = tuple(Ranked(match, rank, alpha, factor(rank, alpha)) for match, rank, alpha in sizes)
     quantize = None if own.quantize in ("none", "widened") else own.quantize
     also = (*own.also, "head") if config.objective.scores and "head" not in own.also else own.also
+    rotates = own.kind == "oft"
     spec = AdapterSpec(
-        own.rank,
-        factor(own.rank, own.alpha),
+        0 if rotates else own.rank,
+        1.0 if rotates else factor(own.rank, own.alpha),
         own.targets,
         also,
         own.dropout,
         patterns,
         magnitudes=own.kind == "dora",
+        oft_block_size=own.oft_block_size if rotates else 0,
         init=own.init,
         rounds=own.rounds,
     )
