@@ -232,7 +232,7 @@ def _check_recomputed(config: Config, model: ModelProfile) -> None:
 
 def _check_row_tiles(config: Config, model: ModelProfile, data: DataProfile) -> None:
     number = config.memory.sequence_tiles
-    if number in ("auto", 1):
+    if number == "auto" or number == 1:
         return
     if not model.tokenwise_blocks:
         raise UserError(
