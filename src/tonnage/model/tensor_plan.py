@@ -49,6 +49,10 @@ class TensorPlan:
     divides_tokens: bool
     """Whether ranks divide the tokens of a row wherever they do not divide a matrix. Else each computes all of them."""
 
+    def token_ranks(self, ranks: int) -> int:
+        """How many of so many ranks divide the tokens of a row."""
+        return ranks if self.divides_tokens else 1
+
 
 def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
     """The plan of ``model``.

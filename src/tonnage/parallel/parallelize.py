@@ -113,7 +113,7 @@ def parallelize(
     token_parts = 1
     if (plan := transforms.tensor_plan) is not None:
         divide(root, plan, mesh["tensor"])
-        token_parts = mesh["tensor"].size() if plan.divides_tokens else 1
+        token_parts = plan.token_ranks(mesh["tensor"].size())
     packed = pack_layers(root, blocks, transforms.quantize)
     compiled = transforms.compile and transforms.recompute != "selective"
     if transforms.sequence_tile is not None:
