@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tonnage.host.locked import sent
 from tonnage.kernels.regions import local_part, part_of
 from tonnage.model.adapters import DOWN, EMBEDDING_DOWN, EMBEDDING_UP, UP
 from tonnage.model.packed_layers import compute
@@ -197,19 +196,13 @@ def scatter_tokens(tensor: Tensor, ranks: Ranks) -> Tensor:
     return tokens
 
 
-def own_places(places: Tensor, length: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Which of some places in a whole row, int64 and on the CPU, are a rank's, of which each has ``length`` in turn; and
-    where those are in its part."""
-    mine = (places // length == rank).nonzero()[:, 0]
-    return mine, places[mine] - rank * length
-
-
 def pick_tokens(own: Tensor, places: Tensor, ranks: Ranks) -> Tensor:
-    """The tokens in some ``places`` of a row, (places, hidden), of which ranks have their ``own``, (tokens, hidden);
-    every rank gets all. Their gradient is to be summed already (``enter``)."""
-    mine, here = (sent(index, own.device) for index in own_places(places, len(own), ranks.rank))
-    picked = own.new_zeros(len(places), own.shape[1])
-    return leave(picked.index_copy_(0, mine, own.index_select(0, here)), ranks)
+    """The tokens in some ``places`` of a row, (places, hidden), of which each rank has its ``own``, (tokens, hidden).
+    All get them; their gradient is to be summed already (``enter``)."""
+    here = places - ranks.rank * len(own)
+    is_own = (here >= 0) & (here < len(own))
+    picked = own.index_select(0, torch.where(is_own, here, 0))
+    return leave(torch.where(is_own.unsqueeze(-1), picked, 0), ranks)
 
 
 class _Enter(torch.autograd.Function):

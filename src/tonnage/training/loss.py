@@ -22,7 +22,7 @@ from tonnage.model.attention import cached_arguments, looking_ahead, packing_arg
 from tonnage.model.dropout import Drawn
 from tonnage.model.vision import behind_blocks, beside_embeddings
 from tonnage.parallel.stages import Doors
-from tonnage.parallel.tensor import Ranks, own_places, pick_tokens
+from tonnage.parallel.tensor import Ranks, pick_tokens
 from tonnage.training.batch import MicroBatch
 from tonnage.training.distillation import Distillation
 from tonnage.training.head import Head, LogitsMemory, ScoreHead
@@ -215,8 +215,9 @@ class LossModel(nn.Module):
             places, own = torch.zeros(0, dtype=torch.int64) if places is None else places, ids
             if self.token_ranks is not None:
                 own = ids.chunk(self.token_ranks.size, 1)[self.token_ranks.rank]
-                mine, places = own_places(places, own.shape[1], self.token_ranks.rank)
-                features = features.index_select(0, sent(mine, device))
+                first = self.token_ranks.rank * own.shape[1]
+                mine = ((places >= first) & (places < first + own.shape[1])).nonzero()[:, 0]
+                features, places = features.index_select(0, sent(mine, device)), places[mine] - first
             places = sent(places, device)
             if self.doors.first:
                 embedded = self._with_features(ids, features[:, :hidden], places)
@@ -247,11 +248,11 @@ class LossModel(nn.Module):
 
     def picked(self, states: Tensor, batch: MicroBatch) -> Tensor:
         """Those at supervised positions, (supervised, hidden); of a row that ranks divide, of this rank's targets."""
-        states = states.flatten(0, 1)
+        states, positions = states.flatten(0, 1), sent(batch.positions, states.device)
         if self.token_ranks is None:
-            picked = states.index_select(0, sent(batch.positions, states.device))
+            picked = states.index_select(0, positions)
         else:
-            picked = pick_tokens(states, batch.positions, self.token_ranks)
+            picked = pick_tokens(states, positions, self.token_ranks)
         if batch.context is None:
             return picked
         picked = batch.context.moved(picked, *batch.moves)
