@@ -465,10 +465,17 @@ DIVIDED: list[Setting] = [
 """Ranks of each that divide the model."""
 
 
+DIVIDED_OTHERWISE: list[Setting] = [
+    *[(ranks, 3, recompute, 1, "device", "device") for ranks in (1, 2) for recompute in ("none", "selective")],
+    *[(ranks, 3, "full", 1, "device", "host") for ranks in (1, 2)],
+]
+
+
 @pytest.mark.slow
-def test_categories_of_ranks_that_divide_matrices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [DIVIDED, pytest.param(DIVIDED_OTHERWISE, marks=pytest.mark.matrix)])
+def test_categories_of_ranks_that_divide_matrices(settings: list[Setting], tmp_path: Path) -> None:
     """Of the loss, of which each has a part, plans are not exact; it is not where most is held."""
-    for setting, profile, found in seen(tmp_path, TIED_LLAMA, DIVIDED, tensor=2):
+    for setting, profile, found in seen(tmp_path, TIED_LLAMA, settings, tensor=2):
         made = planned(layout_of(*setting, tensor=2), profile)
         for moment in ("peak", "evaluation", "forward", "backward", "kept"):
             for category, size in made[moment].items():
