@@ -1,5 +1,5 @@
-"""A step of families whose matrices ranks divide, beside the step of the whole model: says by how much it is off. All but the
-loss is in fp64, so that what is off is not rounding.
+"""A step of families whose matrices ranks divide, beside the step of the whole model: says by how much it is off.
+All but the loss is in fp64, so that what is off is not rounding.
 
 One row of three documents; its tokens are no multiple of the ranks, and documents lie on both sides of their borders.
 """
@@ -90,7 +90,7 @@ def _whole(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() < 2:
-                parameter += 0.1 * torch.randn(parameter.shape, generator=chance)
+                parameter.add_(torch.randn(parameter.shape, generator=chance), alpha=0.1)
     return model
 
 

@@ -15,11 +15,38 @@ SOME = {
     "olmo": True,  # norms without a weight
 }
 """Families, and whether ranks divide the tokens of a row as well."""
-OTHERS = (
-    "arcee cohere cohere2 cwm ernie4_5 exaone4 gemma gemma2 gemma3_text gpt_neox granite helium hrm_text hyperclovax "
-    "internlm3 iquestcoder jais2 llama ministral ministral3 mistral nanochat nemotron phi qwen2 qwen3 seed_oss smollm3 "
-    "starcoder2 vaultgemma"
-).split()
+OTHERS = [
+    "arcee",
+    "cohere",
+    "cohere2",
+    "cwm",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "granite",
+    "helium",
+    "hrm_text",
+    "hyperclovax",
+    "internlm3",
+    "iquestcoder",
+    "jais2",
+    "llama",
+    "ministral",
+    "ministral3",
+    "mistral",
+    "nanochat",
+    "nemotron",
+    "phi",
+    "qwen2",
+    "qwen3",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
+    "vaultgemma",
+]
 
 
 @pytest.mark.slow

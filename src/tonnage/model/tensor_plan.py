@@ -8,9 +8,9 @@ file reads that plan and turns the names into modules. Embedding and head are cu
     this rank     backward: sum,                                            and scatter    this rank
                   and scatter                                     backward: gather
 
-Between a sum and the next entrance each rank has the hidden states of its own part of a row's tokens (Korthikanti et al.
-2022, arXiv:2205.05198), where that is all that a token needs there (``TensorPlan.divides_tokens``). Elsewhere every rank
-has those of all tokens: it enters without gathering, and leaves without scattering.
+Between a sum and the next entrance each rank has the hidden states of its own part of a row's tokens (Korthikanti et
+al. 2022, arXiv:2205.05198), where that is all that a token needs there (``TensorPlan.divides_tokens``). Elsewhere every
+rank has those of all tokens: it enters without gathering, and leaves without scattering.
 """
 
 from __future__ import annotations

@@ -84,9 +84,8 @@ def _divide(
     for linear_layer in plan.rows:
         _let(linear_layer, partial(_forward_rows, linear_layer, tokens))
     _divide_embedding(plan.embedding, tokens)
-    for module in plan.entrances:
-        _let(module, partial(_forward_entered, module.forward, first_argument(module), tokens.enter))
-    _let(plan.head, partial(_forward_entered, plan.head.forward, first_argument(plan.head), partial(enter, ranks=ranks)))
+    for module in (*plan.entrances, plan.head):
+        _let(module, partial(_forward_entered, module.forward, first_argument(module), tokens))
 
 
 @dataclass(frozen=True)
@@ -314,13 +313,11 @@ def _forward_rows(module: Any, tokens: _Tokens, inputs: Tensor) -> Tensor:
     return output if module.bias is None else output + tokens.own(own["bias"])
 
 
-def _forward_entered(
-    forward: Callable[..., Any], name: str, entered: Callable[[Tensor], Tensor], *args: Any, **keywords: Any
-) -> Any:
+def _forward_entered(forward: Callable[..., Any], name: str, tokens: _Tokens, *args: Any, **keywords: Any) -> Any:
     """A module's forward whose first argument enters."""
     if args:
-        return forward(entered(args[0]), *args[1:], **keywords)
-    return forward(**keywords | {name: entered(keywords[name])})
+        return forward(tokens.enter(args[0]), *args[1:], **keywords)
+    return forward(**keywords | {name: tokens.enter(keywords[name])})
 
 
 def _divide_embedding(embedding: nn.Embedding, tokens: _Tokens) -> None:

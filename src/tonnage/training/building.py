@@ -415,7 +415,6 @@ def _in_loss_model(
         in_fp32 += [one for name, one in model.named_parameters() if name.endswith((MAGNITUDE, NORMS))]
     divided = tensor_plan(model, anatomy) if mesh["tensor"].size() > 1 else None
     token_ranks = Ranks.along(mesh["tensor"]) if divided is not None and divided.divides_tokens else None
-    token_parts = token_ranks.size if token_ranks is not None else 1
     experts, num_stages = num_experts(model), len(layout.stages) if layout.pipeline > 1 else 1
     weight = weight_of_router_loss(blueprint.router_loss, model, pipeline=num_stages, context=layout.context)
     part = keep_stage(model, anatomy, number, layout.stages) if layout.pipeline > 1 else None
@@ -433,10 +432,10 @@ def _in_loss_model(
         most = max(tiles.number for tiles in tiled)
         blueprint.log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     keep_inputs = None
-    if num_bytes := blueprint.input_bytes:
+    if num_bytes := blueprint.input_bytes // (token_ranks.size if token_ranks is not None else 1):
         passes = layout.passes_under_way(mesh["pipeline"].get_local_rank())
         keep_inputs = partial(
-            BlockInputs, input_bytes=num_bytes // token_parts, device=blueprint.world.device, passes=passes, log=blueprint.log
+            BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, passes=passes, log=blueprint.log
         )
     transforms = Transforms(
         tensor_plan=divided,
