@@ -119,7 +119,6 @@ def assert_same_numbers(run: RunDirectory, reference: Reference) -> None:
     steps, weights = reference
     got = metrics(run)
     assert len(got) == len(steps)
-    assert any(step["computed_tokens"] > step["tokens"] for step in got)  # rows that ranks do not divide evenly
     for ours, plain in zip(got, steps, strict=True):
         where = f"{run.path.name}, step {ours['step']}"
         assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
