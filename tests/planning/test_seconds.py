@@ -101,7 +101,7 @@ def test_ranks_that_divide_tokens_send_as_many_bytes_and_keep_a_part_of_inputs()
     picked = cut.micro_batches * cut.width * MODEL.hidden_size * work.row_supervised
     halves = cut.micro_batches * cut.width * MODEL.hidden_size * work.row_tokens * MODEL.num_blocks
     for kind, again in (("none", 0.0), ("selective", halves), ("full", 0.0)):
-        of_kind = replace(cut, recompute=kind, activation_tier="device")
+        of_kind = layout(workers=2, tensor=2, device="cuda", recompute=kind)
         more = summed_bytes(of_kind, divided, work) - summed_bytes(of_kind, MODEL, work)
         assert more == pytest.approx(picked + again)
     gpu = parse_hardware("A100-80GB")
