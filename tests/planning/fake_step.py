@@ -53,6 +53,7 @@ from tonnage.optim.tiers import TrainedParameter
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.stages import keep_stage
+from tonnage.parallel.tensor import Ranks
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import device_mesh
 from tonnage.training.batch import MicroBatch
@@ -187,6 +188,8 @@ def tracked(
                 part = keep_stage(model, anatomy, int(stage), 2 * (config.num_hidden_layers // 2,))
             anatomy, doors = part.anatomy, part.doors
         root = LossModel(model, anatomy, doors)
+        if plan is not None and plan.divides_tokens:
+            root.token_ranks = Ranks.along(mesh["tensor"])
         root.give_memory_back()
         tiled: list[TiledWeight] = []
         if tiles > 1:

@@ -17,8 +17,10 @@ from tonnage.planning.seconds import (
     attention_flops,
     copied_bytes,
     exposed_copies,
+    handed_on_bytes,
     host_link_rate,
     host_update_rate,
+    inputs_seconds,
     made_bytes,
     step_seconds,
     summed_bytes,
@@ -89,6 +91,24 @@ def test_only_blocks_that_are_recomputed_take_longer_and_have_inputs_that_leave(
     assert host_bytes(quarter, MODEL) == host_bytes(whole, MODEL) / 4 > 0
     sums = [summed_bytes(replace(cut, workers=2, tensor=2), MODEL, work) for cut in (none, quarter, whole)]
     assert sums[1] == pytest.approx(0.75 * sums[0] + 0.25 * sums[2])
+
+
+def test_ranks_that_divide_tokens_send_as_many_bytes_and_keep_a_part_of_inputs() -> None:
+    """Each half of a sum is sent by itself: what is gathered is not kept where blocks recompute what is cheap.
+    Supervised tokens are sent once more, to whoever has a part of the head."""
+    work, divided = Work(1000, 300, 100), replace(MODEL, token_ranks=2)
+    cut = layout(workers=2, tensor=2, device="cuda", recompute="full", activation_tier="host")
+    picked = cut.micro_batches * cut.width * MODEL.hidden_size * work.row_supervised
+    halves = cut.micro_batches * cut.width * MODEL.hidden_size * work.row_tokens * MODEL.num_blocks
+    for kind, again in (("none", 0.0), ("selective", halves), ("full", 0.0)):
+        of_kind = layout(workers=2, tensor=2, device="cuda", recompute=kind)
+        more = summed_bytes(of_kind, divided, work) - summed_bytes(of_kind, MODEL, work)
+        assert more == pytest.approx(picked + again)
+    gpu = parse_hardware("A100-80GB")
+    assert inputs_seconds(cut, divided, work, gpu, 1.0) == inputs_seconds(cut, MODEL, work, gpu, 1.0) / 2 > 0
+    assert host_bytes(cut, divided) == host_bytes(cut, MODEL) / 2 > 0
+    staged = replace(cut, workers=4, pipeline=2, stages=(2, 2))
+    assert handed_on_bytes(staged, divided, work) == handed_on_bytes(staged, MODEL, work) / 2 > 0
 
 
 def test_a_host_updates_beside_the_first_pass_alone() -> None:

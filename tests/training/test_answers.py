@@ -67,7 +67,7 @@ def test_the_token_after_each_document_is_asked_for(padded_tokens: int, round_to
     share.places.clear()
     blank, _ = asking_batch(share, deal, store)
     assert (blank.num_tokens, blank.positions.tolist(), blank.is_padded) == (
-        1 + bool(padded_tokens),
+        2 if padded_tokens else round_to,
         [0],
         bool(padded_tokens),
     )

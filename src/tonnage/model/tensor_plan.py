@@ -4,8 +4,13 @@ transformers says it for most families: which linear layers are cut by columns, 
 or inner units, and which by rows, so that their outputs are summed (Megatron-LM, Shoeybi et al. 2019, section 3). This
 file reads that plan and turns the names into modules. Embedding and head are cut by vocabulary whatever it says.
 
-    hidden ──► enter ──► columns ──► heads or units of this rank ──► rows ──► sum ──► hidden
-               backward: sum                                         backward: nothing
+    tokens of ──► gather ──► columns ──► heads or units of this rank ──► rows ──► sum, ──► tokens of
+    this rank     backward: sum,                                            and scatter    this rank
+                  and scatter                                     backward: gather
+
+Between a sum and the next entrance each rank has the hidden states of its own part of a row's tokens (Korthikanti et
+al. 2022, arXiv:2205.05198), where that is all that a token needs there (``TensorPlan.divides_tokens``). Elsewhere every
+rank has those of all tokens: it enters without gathering, and leaves without scattering.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import UserError, user_error
 from tonnage.model.anatomy import Anatomy
+from tonnage.model.attention import NAME
 
 COLUMNS, ROWS, INSIDE = "colwise", "rowwise", "replicated_with_grad_allreduce"
 """Words of transformers' plans."""
@@ -28,7 +34,7 @@ COLUMNS, ROWS, INSIDE = "colwise", "rowwise", "replicated_with_grad_allreduce"
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What becomes of the modules of one model; modules it does not name are computed by every rank alike."""
+    """What becomes of the modules of one model; modules it does not name every rank has whole."""
 
     columns: tuple[nn.Linear, ...]
     """Linear layers of which a rank has some outputs."""
@@ -40,6 +46,12 @@ class TensorPlan:
     """Modules whose first argument is what columns multiply: its gradient is summed there, once for all of them."""
     embedding: nn.Embedding
     head: nn.Linear
+    divides_tokens: bool
+    """Whether ranks divide the tokens of a row wherever they do not divide a matrix. Else each computes all of them."""
+
+    def token_ranks(self, ranks: int) -> int:
+        """How many of so many ranks divide the tokens of a row."""
+        return ranks if self.divides_tokens else 1
 
 
 def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
@@ -71,11 +83,12 @@ def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
             change="leave parallel.tensor out: more workers shard the states without it",
         )
     divided = {id(module) for modules in by_style.values() for module in modules}
+    divides_tokens = _is_by_token(model, anatomy, divided)
     paths = {id(module): path for path, module in model.named_modules()}
     entrances: dict[int, nn.Module] = {}
     for module in by_style[COLUMNS]:
         parent = model.get_submodule(paths[id(module)].rpartition(".")[0])
-        entrance = parent if _is_divided(parent, divided) else module
+        entrance = parent if divides_tokens or _is_divided(parent, divided) else module
         entrances[id(entrance)] = entrance
     return TensorPlan(
         columns=tuple(by_style[COLUMNS]),
@@ -84,6 +97,7 @@ def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
         entrances=tuple(entrances.values()),
         embedding=anatomy.embedding,
         head=anatomy.head,
+        divides_tokens=divides_tokens,
     )
 
 
@@ -130,6 +144,16 @@ def first_argument(module: nn.Module) -> str:
 def _generic(path: str) -> str:
     """A path with ``*`` for numbers of layers, as plans have it."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def _is_by_token(model: PreTrainedModel, anatomy: Anatomy, divided: set[int]) -> bool:
+    """Whether packed rows are all that a model is given, and all it has besides what is ``divided``, embedding and head
+    are vectors: norms and scales, which look at one token. A matrix elsewhere may be of attention that every rank has
+    whole, of an embedding of positions, or of what a block has for each token besides its hidden state."""
+    ends = {id(anatomy.embedding), id(anatomy.head)}
+    others = (module for module in model.modules() if id(module) not in divided | ends)
+    is_small = all(one.dim() < 2 for module in others for one in module.parameters(recurse=False))
+    return is_small and model.config._attn_implementation == NAME
 
 
 def _is_divided(parent: nn.Module, divided: set[int]) -> bool:

@@ -110,12 +110,15 @@ def parallelize(
 
     What rests on the host or on disk is attached when the model has memory (``training.placing``).
     """
-    if transforms.tensor_plan is not None:
-        divide(root, transforms.tensor_plan, mesh["tensor"])
+    token_parts = 1
+    if (plan := transforms.tensor_plan) is not None:
+        divide(root, plan, mesh["tensor"])
+        token_parts = plan.token_ranks(mesh["tensor"].size())
     packed = pack_layers(root, blocks, transforms.quantize)
     compiled = transforms.compile and transforms.recompute != "selective"
     if transforms.sequence_tile is not None:
-        tile_sequence(blocks, transforms.sequence_tile, transforms.drawn, compiled=compiled)
+        tile = -(-transforms.sequence_tile // token_parts)
+        tile_sequence(blocks, tile, transforms.drawn, compiled=compiled, parts=token_parts)
     if compiled:
         compile_blocks(blocks)
     recomputed = blocks[: transforms.recomputed]

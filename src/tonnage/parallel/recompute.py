@@ -4,7 +4,7 @@ Known elsewhere as activation (or gradient) checkpointing. A block keeps
 
 * ``none``: everything its backward pass needs;
 * ``selective``: the results of its matrix products, of attention and of sums over ranks, which are dear; the cheap
-  rest (norms, rotary, activations, residual sums) is computed again from them;
+  rest (norms, rotary, activations, residual sums) is computed again from them, and tokens of other ranks are gathered;
 * ``full``: its input only, 2 bytes a token and hidden unit in bf16; the whole forward runs twice.
 
 Some blocks may be recomputed whole and the others keep everything. Those are the first ones. When the loss is computed
@@ -51,6 +51,7 @@ _DEAR = frozenset(
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
         torch.ops._c10d_functional.all_reduce.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
     }
 )
 """Results that ``selective`` keeps."""

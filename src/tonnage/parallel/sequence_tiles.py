@@ -41,17 +41,19 @@ def tile_sequence(
     *,
     compiled: bool = False,
     walk: Walk = iter,
+    parts: int = 1,
 ) -> None:
     """Let the MLPs of ``blocks`` compute so many ``tokens`` at a time; rows that have no more are computed as ever.
 
-    ``drawn`` has the keys of tokens by which adapters drop. With ``compiled``, what is computed of a tile is, and a
+    ``drawn`` has the keys of tokens by which adapters drop: of ``parts`` that ranks have of a row, one after another,
+    and of which a tile has as many tokens each. With ``compiled``, what is computed of a tile is, and a
     compiled block calls it as it is.
     """
     for block in blocks:
         mlps = mlps_of(block)
         for part in mlps if compiled or not mlps else [*mlps, *norms_of(block)]:  # compiled, a norm keeps little
             forward = torch.compile(part.forward, dynamic=True) if compiled else part.forward
-            run = partial(_run, _Tiles(part, forward, tokens, drawn, walk))
+            run = partial(_run, _Tiles(part, forward, tokens, drawn, walk, parts))
             part.forward = torch.compiler.disable(run) if compiled else run
 
 
@@ -77,6 +79,7 @@ class _Tiles:
     tokens: int
     drawn: Drawn | None
     walk: Walk
+    parts: int
 
     def forward(self, hidden: Tensor) -> Tensor:
         """What the part makes of ``hidden``, (rows, tokens, hidden), without gradients."""
@@ -96,7 +99,7 @@ class _Tiles:
         """Within it, adapters drop what they drop of these tokens."""
         if self.drawn is None or self.drawn.keys is None:
             return nullcontext()
-        return self.drawn.for_tokens(self.drawn.keys[tokens])
+        return self.drawn.for_tokens(self.drawn.keys.unflatten(0, (self.parts, -1))[:, tokens].flatten())
 
 
 def _rows(tensor: Tensor) -> Tensor:

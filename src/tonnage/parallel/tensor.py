@@ -1,17 +1,21 @@
 """Tensor parallelism: ranks along ``tensor`` compute every block together, each with its part of every matrix.
 
 Which part is the model's own plan (``model.tensor_plan``). Parameters become ``DTensor`` on the tensor axis, so whoever
-shards, loads or saves them sees what they are; modules compute with the local part, and four places communicate:
+shards, loads or saves them sees what they are; modules compute with the local part, and five places communicate:
 
-    place                  forward       backward     each token sends
-    entrance of a block    -             all-reduce   its hidden state, once for attention and once for the MLP
-    rows, embedding        all-reduce    -            its hidden state
-    entrance of the head   -             all-reduce   supervised tokens only
-    loss                   all-reduce    -            three numbers of each supervised token
+    place                  forward          backward         each token sends
+    entrance of a block    all-gather       reduce-scatter   its hidden state, once for attention and once for the MLP
+    rows, embedding        reduce-scatter   all-gather       its hidden state
+    whole parameters       -                all-reduce       nothing: their gradient
+    entrance of the head   all-reduce       all-reduce       supervised tokens only
+    loss                   all-reduce       -                three numbers of each supervised token
 
-Everything between a sum and the next entrance (norms, residuals) is computed by every rank alike, from the same
-numbers, so parameters there have the same gradients on all of them, and stay equal. What every rank applies to its own
-heads (norms of queries and keys) has a gradient that is summed.
+Between a sum and the next entrance (norms, residuals) a rank has its own part of a row's tokens, so parameters there
+have a gradient of these tokens, which is summed; and so has what every rank applies to its own heads (norms of queries
+and keys). Rows are filled up to a multiple of the ranks (``training.setting``).
+
+Where a plan does not divide tokens, all-reduces take the place of both scatters and gathers there, every rank computes
+all tokens alike between them, from the same numbers, and gradients of parameters there are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -71,17 +75,17 @@ def _divide(
                     divided_parameters[id(parameter)] = nn.Parameter(divided, requires_grad=parameter.requires_grad)
                 module._parameters[name] = divided_parameters[id(parameter)]
 
-    inside = set(map(id, plan.inside))
+    inside, tokens = set(map(id, plan.inside)), _Tokens(ranks, plan.divides_tokens)
     for module in alike:
-        change = partial(_enter_any, ranks=ranks) if id(module) in inside else _as_it_is
+        change = partial(_enter_any, ranks=ranks) if id(module) in inside or tokens.divided else _as_it_is
         _let(module, partial(_forward_with_local_parameters, module, module.forward, change))
     for linear_layer in (*plan.columns, plan.head):
         _let(linear_layer, partial(_forward_columns, linear_layer, ranks))
     for linear_layer in plan.rows:
-        _let(linear_layer, partial(_forward_rows, linear_layer, ranks))
-    _divide_embedding(plan.embedding, ranks)
+        _let(linear_layer, partial(_forward_rows, linear_layer, tokens))
+    _divide_embedding(plan.embedding, tokens)
     for module in (*plan.entrances, plan.head):
-        _let(module, partial(_forward_entered, module.forward, first_argument(module), ranks))
+        _let(module, partial(_forward_entered, module.forward, first_argument(module), tokens))
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,27 @@ class Ranks:
     def part_of(self, size: int) -> slice:
         """This rank's part of a dimension."""
         return part_of(slice(0, size), self.size, self.rank)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What ranks have of the tokens of a row, (1, tokens, hidden), where they do not divide a matrix."""
+
+    ranks: Ranks
+    divided: bool
+    """Whether each has a part of them; else all."""
+
+    def enter(self, tensor: Tensor) -> Tensor:
+        """All tokens of what each rank then multiplies by its part of a matrix."""
+        return gather_tokens(tensor, self.ranks) if self.divided else enter(tensor, self.ranks)
+
+    def leave(self, tensor: Tensor) -> Tensor:
+        """The sum of what the ranks have of all tokens."""
+        return scatter_tokens(tensor, self.ranks) if self.divided else leave(tensor, self.ranks)
+
+    def own(self, parameter: Tensor) -> Tensor:
+        """A whole parameter, with a gradient of all tokens."""
+        return enter(parameter, self.ranks) if self.divided else parameter
 
 
 def ranks_of(parameter: Tensor) -> Ranks | None:
@@ -128,6 +153,24 @@ def all_reduce(tensor: Tensor, ranks: Ranks, operation: str = "sum") -> Tensor:
     return reduced
 
 
+def gathered(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The tokens of all ranks, (1, tokens, ...), from a part of as many on each; a new tensor, without gradient."""
+    own = tensor.flatten(0, 1).contiguous()
+    tokens: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(own, ranks.size, ranks.group)
+    if ranks.group:
+        tokens = torch.ops._c10d_functional.wait_tensor(tokens)
+    return tokens.unsqueeze(0)
+
+
+def scattered(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's tokens of the sum of ``tensor``, (1, tokens, ...), over ``ranks``; a new tensor, without gradient."""
+    whole = tensor.flatten(0, 1).contiguous()
+    tokens: Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(whole, "sum", ranks.size, ranks.group)
+    if ranks.group:
+        tokens = torch.ops._c10d_functional.wait_tensor(tokens)
+    return tokens.unsqueeze(0)
+
+
 def enter(tensor: Tensor, ranks: Ranks) -> Tensor:
     """``tensor`` unchanged; its gradient is summed over the ranks."""
     entered: Tensor = _Enter.apply(tensor, ranks)  # type: ignore[no-untyped-call]
@@ -138,6 +181,27 @@ def leave(tensor: Tensor, ranks: Ranks) -> Tensor:
     """The sum of ``tensor`` over the ranks."""
     left: Tensor = _Leave.apply(tensor, ranks)  # type: ignore[no-untyped-call]
     return left
+
+
+def gather_tokens(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The tokens of all ranks, (1, tokens, ...); the gradient of each is summed over the ranks."""
+    tokens: Tensor = _Gather.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    return tokens
+
+
+def scatter_tokens(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's tokens of the sum of ``tensor``, (1, tokens, ...), over the ranks."""
+    tokens: Tensor = _Scatter.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    return tokens
+
+
+def pick_tokens(own: Tensor, places: Tensor, ranks: Ranks) -> Tensor:
+    """The tokens in some ``places`` of a row, (places, hidden), of which each rank has its ``own``, (tokens, hidden).
+    All get them; their gradient is to be summed already (``enter``)."""
+    here = places - ranks.rank * len(own)
+    is_own = (here >= 0) & (here < len(own))
+    picked = own.index_select(0, torch.where(is_own, here, 0))
+    return leave(torch.where(is_own.unsqueeze(-1), picked, 0), ranks)
 
 
 class _Enter(torch.autograd.Function):
@@ -159,6 +223,28 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return gathered(tensor, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return scattered(gradient, ctx.ranks), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return scattered(tensor, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gathered(gradient, ctx.ranks), None
 
 
 def _local_shape(parameter: nn.Parameter, placement: Placement, ranks: Ranks) -> Tensor:
@@ -216,35 +302,35 @@ def _forward_columns(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
     return compute(module, inputs, own.get("weight"), own.get("bias"), down, own.get(UP))
 
 
-def _forward_rows(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
+def _forward_rows(module: Any, tokens: _Tokens, inputs: Tensor) -> Tensor:
     own = {name: local_part(parameter) for name, parameter in module._parameters.items() if parameter is not None}
     up, whole_down, first = own.get(UP), module._parameters.get(DOWN), 0
     if up is not None:  # each rank has its gradient for its own inputs
-        up = enter(up, ranks)
+        up = enter(up, tokens.ranks)
     if whole_down is not None:
-        first = ranks.part_of(whole_down.shape[-1]).start
-    output = leave(compute(module, inputs, own.get("weight"), None, own.get(DOWN), up, first), ranks)
-    return output if module.bias is None else output + own["bias"]
+        first = tokens.ranks.part_of(whole_down.shape[-1]).start
+    output = tokens.leave(compute(module, inputs, own.get("weight"), None, own.get(DOWN), up, first))
+    return output if module.bias is None else output + tokens.own(own["bias"])
 
 
-def _forward_entered(forward: Callable[..., Any], name: str, ranks: Ranks, *args: Any, **keywords: Any) -> Any:
+def _forward_entered(forward: Callable[..., Any], name: str, tokens: _Tokens, *args: Any, **keywords: Any) -> Any:
     """A module's forward whose first argument enters."""
     if args:
-        return forward(enter(args[0], ranks), *args[1:], **keywords)
-    return forward(**keywords | {name: enter(keywords[name], ranks)})
+        return forward(tokens.enter(args[0]), *args[1:], **keywords)
+    return forward(**keywords | {name: tokens.enter(keywords[name])})
 
 
-def _divide_embedding(embedding: nn.Embedding, ranks: Ranks) -> None:
+def _divide_embedding(embedding: nn.Embedding, tokens: _Tokens) -> None:
     """Let a rank look up the tokens whose rows it has; the others add zero."""
-    part = ranks.part_of(embedding.num_embeddings)
+    part = tokens.ranks.part_of(embedding.num_embeddings)
     padding = embedding.padding_idx
     embedding.padding_idx = None if padding is None or not part.start <= padding < part.stop else padding - part.start
-    change = partial(_enter_up, ranks=ranks)
+    change = partial(_enter_up, ranks=tokens.ranks)
     forward = partial(_forward_with_local_parameters, embedding, embedding.forward, change)
 
     def look_up(ids: Tensor) -> Tensor:
         is_local = (ids >= part.start) & (ids < part.stop)
         vectors = forward(torch.where(is_local, ids - part.start, 0))
-        return leave(torch.where(is_local.unsqueeze(-1), vectors, 0), ranks)
+        return tokens.leave(torch.where(is_local.unsqueeze(-1), vectors, 0))
 
     _let(embedding, look_up)

@@ -160,7 +160,7 @@ def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
     saved = model.blocks[layout.recompute].saved(layout.row_tokens)
     # Of inputs that leave, what the last block puts out stays, from which the backward pass begins.
     row += saved if layout.activation_tier == "host" else model.num_blocks / per_worker * saved
-    hidden = layout.width * model.hidden_size * layout.row_tokens
+    hidden = layout.width * model.own_hidden * layout.row_tokens
     return round(max(0, rows - per_worker) * row + 4 * hidden)
 
 
@@ -299,7 +299,7 @@ class _Row:
             held=block.held(tokens),
             final_forward=outside.final_forward(tokens),
             final_backward=outside.final_backward(tokens),
-            slope=hidden_bytes * tokens,
+            slope=layout.width * model.own_hidden * tokens,
         )
 
 

@@ -327,6 +327,8 @@ class ModelProfile:
     """Products of their update, for each of their parameters."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
+    token_ranks: int = 1
+    """Ranks that divide the tokens of a row where they do not divide a matrix (``parallel.tensor``)."""
     in_fp8: str = ""
     """What of the blocks is multiplied in fp8, and what is not, in words; nothing where all is in 16 bits."""
     tokenwise_blocks: int = 0
@@ -401,6 +403,11 @@ class ModelProfile:
     def trains_embedding(self) -> bool:
         """Whether the embedding is here, and trained."""
         return self.has_embedding and not self.frozen.embedding
+
+    @property
+    def own_hidden(self) -> float:
+        """Of the numbers that go from block to block for a token, those that a rank has on average."""
+        return self.hidden_size / self.token_ranks
 
     @property
     def num_attending(self) -> int:

@@ -194,12 +194,15 @@ def _a_third_time(layout: Layout, model: ModelProfile) -> float:
 def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that one worker sends in a step to sum what those of its tensor axis have of the same tokens.
 
-    Two sums forward and two backward in a block (``parallel.tensor``), two more in one that is recomputed whole.
+    Two sums forward and two backward in a block (``parallel.tensor``), two more in one that is recomputed whole. Where
+    ranks divide tokens, half of each is sent before a product and half after it: ``selective`` keeps what comes after.
     """
     if layout.tensor == 1:
         return 0.0
-    sums = 4 + 2 * layout.recomputed_part
-    tokens = work.row_tokens * (sums * model.num_blocks + 1) + work.row_supervised
+    sums, divides = 4 + 2 * layout.recomputed_part, model.token_ranks > 1
+    if divides and layout.recompute == "selective":
+        sums += 1
+    tokens = work.row_tokens * (sums * model.num_blocks + 1) + (1 + divides) * work.row_supervised
     part = 2 * (layout.tensor - 1) / layout.tensor
     return part * layout.micro_batches * layout.width * model.hidden_size * tokens
 
@@ -207,7 +210,7 @@ def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
 def handed_on_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that a pipeline's worker sends in a step: hidden states to the next stage, gradients to the one before."""
     per_worker = len(layout.stages) // layout.pipeline
-    return 2.0 * per_worker * layout.micro_batches * layout.width * model.hidden_size * work.row_tokens
+    return 2.0 * per_worker * layout.micro_batches * layout.width * model.own_hidden * work.row_tokens
 
 
 def idle_of(layout: Layout) -> float:
@@ -333,7 +336,7 @@ def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Mac
     if layout.activation_tier != "host":
         return 0.0
     number = layout.recomputed_part * model.num_blocks
-    moved = layout.micro_batches * number * layout.width * model.hidden_size * work.row_tokens
+    moved = layout.micro_batches * number * layout.width * model.own_hidden * work.row_tokens
     if layout.device == "cpu":
         return 4 * moved / (machine.memory_bytes_per_second * share)
     return moved / host_link_rate(layout, machine)

@@ -262,7 +262,7 @@ def _frozen_block_bytes(layout: Layout, model: ModelProfile) -> int:
 def of_a_step(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
     gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
-    one = layout.width * model.hidden_size * layout.row_tokens
+    one = round(layout.width * model.own_hidden * layout.row_tokens)
     inputs = layout.recomputed[0] if layout.recomputed else model.num_blocks
     return gradients + (layout.passes_under_way() * inputs * one if layout.activation_tier == "host" else 0)
 

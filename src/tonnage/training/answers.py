@@ -171,7 +171,8 @@ def asking_batch(share: Share, deal: Deal, store: Store | None) -> tuple[MicroBa
     """What asks for the next token of every prompt that is being answered, and the order of their places in it. Without
     prompts, one that asks in vain."""
     if not share.places:
-        blank = MicroBatch.blank(is_padded=bool(deal.padded_tokens))
+        is_padded = bool(deal.padded_tokens)
+        blank = MicroBatch.blank(is_padded=True) if is_padded else MicroBatch.blank().rounded(deal.round_to)
         return replace(blank, positions=torch.zeros(1, dtype=torch.int64), asks=True), []
     prompts, answers = share.asking.prompts, share.answers
     if store is None:

@@ -617,9 +617,9 @@ class _Rows:
         share = [[dataset.pack(self.pack_of(position)) for position in part] for part in deal.share(positions)]
         rows = [MicroBatch.of(packs, prefixes, shares=deal.share_prefixes) if packs else None for packs in share]
         if deal.context is not None:
-            context, blank = deal.context, MicroBatch.blank().divided(deal.context)
+            context, blank = deal.context, MicroBatch.blank().divided(deal.context, deal.round_to)
             return [blank if row is None else row.divided(context, deal.round_to) for row in rows]
-        return [MicroBatch.blank() if row is None else row.rounded(deal.round_to) for row in rows]
+        return [(row or MicroBatch.blank()).rounded(deal.round_to) for row in rows]
 
     def _padded(self, positions: range) -> list[MicroBatch]:
         """Every rank knows how the others cut up their share, for as many forwards as the most has each."""

@@ -51,6 +51,7 @@ from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, Transforms, parallelize
 from tonnage.parallel.stages import Stage, keep_stage
 from tonnage.parallel.streaming import StreamedBlocks
+from tonnage.parallel.tensor import Ranks
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PLAIN, Layout
@@ -413,12 +414,14 @@ def _in_loss_model(
         in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(blueprint.config), compute))
         in_fp32 += [one for name, one in model.named_parameters() if name.endswith((MAGNITUDE, NORMS))]
     divided = tensor_plan(model, anatomy) if mesh["tensor"].size() > 1 else None
+    token_ranks = Ranks.along(mesh["tensor"]) if divided is not None and divided.divides_tokens else None
     experts, num_stages = num_experts(model), len(layout.stages) if layout.pipeline > 1 else 1
     weight = weight_of_router_loss(blueprint.router_loss, model, pipeline=num_stages, context=layout.context)
     part = keep_stage(model, anatomy, number, layout.stages) if layout.pipeline > 1 else None
     routing = Routing(model, anatomy.blocks, experts, weight) if experts or weight else None
     anatomy = part.anatomy if part else anatomy
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, draft.dropout)
+    loss_model.token_ranks = token_ranks
     if blueprint.recipe is not None:
         assert isinstance(model.tower, AttachedTower)
         loss_model.sight = Sight(model.tower, blueprint.recipe)
@@ -429,7 +432,7 @@ def _in_loss_model(
         most = max(tiles.number for tiles in tiled)
         blueprint.log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     keep_inputs = None
-    if num_bytes := blueprint.input_bytes:
+    if num_bytes := blueprint.input_bytes // (token_ranks.size if token_ranks is not None else 1):
         passes = layout.passes_under_way(mesh["pipeline"].get_local_rank())
         keep_inputs = partial(
             BlockInputs, input_bytes=num_bytes, device=blueprint.world.device, passes=passes, log=blueprint.log

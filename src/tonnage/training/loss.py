@@ -22,6 +22,7 @@ from tonnage.model.attention import cached_arguments, looking_ahead, packing_arg
 from tonnage.model.dropout import Drawn
 from tonnage.model.vision import behind_blocks, beside_embeddings
 from tonnage.parallel.stages import Doors
+from tonnage.parallel.tensor import Ranks, pick_tokens
 from tonnage.training.batch import MicroBatch
 from tonnage.training.distillation import Distillation
 from tonnage.training.head import Head, LogitsMemory, ScoreHead
@@ -84,6 +85,8 @@ class LossModel(nn.Module):
         """What the weights of tokens are multiplied by, where they do not count alike."""
         self.distillation: Distillation | None = None
         """How a teacher counts, where there is one."""
+        self.token_ranks: Ranks | None = None
+        """The ranks of the tensor axis, where they divide the tokens of its hidden states."""
         self.sight: Sight | None = None
         """What looks at images, where the model does so itself."""
         if self.doors.first:
@@ -209,11 +212,17 @@ class LossModel(nn.Module):
         if features is not None:
             hidden, before, places = self.doors.hidden_size, self.doors.blocks_before, batch.feature_places
             # of a blank image, there are none
-            places = sent(torch.zeros(0, dtype=torch.int64) if places is None else places, device)
+            places, own = torch.zeros(0, dtype=torch.int64) if places is None else places, ids
+            if self.token_ranks is not None:
+                own = ids.chunk(self.token_ranks.size, 1)[self.token_ranks.rank]
+                first = self.token_ranks.rank * own.shape[1]
+                mine = ((places >= first) & (places < first + own.shape[1])).nonzero()[:, 0]
+                features, places = features.index_select(0, sent(mine, device)), places[mine] - first
+            places = sent(places, device)
             if self.doors.first:
                 embedded = self._with_features(ids, features[:, :hidden], places)
                 packing |= beside_embeddings(self.anatomy.backbone, ids, places)
-            packing |= behind_blocks(features[:, hidden:], hidden, places, ids, before)
+            packing |= behind_blocks(features[:, hidden:], hidden, places, own, before)
         return self.doors.run(self.anatomy.backbone, ids, received, embedded, **packing)
 
     def _seen(self, batch: MicroBatch, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
@@ -232,10 +241,18 @@ class LossModel(nn.Module):
         flat = embedded.flatten(0, 1).index_copy(0, places, features.to(embedded.dtype))
         return flat.view_as(embedded)
 
-    @staticmethod
-    def picked(states: Tensor, batch: MicroBatch) -> Tensor:
+    def shape_of(self, batch: MicroBatch) -> tuple[int, int]:
+        """Rows and tokens of hidden states that a stage has of a micro-batch."""
+        rows, tokens = batch.input_ids.shape
+        return rows, tokens if self.token_ranks is None else tokens // self.token_ranks.size
+
+    def picked(self, states: Tensor, batch: MicroBatch) -> Tensor:
         """Those at supervised positions, (supervised, hidden); of a row that ranks divide, of this rank's targets."""
-        picked = states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
+        states, positions = states.flatten(0, 1), sent(batch.positions, states.device)
+        if self.token_ranks is None:
+            picked = states.index_select(0, positions)
+        else:
+            picked = pick_tokens(states, positions, self.token_ranks)
         if batch.context is None:
             return picked
         picked = batch.context.moved(picked, *batch.moves)

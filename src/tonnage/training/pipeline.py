@@ -112,7 +112,7 @@ class Pipeline:
             orders = [[task for task in order if task.kind == "forward"] for order in orders]
         mine = orders[self._worker]
         last = {task.stage: task for task in mine if task.kind == "backward"}
-        self._mail.begin(orders, [tuple(batch.input_ids.shape) for batch in batches])
+        self._mail.begin(orders, [self.stages[0].shape_of(batch) for batch in batches])
         for task in mine:
             stage, batch = self._stages[task.stage], batches[task.micro_batch]
             is_last = last.get(task.stage) == task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,7 +51,8 @@ class WorkerSetting:
     @cached_property
     def multiple(self) -> int:
         """Tokens of a row are filled up to a multiple of so many."""
-        return round_to(self.layout.row_tokens, self.world.device, self.precision.compute)
+        few = round_to(self.layout.row_tokens, self.world.device, self.precision.compute)
+        return math.lcm(few, self.layout.tensor)  # ranks of the tensor axis divide them
 
     @cached_property
     def directories(self) -> Sequence[Path]:

@@ -86,7 +86,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 37
+FORMAT = 38
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -209,8 +209,7 @@ def _weigh(
     backbone = _Backbone(config, conditions, _frozen_outside(model, anatomy), adapters)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
     whole = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if tensor > 1:
-        _divide(model, anatomy, whole, conditions)
+    token_ranks = _divide(model, anatomy, whole, conditions) if tensor > 1 else 1
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
@@ -253,6 +252,7 @@ def _weigh(
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
         heads=traced.kinds_of_heads,
+        token_ranks=token_ranks,
         tokenwise_blocks=sum(bool(mlps_of(block)) for block in anatomy.blocks),
     )
 
@@ -276,8 +276,9 @@ def _frozen_outside(model: PreTrainedModel, anatomy: Anatomy) -> frozenset[str]:
 
 def _divide(
     model: PreTrainedModel, anatomy: Anatomy, whole: Mapping[str, tuple[int, ...]], conditions: Conditions
-) -> None:
+) -> int:
     """Divide a model between the ranks of ``conditions.tensor``; ``whole`` are the shapes of its parameters before.
+    Returns how many of them divide tokens as well.
 
     Raises ``UserError`` where what is packed cannot be divided.
     """
@@ -290,6 +291,7 @@ def _divide(
             form = trains.quantize or forms.get(name)
             if id(parameter) in divided and form is not None:
                 check_part(name, whole[name], tuple(parameter.shape), form)
+    return plan.token_ranks(conditions.tensor)
 
 
 def _keeps_blocks(model: PreTrainedModel, whole: Mapping[str, tuple[int, ...]], tensor: int) -> bool:
@@ -438,8 +440,8 @@ def _trace(
 
 def _lengths_of(run: Callable[..., list[Mark]], conditions: Conditions) -> tuple[list[int], int]:
     """Tokens of the documents that a block is run on, and of the chunks in which it computes them."""
-    tiles = conditions.sequence_tiles
-    tokens = -(-conditions.document_tokens // tiles) * tiles  # no last tile of fewer
+    parts = conditions.sequence_tiles * conditions.tensor
+    tokens = -(-conditions.document_tokens // parts) * parts  # no last tile of fewer, and ranks divide them
     if conditions.arrangement == "padded" and tokens > max(SCANNED):
         if _scans(run):
             return list(SCANNED), 1
@@ -582,12 +584,14 @@ def _run_backbone(
     model = _build_backbone(backbone, block)
     with pretending(conditions.device_type) as device, Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
+        token_ranks = 1
         if conditions.tensor > 1:
-            divide_in_shape(model, tensor_plan(model, anatomy), conditions.tensor)
+            divide_in_shape(model, plan := tensor_plan(model, anatomy), conditions.tensor)
+            token_ranks = plan.token_ranks(conditions.tensor)
         pack_layers(model, anatomy.blocks, conditions.trains.quantize)
         _move(model, device)
         if (number := conditions.sequence_tiles) > 1:
-            tile_sequence(anatomy.blocks, document * num_documents // number, walk=ledger.some)
+            tile_sequence(anatomy.blocks, document * num_documents // (number * token_ranks), walk=ledger.some)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
         for parameter in model.parameters():
