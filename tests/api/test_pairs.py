@@ -53,6 +53,7 @@ def test_steps_by_hand_are_those_of_a_run(settings: dict[str, Any], tmp_path: Pa
         assert ("logprob_chosen" in other) == (kind != "reward")
 
 
+@pytest.mark.slow
 def test_rows_in_memory_and_what_does_not_go(settings: dict[str, Any], tmp_path: Path) -> None:
     with tonnage.Session(**settings, objective="simpo", output=str(tmp_path / "simpo")) as session:
         before = session.evaluate(ROWS[:8])

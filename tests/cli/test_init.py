@@ -142,6 +142,7 @@ def test_what_is_said_is_kept_and_the_rest_follows(model: Path) -> None:
     assert all(said[key].startswith("as given") for key in ("data.max_length", "batch", "adapter", "steps"))
 
 
+@pytest.mark.slow
 def test_equal_and_unreadable_rows_are_told(model: Path) -> None:
     rows = alpaca_rows(300)
     write_rows(path := Path("rows.jsonl"), [*rows, *rows[:5], {"instruction": "no answer", "output": ""}])

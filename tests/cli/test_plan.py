@@ -133,6 +133,7 @@ def test_what_is_free_on_the_devices_now_counts(
         plan(str(tmp_path), words)
 
 
+@pytest.mark.slow
 def test_a_model_alone_is_shown_in_three_ways_to_train_it(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ("plan", str(tmp_path), "data.max_length=128", "batch.sequences=8", "--hardware", "cpu:2c:24GB")
@@ -172,6 +173,7 @@ def test_where_full_weights_do_not_fit_the_ways_say_what_does(tmp_path: Path) ->
     assert entry.tonnage(*words, "adapter.rank=32").status in (None, 0)
 
 
+@pytest.mark.slow
 def test_why_prints_the_ladder(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]

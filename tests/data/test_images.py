@@ -331,6 +331,7 @@ def test_parquet_holds_images_and_folders_lie_elsewhere(model: Path, tmp_path: P
     assert prepared(model, tmp_path, source=elsewhere).account.total.images == 1
 
 
+@pytest.mark.slow
 def test_several_processes_make_the_same_documents(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from forked import work
 
 
@@ -27,6 +29,7 @@ def test_frozen_blocks_come_and_go_with_no_wait_too_few() -> None:
         assert "does not wait for copy" in found[f"{recomputed} WithoutJoining"]
 
 
+@pytest.mark.slow
 def test_shards_of_two_workers_come_and_go_with_no_wait_too_few(tmp_path: Path) -> None:
     """The bits of weights that are on the device, wherever they rest, and however late copies are made."""
     found = json.loads(work("device.apart_shards", (2, [str(tmp_path)])))

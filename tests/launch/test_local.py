@@ -367,6 +367,7 @@ def test_no_worker_survives_a_killed_launcher(run: RunDirectory, body: str) -> N
     assert_none_left(run, seconds=2)
 
 
+@pytest.mark.slow
 def test_many_workers(run: RunDirectory) -> None:
     body = """
     import os, time

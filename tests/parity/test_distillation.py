@@ -210,6 +210,7 @@ def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> N
         assert torch.equal(value, weights[name]), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_pass_goes_on_and_another_run_finds_it_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks lie beside the cache's entry until all are there; another temperature needs no other ones."""
     from tonnage.training import teacher

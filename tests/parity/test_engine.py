@@ -113,8 +113,8 @@ def in_turn(workers: int) -> list[tuple[int, int, int, str]]:
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
+        pytest.param(2, in_turn(2), id="2", marks=pytest.mark.slow),
         pytest.param(1, every_setting(1), id="1", marks=pytest.mark.slow),
-        pytest.param(2, in_turn(2), id="2"),
         pytest.param(2, sorted({*every_setting(2)} - {*in_turn(2)}), id="2, the rest", marks=pytest.mark.matrix),
         pytest.param(4, [one for one in in_turn(4) if one[:2] in HYBRIDS], id="4", marks=pytest.mark.slow),
         pytest.param(4, [one for one in in_turn(4) if one[:2] not in HYBRIDS], id="4, rest", marks=pytest.mark.matrix),

@@ -139,6 +139,7 @@ def test_a_processor_is_refused_before_anything_is_weighed(
         write("llama", precision="fp8")
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_in_fp8_and_what_it_is_good_for(write: Callable[..., Decision]) -> None:
     plan = write("llama", **FP8).plan
     assert plan.reasons["fp8"].startswith("products of 14 linear layers in fp8")

@@ -320,6 +320,7 @@ def test_a_run_that_goes_on_without_its_reference_is_refused(make: Make) -> None
         train((1, [run_of(later)]))
 
 
+@pytest.mark.slow
 def test_what_nothing_was_learned_from_is_as_likely_as_it_was(make: Make) -> None:
     """In bf16 too: the pass computes answers in the micro-batches in which they are trained first, to the bit."""
     runs = []
@@ -339,6 +340,7 @@ def scores_of(run: RunDirectory) -> np.ndarray:
     return scores
 
 
+@pytest.mark.slow
 def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the cache by the next run, to the bit; another layout computes it to 1e-5, another model anew."""
     first = make("dpo", seed=12)
@@ -379,6 +381,7 @@ def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
     assert_as_in_trl(decision)
 
 
+@pytest.mark.slow
 def test_workers_share_the_weights_of_a_reference(make: Make, tmp_path: Path) -> None:
     """Of another shape than the model that is trained."""
     config = llama_config(initializer_range=0.25, hidden_size=48, num_hidden_layers=3)
@@ -427,6 +430,7 @@ def test_a_stop_is_heard_while_the_reference_is_computed(make: Make, monkeypatch
     assert len(list(entry.with_name(f"{entry.name}.parts").glob("*.npy"))) == 2
 
 
+@pytest.mark.slow
 def test_another_model_template_or_precision_has_another_reference(make: Make, adapted: Path) -> None:
     settings: dict[str, dict[str, Any]] = {
         "same": {},
