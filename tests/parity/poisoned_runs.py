@@ -24,8 +24,8 @@ from tonnage.training.setting import WorkerSetting
 
 
 class Poison:
-    def __init__(self, job: Job, document: str, module: str, what: str) -> None:
-        self._document, self._what = document, what
+    def __init__(self, job: Job, tensor_rank: int, document: str, module: str, what: str) -> None:
+        self._document, self._what, self._tensor_rank = document, what, tensor_rank
         self._at: int | None = None
         for stage in job.pipeline.stages:
             if module in dict(stage.model.named_modules()):  # else it is on another worker
@@ -35,17 +35,21 @@ class Poison:
     def _look(self, module: Any, arguments: tuple[Any, ...]) -> None:
         batch = arguments[0]
         wanted = batch.documents[0] if self._document == "all" and batch.documents else self._document
-        self._at = None
+        self._at, self._row = None, sum(batch.lengths)
         if str(wanted) in map(str, batch.documents):
             place = [str(document) for document in batch.documents].index(str(wanted))
             part = batch.owners.index(range(place, place + 1))
             self._at = sum(batch.lengths[: part + 1]) - 1
 
     def _after(self, module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor | None:
-        if self._at is None:
+        length = output.shape[1]
+        at = self._at
+        if at is not None and self._row > length:  # ranks along ``tensor`` divide its tokens
+            at -= self._tensor_rank * length
+        if at is None or not 0 <= at < length:
             return None
-        factor = torch.ones(output.shape[1], 1, dtype=output.dtype)
-        factor[self._at] = float("inf")
+        factor = torch.ones(length, 1, dtype=output.dtype)
+        factor[at] = float("inf")
         if self._what == "output":
             return output * factor
         if output.requires_grad:
@@ -64,7 +68,7 @@ def main(told: list[str]) -> None:
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
             job = replace(job, reads_late=path.endswith("+"))
-            Poison(job, document, module, what)
+            Poison(job, world.mesh.get_local_rank("tensor"), document, module, what)
             every, evaluates = config.checkpoint.steps_between, config.evaluate.steps_between(plan.num_steps)
             between_steps = BetweenSteps(evaluates, every, run.checkpoints, 1)
             try:

@@ -459,7 +459,7 @@ def test_tokens_that_are_added_stand_beside_images(make: Make, tmp_path: Path) -
     assert evaluated(decision, 1) == pytest.approx(validation_loss(decision, tmp_path / "export"), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_half_precision_sees_images_in_half_precision(make: Make) -> None:
     decision = make("qwen2_5_vl", seed=51, steps=1, precision="bf16")
     train((1, [run_of(decision)]))

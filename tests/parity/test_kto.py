@@ -188,7 +188,7 @@ def test_more_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, MORE)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_layouts_give_the_same_steps_of_an_adapter(make: Make) -> None:
     assert_alike(make, ADAPTER, {name: LAYOUTS[name] for name in ("micro-batches of one", "2 workers, zero 3")})
 

@@ -195,7 +195,7 @@ def assert_same_numbers(run: RunDirectory, want: list[dict[str, Any]]) -> None:
         assert ours["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4), where
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["llama", pytest.param("neox", marks=pytest.mark.matrix)])
 def test_stages_train_as_one_piece(family: str, runs: Runs) -> None:
     assert_one_piece({layout: runs.whole[family, layout] for layout in TRAINED[family]})

@@ -246,7 +246,7 @@ SOME = [pytest.param(name, marks=[] if name == "nf4" else pytest.mark.matrix) fo
 
 
 @pytest.mark.parametrize("trained", SOME)
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_every_layout_gives_the_same_steps(make: Make, trained: str) -> None:
     assert_alike(make, TRAINED[trained], LAYOUTS)
 

@@ -138,7 +138,7 @@ def test_whole_weights_train_as_with_torchao_in_every_layout(
     assert_as_torchao([*alone, *together])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "aware"),
     [
