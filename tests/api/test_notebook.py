@@ -125,7 +125,7 @@ def processes_that_name(words: str) -> list[str]:
     return [line for line in found if words in line]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "kill",
     [
@@ -156,7 +156,7 @@ def test_a_killed_program_leaves_no_worker_and_a_run_that_goes_on(
     assert killed.export.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_two_runs_that_begin_at_once_in_one_directory(folder: Path) -> None:
     """One of two threads of a program has it, and the other is refused."""
     program = """

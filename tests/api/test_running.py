@@ -59,7 +59,7 @@ def found(folder: Path) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
     assert found["plain"] == [step.loss for step in run.steps]

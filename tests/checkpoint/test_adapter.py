@@ -177,7 +177,7 @@ def test_a_merged_export_in_bf16_is_rounded_once(exported: RunDirectory, tmp_pat
         assert torch.equal(value.to(rounded[name].dtype), rounded[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "form"),
     [("llama", "nf4"), ("qwen3_moe", "nf4-double"), pytest.param("llama", "int8", marks=pytest.mark.slow)],

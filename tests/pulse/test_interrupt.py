@@ -19,7 +19,7 @@ TIMED = ("step_seconds", "core_wait", "tokens_per_second", "memory", "eval_secon
 COMMAND = [sys.executable, "-m", "tonnage", "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_kills_in_every_phase_leave_nothing_and_change_nothing(tmp_path: Path) -> None:
     """The full form is ``killing.py --kills 200``; its result is ``benchmarks/results/kills.json``."""
     script = Path(__file__).with_name("killing.py")

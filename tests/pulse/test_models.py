@@ -128,6 +128,7 @@ def test_a_head_of_its_own_is_trained_and_exported_beside_the_embedding(tmp_path
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "workers"),
     [pytest.param("mistral3", 1, marks=pytest.mark.slow), pytest.param("deepseek_v3", 2, marks=pytest.mark.matrix)],
