@@ -425,7 +425,7 @@ def test_additions_that_began_as_a_part_of_weights_are_exported_for_these_weight
 RANKED = [{"match": "layers.1.*.q_proj", "rank": 8, "alpha": 5}, {"match": "q_proj", "alpha": 3}]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_ranks_by_pattern_go_to_peft_and_come_back(
     folder: Path, decided: Callable[..., Decision], tmp_path: Path
 ) -> None:
@@ -511,7 +511,7 @@ def test_a_run_does_not_go_on_over_other_weights(
         export_checkpoint(run, tmp_path / "merged", wishes=Wishes(merge=True))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decision], tmp_path: Path) -> None:
     decision = decided(str(folder / "llama"), adapter="none", train=["model.layers.1.*"])
     run = trained(decision)

@@ -117,7 +117,7 @@ sys.exit(main(sys.argv[1]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.privileged
 def test_a_full_disk_and_one_that_turns_read_only(
     folder: Path, tmp_path: Path, disk: Disk, whole: list[dict[str, Any]]

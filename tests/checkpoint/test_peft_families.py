@@ -140,6 +140,7 @@ def test_a_rank_may_be_larger_than_a_layer() -> None:
     assert {model.get_parameter(one.names()[0]).shape[0] for one in targets} == {32}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
     [

@@ -249,7 +249,7 @@ def test_metrics(run: RunDirectory) -> None:
     assert run.cut_metrics.read_text() == '{"step": "x", "loss": 1.0}\n{\n'
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_report(run: RunDirectory) -> None:
     sample = {"step": 3, "number": 1, "prompt": "a", "answer": "b", "expected": None}
     run.samples.write_text(json.dumps(sample) + "\n")

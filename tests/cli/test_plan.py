@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
         plan(str(tmp_path), ["data.max_length=128", "memory.budget.device=100MB"])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_is_free_on_the_devices_now_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
