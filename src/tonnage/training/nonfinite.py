@@ -44,6 +44,8 @@ class FirstNonfinite:
     num_documents: int
     turn: int = 0
     """Place of the pass in the way of a micro-batch through the stages of a pipeline, forward and back."""
+    before: int = 0
+    """How many tensors of the pass are before it: ranks along ``tensor`` see the same ones, or what comes of them."""
 
     def __str__(self) -> str:
         if not self.micro_batch:
@@ -62,10 +64,12 @@ def first_nonfinite(job: Job, step: RankStep, denominator: float, source: Packs 
     findings: dict[tuple[int, int], FirstNonfinite] = {}
     job.optimizer.gradients.clear()
     watches: dict[tuple[int, int], _Watch] = {}
+    along_tensor = job.world.mesh["tensor"]
+    tensor = along_tensor.get_local_rank(), along_tensor.size()
     with job.quantized(step.number > job.quantizes_after):
         for turn in job.pipeline.passes(step.micro_batches, denominator):
             key = turn.task.stage, turn.number
-            watch = watches.setdefault(key, _Watch(turn.stage, turn.batch))
+            watch = watches.setdefault(key, _Watch(turn.stage, turn.batch, tensor))
             with watch:
                 turn.run()
             if watch.what and key not in findings:
@@ -78,8 +82,8 @@ def first_nonfinite(job: Job, step: RankStep, denominator: float, source: Packs 
     return min((FirstNonfinite(**json.loads(text)) for text in texts if text), key=_order, default=None)
 
 
-def _order(finding: FirstNonfinite) -> tuple[float, int]:
-    return finding.micro_batch or math.inf, finding.turn
+def _order(finding: FirstNonfinite) -> tuple[float, int, int]:
+    return finding.micro_batch or math.inf, finding.turn, finding.before
 
 
 def too_many_skips(cursor: Cursor, last: FirstNonfinite | None) -> UserError:
@@ -93,7 +97,7 @@ def too_many_skips(cursor: Cursor, last: FirstNonfinite | None) -> UserError:
 def _finding(job: Job, turn: Pass, watch: _Watch, source: Packs) -> FirstNonfinite:
     documents = [turn.batch.documents[at] for at in watch.documents if at < len(turn.batch.documents)]
     rows = tuple("{}:{}".format(*source.where(document)) for document in documents[:SHOWN_DOCUMENTS])
-    return FirstNonfinite(job.world.rank, turn.number, watch.what, rows, len(documents), turn.turn)
+    return FirstNonfinite(job.world.rank, turn.number, watch.what, rows, len(documents), turn.turn, watch.before)
 
 
 def _bad_gradient(job: Job) -> str:
@@ -109,12 +113,14 @@ def _bad_gradient(job: Job) -> str:
 
 class _Watch:
     """Notes the first tensor of a micro-batch with a value that is not finite: in the output of any module that runs
-    inside this context, or in the gradient of that output, whenever it comes."""
+    inside this context, or in the gradient of that output, whenever it comes. Of tokens that ranks along ``tensor``
+    divide, it sees its own; ``tensor`` is its place among them, and how many there are."""
 
-    def __init__(self, root: nn.Module, batch: MicroBatch) -> None:
+    def __init__(self, root: nn.Module, batch: MicroBatch, tensor: tuple[int, int]) -> None:
         self.what = ""
+        self.before = 0
         self.documents: list[int] = []
-        self._root = root
+        self._root, self._tensor = root, tensor
         self._ends, self._owners = list(accumulate(batch.own_lengths)), batch.owners
         self._rows = tuple(batch.input_ids.shape) if batch.is_padded else None
         self._hooks: list[RemovableHandle] = []
@@ -146,23 +152,34 @@ class _Watch:
 
     def _look(self, description: str, tensor: Tensor) -> bool:
         """Whether this is the first tensor that is not finite."""
-        if self.what or tensor.detach().isfinite().all():  # or a recomputed block would save what it did not before
+        if self.what:
+            return False
+        if tensor.detach().isfinite().all():  # detached, or a recomputed block would save what it did not before
+            self.before += 1
             return False
         self.what = description
         if self._rows is not None and tensor.shape[:2] == self._rows:
             are_finite = tensor.detach().isfinite().flatten(1).all(1)
             self.documents = (~are_finite).nonzero().squeeze(1).tolist()
             return True
-        num_tokens = self._ends[-1]
-        axis = next((at for at, size in enumerate(tensor.shape) if size == num_tokens), None)
+        axis, first = self._tokens_of(tensor)
         if axis is None:
             self.documents = list(range(self._owners[-1].stop))
             return True
-        finite = tensor.detach().movedim(axis, 0).reshape(num_tokens, -1).isfinite().all(1)
-        rows = (~finite).nonzero().squeeze(1).tolist()
+        finite = tensor.detach().movedim(axis, 0).reshape(tensor.shape[axis], -1).isfinite().all(1)
+        rows = ((~finite).nonzero().squeeze(1) + first).tolist()
         parts = {next(at for at, end in enumerate(self._ends) if row < end) for row in rows}
         self.documents = sorted({document for part in parts for document in self._owners[part]})
         return True
+
+    def _tokens_of(self, tensor: Tensor) -> tuple[int | None, int]:
+        """The axis of its tokens, None where it has none, and which token of the micro-batch is the first there."""
+        rank, ranks = self._tensor
+        own = self._ends[-1] // ranks
+        for size, first in ((self._ends[-1], 0), (own, rank * own)):
+            if size in tensor.shape:
+                return tensor.shape.index(size), first
+        return None, 0
 
 
 def _tensors(output: Any) -> list[Tensor]:
