@@ -86,7 +86,7 @@ def _row(key: keys.Key) -> str:
             takes = f"{words} or section"
     else:
         shown_name, takes = f"`{name}`", key.takes
-    return f"| {shown_name} | {takes} | {shown_default} | {key.sentence} |"
+    return f"| {shown_name} | {takes} | {shown_default} | {' '.join(key.sentence.split())} |"
 
 
 if __name__ == "__main__":

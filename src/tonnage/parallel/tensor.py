@@ -173,25 +173,25 @@ def scattered(tensor: Tensor, ranks: Ranks) -> Tensor:
 
 def enter(tensor: Tensor, ranks: Ranks) -> Tensor:
     """``tensor`` unchanged; its gradient is summed over the ranks."""
-    entered: Tensor = _Enter.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    entered: Tensor = _Exchange.apply(tensor, ranks, "nothing", "sum")  # type: ignore[no-untyped-call]
     return entered
 
 
 def leave(tensor: Tensor, ranks: Ranks) -> Tensor:
     """The sum of ``tensor`` over the ranks."""
-    left: Tensor = _Leave.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    left: Tensor = _Exchange.apply(tensor, ranks, "sum", "nothing")  # type: ignore[no-untyped-call]
     return left
 
 
 def gather_tokens(tensor: Tensor, ranks: Ranks) -> Tensor:
     """The tokens of all ranks, (1, tokens, ...); the gradient of each is summed over the ranks."""
-    tokens: Tensor = _Gather.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    tokens: Tensor = _Exchange.apply(tensor, ranks, "gather", "scatter")  # type: ignore[no-untyped-call]
     return tokens
 
 
 def scatter_tokens(tensor: Tensor, ranks: Ranks) -> Tensor:
     """This rank's tokens of the sum of ``tensor``, (1, tokens, ...), over the ranks."""
-    tokens: Tensor = _Scatter.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    tokens: Tensor = _Exchange.apply(tensor, ranks, "scatter", "gather")  # type: ignore[no-untyped-call]
     return tokens
 
 
@@ -204,47 +204,29 @@ def pick_tokens(own: Tensor, places: Tensor, ranks: Ranks) -> Tensor:
     return leave(torch.where(is_own.unsqueeze(-1), picked, 0), ranks)
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return tensor.view_as(tensor)
+def _same(tensor: Tensor, _: Ranks) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+_EXCHANGES: dict[str, Callable[[Tensor, Ranks], Tensor]] = {
+    "nothing": _same,
+    "sum": all_reduce,
+    "gather": gathered,
+    "scatter": scattered,
+}
+
+
+class _Exchange(torch.autograd.Function):
+    """One of ``_EXCHANGES`` forward, and another one backward: by their names, which Dynamo can put into a graph."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(gradient, ctx.ranks), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
-        return all_reduce(tensor, ranks)
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks, forward: str, backward: str) -> Tensor:
+        ctx.ranks, ctx.exchange = ranks, backward
+        return _EXCHANGES[forward](tensor, ranks)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return gathered(tensor, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return scattered(gradient, ctx.ranks), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return scattered(tensor, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gathered(gradient, ctx.ranks), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _EXCHANGES[ctx.exchange](gradient, ctx.ranks), None, None, None
 
 
 def _local_shape(parameter: nn.Parameter, placement: Placement, ranks: Ranks) -> Tensor:

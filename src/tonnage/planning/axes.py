@@ -92,6 +92,7 @@ def layouts(
     worth_trying = _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)
     micro_batches = _values("micro_batch", memory.micro_batch, before, worth_trying)
     of_rows = [_of_rows(min(number, packs_per_worker), steps, rows, workers, context) for number in micro_batches]
+    uncompiled = {"selective", "full"} if config.precision.startswith("fp8") else {"selective"}
     for at in settings(config, machine, before):
         update = update_tier(at)
         stays = memory.optimizer_resident if at.optimizer_tier != "device" else 0
@@ -102,10 +103,7 @@ def layouts(
             "optimizer_resident": 0 if stays == "auto" or (update == "host" and at.optimizer_tier == "host") else stays,
             "update_tier": update,
             # Blocks whose parameters come and go are not, nor those whose operations are kept or computed again.
-            "compiled": compiles
-            and at.parameter_tier == "device"
-            and at.tiles == 1
-            and at.recompute not in (("selective", "full") if config.precision.startswith("fp8") else ("selective",)),
+            "compiled": compiles and at.parameter_tier == "device" and at.tiles == 1 and at.recompute not in uncompiled,
         }
         for sizes, returns in product(of_rows, (False, True) if on_cpu else (False,)):
             yield Layout(**of_all, **of_memory, **sizes, returns_memory=returns)

@@ -25,6 +25,7 @@ from tonnage.kernels.regions import local_part
 from tonnage.parallel.units import NAME as UNITS
 from tonnage.training.batch import MicroBatch, Packs, RankStep
 from tonnage.training.job import Job
+from tonnage.training.loss import LossModel
 from tonnage.training.pipeline import Pass
 
 SHOWN_DOCUMENTS = 5
@@ -64,12 +65,10 @@ def first_nonfinite(job: Job, step: RankStep, denominator: float, source: Packs 
     findings: dict[tuple[int, int], FirstNonfinite] = {}
     job.optimizer.gradients.clear()
     watches: dict[tuple[int, int], _Watch] = {}
-    along_tensor = job.world.mesh["tensor"]
-    tensor = along_tensor.get_local_rank(), along_tensor.size()
     with job.quantized(step.number > job.quantizes_after):
         for turn in job.pipeline.passes(step.micro_batches, denominator):
             key = turn.task.stage, turn.number
-            watch = watches.setdefault(key, _Watch(turn.stage, turn.batch, tensor))
+            watch = watches.setdefault(key, _Watch(turn.stage, turn.batch))
             with watch:
                 turn.run()
             if watch.what and key not in findings:
@@ -114,13 +113,13 @@ def _bad_gradient(job: Job) -> str:
 class _Watch:
     """Notes the first tensor of a micro-batch with a value that is not finite: in the output of any module that runs
     inside this context, or in the gradient of that output, whenever it comes. Of tokens that ranks along ``tensor``
-    divide, it sees its own; ``tensor`` is its place among them, and how many there are."""
+    divide, it sees its own."""
 
-    def __init__(self, root: nn.Module, batch: MicroBatch, tensor: tuple[int, int]) -> None:
+    def __init__(self, root: LossModel, batch: MicroBatch) -> None:
         self.what = ""
         self.before = 0
         self.documents: list[int] = []
-        self._root, self._tensor = root, tensor
+        self._root = root
         self._ends, self._owners = list(accumulate(batch.own_lengths)), batch.owners
         self._rows = tuple(batch.input_ids.shape) if batch.is_padded else None
         self._hooks: list[RemovableHandle] = []
@@ -174,12 +173,13 @@ class _Watch:
 
     def _tokens_of(self, tensor: Tensor) -> tuple[int | None, int]:
         """The axis of its tokens, None where it has none, and which token of the micro-batch is the first there."""
-        rank, ranks = self._tensor
-        own = self._ends[-1] // ranks
-        for size, first in ((self._ends[-1], 0), (own, rank * own)):
-            if size in tensor.shape:
-                return tensor.shape.index(size), first
-        return None, 0
+        num_tokens, ranks = self._ends[-1], self._root.token_ranks
+        firsts = {num_tokens: 0}
+        if ranks is not None:
+            own = num_tokens // ranks.size
+            firsts[own] = ranks.rank * own
+        size = next((size for size in firsts if size in tensor.shape), None)
+        return (None, 0) if size is None else (tensor.shape.index(size), firsts[size])
 
 
 def _tensors(output: Any) -> list[Tensor]:
