@@ -137,6 +137,18 @@ def base_of(run: RunDirectory) -> Any:
     return AutoModelForCausalLM.from_pretrained(said["base_model_name_or_path"], dtype=torch.float32)
 
 
+def assert_goes_merged_alone(run: RunDirectory, adapted: Any, with_peft: Tensor, folder: Path) -> None:
+    """vLLM takes such an adapter merged alone, and what is merged is what peft merges and computes."""
+    with pytest.raises(UserError, match="which vLLM does not compute"):
+        export_checkpoint(run, folder / "vllm", wishes=Wishes(target="vllm"))
+    export_checkpoint(run, folder / "merged", wishes=Wishes("fp32", merge=True))
+    merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    by_peft = adapted.merge_and_unload().state_dict()
+    for name, value in merged.state_dict().items():
+        torch.testing.assert_close(value, by_peft[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
 def test_a_checkpoint_holds_no_frozen_weight(exported: RunDirectory) -> None:
     names = Shards(checkpoint_path(exported.checkpoints, 3)).names("model.")
     frozen = [name for name in names if "lora_" not in name and "norm" not in name and "embed" not in name]
@@ -305,14 +317,7 @@ def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[...
     first = Shards(checkpoint_path(run.checkpoints, 3)).names("model.model.layers.0.self_attn.q_proj")
     assert any(name.endswith("lora_magnitude") for name in first)
     assert len(vectors) == 14
-    with pytest.raises(UserError, match="which vLLM does not compute"):
-        export_checkpoint(run, tmp_path / "vllm", wishes=Wishes(target="vllm"))
-    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
-    by_peft = adapted.merge_and_unload().state_dict()
-    for name, value in merged.state_dict().items():
-        torch.testing.assert_close(value, by_peft[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert_goes_merged_alone(run, adapted, with_peft, tmp_path)
     rows, loading = [{"path": str(folder / "rows.jsonl")}], Loading("fp32")
     losses = [
         evaluate_model(str(path), rows, template="plain", loading=loading).loss
@@ -347,14 +352,7 @@ def test_rotations_go_to_peft_and_come_back(
     rotations = [one for name, one in adapted.named_parameters() if "oft_R" in name]
     assert len(rotations) == 14
     assert all(float(one.detach().abs().sum()) > 0 for one in rotations)
-    with pytest.raises(UserError, match="which vLLM does not compute"):
-        export_checkpoint(run, tmp_path / "vllm", wishes=Wishes(target="vllm"))
-    export_checkpoint(run, tmp_path / "merged", wishes=Wishes("fp32", merge=True))
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
-    by_peft = adapted.merge_and_unload().state_dict()
-    for name, value in merged.state_dict().items():
-        torch.testing.assert_close(value, by_peft[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert_goes_merged_alone(run, adapted, with_peft, tmp_path)
     torch.testing.assert_close(logits(load(resolve_model(run.path)).model.float()), with_peft, rtol=1e-2, atol=0.3)
     further = decided(str(run.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
     assert not isinstance(further.config.adapter, str)

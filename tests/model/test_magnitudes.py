@@ -8,9 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig
 from peft.tuners.lora.layer import Linear
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from model.alike import assert_computes_alike
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import NORMS, AdapterSpec, Target, attach, fill_norms
 from tonnage.model.packed_layers import pack_layers
@@ -58,17 +59,7 @@ def layers_of(kind: str) -> tuple[nn.Module, Any]:
 @pytest.mark.parametrize("kind", ["linear", "conv1d", "nf4"])
 def test_a_layer_with_magnitudes_computes_what_peft_does(kind: str) -> None:
     ours, theirs = layers_of(kind)
-    inputs, slopes = torch.randn(3, 5, INPUTS), torch.randn(3, 5, OUTPUTS)
-
-    def computed(layer: nn.Module) -> tuple[Tensor, Tensor]:
-        rows = inputs.clone().requires_grad_()
-        output = layer(rows)
-        output.backward(slopes)
-        assert rows.grad is not None
-        return output.detach(), rows.grad
-
-    for mine, other in zip(computed(ours), computed(theirs), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=2e-5)
+    assert_computes_alike(ours, theirs, torch.randn(3, 5, INPUTS), torch.randn(3, 5, OUTPUTS))
     gradients = {
         "lora_A": theirs.lora_A["default"].weight.grad,
         "lora_B": theirs.lora_B["default"].weight.grad,

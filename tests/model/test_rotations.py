@@ -8,8 +8,9 @@ import pytest
 import torch
 from peft import OFTConfig
 from peft.tuners.oft.layer import Linear
-from torch import Tensor, nn
+from torch import nn
 
+from model.alike import assert_computes_alike
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.kernels.rotations import turns_of
 from tonnage.model.adapters import AdapterSpec, Target, attach
@@ -53,17 +54,7 @@ def layers_of(kind: str) -> tuple[nn.Module, Any, Target]:
 @pytest.mark.parametrize("kind", ["linear", "nf4"])
 def test_a_layer_with_rotations_computes_what_peft_does(kind: str) -> None:
     ours, theirs, _ = layers_of(kind)
-    inputs, slopes = torch.randn(3, 5, INPUTS), torch.randn(3, 5, OUTPUTS)
-
-    def computed(layer: nn.Module) -> tuple[Tensor, Tensor]:
-        rows = inputs.clone().requires_grad_()
-        output = layer(rows)
-        output.backward(slopes)
-        assert rows.grad is not None
-        return output.detach(), rows.grad
-
-    for mine, other in zip(computed(ours), computed(theirs), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=2e-5)
+    assert_computes_alike(ours, theirs, torch.randn(3, 5, INPUTS), torch.randn(3, 5, OUTPUTS))
     gradient = theirs.oft_R["default"].weight.grad
     torch.testing.assert_close(ours.get_parameter("oft_R").grad, gradient, rtol=1e-5, atol=1e-4)
 

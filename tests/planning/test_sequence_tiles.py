@@ -122,6 +122,12 @@ def test_what_is_computed_again_is_counted() -> None:
     assert product_flops(made.layout, made.model, work) > product_flops(whole.layout, whole.model, work)
 
 
+def test_no_tile_has_less_than_a_token() -> None:
+    with pytest.raises(UserError, match=r"sequence_tiles: 1001 tiles of packs of 1000 tokens"):
+        plan(1e12, memory={"sequence_tiles": 1001})
+    assert plan(1e12, memory={"sequence_tiles": 1000}).layout.sequence_tiles == 1000
+
+
 def test_a_model_of_experts_is_never_divided_so() -> None:
     experts = Weighed(replace(profile(1), tokenwise_blocks=0))
     with pytest.raises(UserError, match="the least that the config allows"):
