@@ -113,7 +113,7 @@ def spec_of(contest: Contest, folder: Path, trainer: str) -> dict[str, Any]:
         "steps": str(folder / "steps.json"),
         "documents": contest.at_a_time,
         "device": "cuda" if on_gpu else "cpu",
-        "drawn": True,
+        "drawn": "bfloat16" if on_gpu else "float32",
         "attention": "flash_attention_2" if is_flat else "sdpa",
         "arguments": arguments,
         "lr": LR,

@@ -8,8 +8,8 @@ length, which is what grouping by length is for: little of a micro-batch is padd
 ``"experts"`` names a way in which transformers computes those of a mixture. ``"collator": "flat"`` lays the documents
 of a micro-batch side by side instead (padding-free), for the Trainer. With ``"adapter"`` (rank, alpha, and the file
 with its first weights) the model is one of peft's over frozen weights, in bitsandbytes' 4 bits if ``"bits4"``.
-``"device": "cuda"`` trains on a GPU, and ``"drawn"`` says that the model's directory has no weights: they are drawn as
-those of a run of tonnage are (``build.filling_where_they_lie``), which then must be installed.
+``"device": "cuda"`` trains on a GPU, and ``"drawn"`` says that the model's directory has no weights: they are drawn, in
+the type that it names, as those of a run of tonnage are (``build.filling_where_they_lie``), which must be installed.
 
 The trainer waits for its turn where it has written its log of a step.
 """
@@ -74,12 +74,12 @@ def load(spec: dict[str, Any], dtype: torch.dtype, **how: Any) -> Any:
 
 
 def drawn(spec: dict[str, Any], how: dict[str, Any]) -> Any:
-    """A model without files, in bf16, with the weights that a run of tonnage draws."""
+    """A model without files, with the weights that a run of tonnage draws."""
     from tonnage.model.build import filling_where_they_lie, initialise_randomly
 
     config = AutoConfig.from_pretrained(spec["model"])
     with torch.device(spec["device"]):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, **how)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, spec["drawn"]), **how)
     with filling_where_they_lie():
         initialise_randomly(model, 0)
     return model
