@@ -39,6 +39,8 @@ WARM_UP, TURNS, STEPS = 2, 2, 3
 """Steps that do not count, turns, and steps of a turn."""
 NUM_STEPS = WARM_UP + TURNS * STEPS + 1
 """With one that is never taken: runs end by themselves."""
+BROKE_OFF = 2
+"""The status where somebody did not come to the end."""
 TRAINERS = {"TRL": "SFTTrainer", "Trainer": "Trainer"}
 
 
@@ -175,7 +177,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     result = held(CONTESTS[arguments.contest], arguments.folder, arguments.output)
-    return int(any("ended" in one for one in result["contestants"].values()))
+    return BROKE_OFF if any("ended" in one for one in result["contestants"].values()) else 0
 
 
 if __name__ == "__main__":

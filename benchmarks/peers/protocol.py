@@ -54,6 +54,12 @@ class Seat:
         self._answers.flush()
 
 
+def be_alone() -> None:
+    """Forget that this is the only rank of a contestant: a trainer would wrap its model in DDP, and copy gradients."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
 def peak_bytes() -> int:
     """Largest resident size that this process had, as the kernel counts it."""
     status = Path("/proc/self/status").read_text()

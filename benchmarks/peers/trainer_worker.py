@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.peers.protocol import Seat
+from benchmarks.peers.protocol import Seat, be_alone
 from datasets import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -112,8 +112,7 @@ def with_additions(spec: dict[str, Any], dtype: torch.dtype, versions: dict[str,
 def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     seat = Seat()
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name)  # or the trainer would wrap the model in DDP, for one rank, and copy its gradients
+    be_alone()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     steps = json.loads(Path(spec["steps"]).read_text())
     rows: list[dict[str, list[int]]] = []
