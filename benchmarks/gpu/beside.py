@@ -8,7 +8,8 @@ takes its steps after the other. Weights are drawn where they lie, by the name o
 are one document of 4,096 tokens each, so nobody pads; short documents have 64 to 1,024. The peers are as fast as they
 can be made here: nothing recomputed, as many documents at a time as fit, Liger's kernels if these are installed; and
 padding-free on FlashAttention if that is, else sorted by length on torch's own attention. What is told of memory is the
-peak of torch's allocator. A small shape is trained in fp32 without a GPU.
+peak of torch's allocator; ours trains once more with half as many documents at a time as theirs. Without a GPU a small
+shape is trained in fp32.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ WARM_UP, TURNS, STEPS = 2, 2, 3
 """Steps that do not count, turns, and steps of a turn."""
 NUM_STEPS = WARM_UP + TURNS * STEPS + 1
 """With one that is never taken: runs end by themselves."""
+OURS = ("tonnage", "tonnage, few at a time")
+"""As the planner has it, and with half as many documents at a time as peers."""
 BROKE_OFF = 2
 """The status where somebody did not come to the end."""
 TRAINERS = {"TRL": "SFTTrainer", "Trainer": "Trainer"}
@@ -136,37 +139,46 @@ def additions(folder: Path) -> dict[str, Any]:
     return {"rank": RANK, "alpha": ALPHA, "start": str(start)}
 
 
-def held(contest: Contest, folder: Path, output: Path) -> dict[str, Any]:
-    """Ours, then theirs; what is known is written after each."""
-    decision = write_our_run(folder / "run", config_of(contest, folder))
-    steps = write_steps(folder / "steps.json", decision, NUM_STEPS)
-    commands = {"tonnage": our_command("benchmarks.gpu.drawn", "benchmarks.peers.ours", str(folder / "run"))}
+def commands(contest: Contest, folder: Path) -> dict[str, list[str]]:
+    """Of all contestants, ours first, by their names; writes what they read."""
+    config = config_of(contest, folder)
+    write_steps(folder / "steps.json", write_our_run(folder / "run", config), NUM_STEPS)
+    write_our_run(folder / "few", config | {"memory": {"micro_batch": max(1, contest.at_a_time // 2)}})
+    by_name = {
+        name: our_command("benchmarks.gpu.drawn", "benchmarks.peers.ours", str(folder / run))
+        for name, run in zip(OURS, ("run", "few"), strict=True)
+    }
     for name, trainer in TRAINERS.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(spec_of(contest, folder, trainer)))
-        commands[f"{name} + peft" if contest.adapter else name] = our_command(
-            "benchmarks.peers.trainer_worker", str(path)
-        )
-    tokens = [sum(len(document["ids"]) for document in step) for step in steps]
-    result: dict[str, Any] = {"tokens_a_step": sum(tokens) / len(tokens), "contestants": {}}
-    ours = None
-    for name, command in commands.items():
+        command = our_command("benchmarks.peers.trainer_worker", str(path))
+        by_name[f"{name} + peft" if contest.adapter else name] = command
+    return by_name
+
+
+def held(contest: Contest, folder: Path, output: Path) -> dict[str, Any]:
+    """Ours, then theirs; what is known is written after each."""
+    result: dict[str, Any] = {"contestants": {}}
+    ours: list[Contestant] = []
+    for name, command in commands(contest, folder).items():
         one = Contestant(name, command, folder / f"{name}.log", threads=usable_cores(), environment=ALLOCATORS)
         try:
             compete([one], TURNS, STEPS, WARM_UP)
             result["contestants"][name] = figures(one, ours)
-            ours = ours or one
         except SystemExit as ended:
             result["contestants"][name] = {"ended": str(ended)}
+        else:
+            if name in OURS:
+                ours.append(one)
         write(output, result)
     return result
 
 
-def figures(one: Contestant, ours: Contestant | None) -> dict[str, Any]:
-    """Those of a contestant, beside ours if that came to its end; under the stand-in no speed and no loss."""
+def figures(one: Contestant, ours: list[Contestant]) -> dict[str, Any]:
+    """Those of a contestant, a peer's beside ours that came to their end; under the stand-in no speed and no loss."""
     if "STAND_IN_DEVICES" in os.environ:
         return {"peak_bytes": one.peak_bytes, **one.facts}
-    return one.result() | (beside(ours, one) if ours else {})
+    return one.result() | {"tokens": one.tokens} | {"beside": {other.name: beside(other, one) for other in ours}}
 
 
 def main() -> int:

@@ -121,10 +121,11 @@ def test_everybody_begins_alike_and_trains_alike(contest: str, tmp_path: Path) -
     ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     contestants = json.loads((tmp_path / "out.json").read_text())["contestants"]
-    ours, *theirs = contestants.values()
-    assert len(theirs) == 2
-    assert len(ours["losses"]) == 8
-    assert all(one["largest_relative_difference_of_losses"] < 1e-5 for one in theirs), contestants
+    assert all(len(one["losses"]) == 8 for one in contestants.values())
+    pairs = {f"{name}, {other}": pair for name, one in contestants.items() for other, pair in one["beside"].items()}
+    assert len(pairs) == 5  # each peer with both of ours, and ours with each other
+    differences = {name: pair["largest_relative_difference_of_losses"] for name, pair in pairs.items()}
+    assert max(differences.values()) < 1e-5, differences
 
 
 @pytest.mark.slow
