@@ -40,7 +40,7 @@ WHAT = "what one GPU showed, piece by piece (python -m benchmarks.gpu)"
 PRETENDED = "the same commands without a GPU, under tests/device/stand_in: no number and no speed is told"
 COUNTED = ("torch", "transformers", "triton", "trl", "peft", "liger-kernel", "flash-attn", "flash-attn-3")
 """Packages with whose versions a result is done."""
-PATIENCE, STAND_IN_SECONDS = 2.5, 1800
+PATIENCE, STAND_IN_SECONDS = 2.5, 3600
 """How many times its seconds a piece may take, and how long under the stand-in."""
 MOST_TOLD = 3000
 
