@@ -114,12 +114,10 @@ def carry_out(piece: Piece, machine: Machine, work: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     words = piece.words(folder, output)
     limit = STAND_IN_SECONDS if machine.pretends else PATIENCE * piece.seconds
-    if piece.only and machine.pretends:
-        words += ["--limit", str(limit)]
-    environment = {
-        **(machine.environment if piece.has_weights else machine.spared),
-        "TONNAGE_CACHE": str(work / "cache"),
-    }
+    if machine.pretends:
+        words += [*piece.part, *(("--limit", str(limit)) if piece.only else ())]
+    shapes = machine.environment if piece.part else machine.spared
+    environment = {**shapes, "TONNAGE_CACHE": str(work / "cache")}
     log = folder / "log"
     began = time.perf_counter()
     with log.open("w") as out:

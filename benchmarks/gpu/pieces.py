@@ -23,8 +23,9 @@ class Piece:
     """Words after ``python -m``, of which ``{folder}`` and ``{output}`` are filled in."""
     only: tuple[str, ...] = ()
     """Names of the proof's pieces, for one that is part of it (``tonnage doctor --prove``)."""
-    has_weights: bool = False
-    """Whether it trains models whose weights are needed, which under the stand-in takes real memory."""
+    part: tuple[str, ...] = ()
+    """Words for a part of it, which is enough under the stand-in: ``results/prove_stand_in.json`` and ``cuda_walk.json``
+    have all. Its models are small, and have weights there; those of the others have none."""
 
     def words(self, folder: Path, output: Path) -> list[str]:
         """The command."""
@@ -35,9 +36,9 @@ class Piece:
         return folder / PROOF if self.only else output
 
 
-def _proven(name: str, number: int, shows: str, seconds: int, *only: str, has_weights: bool = False) -> Piece:
+def _proven(name: str, number: int, shows: str, seconds: int, *only: str, part: tuple[str, ...] = ()) -> Piece:
     command = ("tonnage.prove", "--directory", "{folder}", *(word for one in only for word in ("--only", one)))
-    return Piece(name, number, shows, seconds, command, only, has_weights)
+    return Piece(name, number, shows, seconds, command, only, part)
 
 
 def _beside(contest: str, seconds: int) -> Piece:
@@ -66,7 +67,7 @@ PIECES: tuple[Piece, ...] = (
     _proven(
         *("families", 5, "families and adapters beside the CPU, packed beside alone", 110),
         *("families", "packing", "adapters"),
-        has_weights=True,
+        part=("--quick",),
     ),
     Piece(
         "walks",
@@ -74,7 +75,7 @@ PIECES: tuple[Piece, ...] = (
         "all settings of one GPU (tests/device/real.py)",
         240,
         ("tests.device.real", "--work", "{folder}", "--output", "{output}"),
-        has_weights=True,
+        part=("--only", "^(model|precision|moments)"),
     ),
 )
 
