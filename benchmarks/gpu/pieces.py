@@ -24,8 +24,8 @@ class Piece:
     only: tuple[str, ...] = ()
     """Names of the proof's pieces, for one that is part of it (``tonnage doctor --prove``)."""
     part: tuple[str, ...] = ()
-    """Words for a part of it, which is enough under the stand-in: ``results/prove_stand_in.json`` and ``cuda_walk.json``
-    have all. Its models are small, and have weights there; those of the others have none."""
+    """Words for a part of it, which is enough under the stand-in: ``prove_stand_in.json`` and ``cuda_walk.json`` have
+    all. Its models are small, and have weights there; those of the others have none."""
 
     def words(self, folder: Path, output: Path) -> list[str]:
         """The command."""
