@@ -87,10 +87,10 @@ def stand_in() -> Machine:
     version = max(versions)
     plain = Pretended("H200", watched_by=())
     spared = Pretended("H200", host_gb=HOST_GB, watched_by=("shapes",), more=SPARED)
-    environments = [on.environment(version) for on in (plain, spared)]
-    for environment in environments:
+    whole, bare = (on.environment(version) for on in (plain, spared))
+    for environment in (whole, bare):
         environment["PYTHONPATH"] += os.pathsep + str(ROOT)
-    return Machine(str(FOLDER / version / "bin" / "python"), *environments, pretends=True)
+    return Machine(str(FOLDER / version / "bin" / "python"), whole, bare, pretends=True)
 
 
 def key_of(described: Mapping[str, Any]) -> dict[str, Any]:
