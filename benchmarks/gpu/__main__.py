@@ -144,7 +144,8 @@ def carry_out(piece: Piece, machine: Machine, work: Path) -> dict[str, Any]:
     seconds = round(time.perf_counter() - began, 1)
     result: dict[str, Any] = {"status": status, "seconds": seconds, "expected_seconds": piece.seconds}
     found = _read(piece, piece.written(folder, output))
-    result["whole"] = status in (0, 1) and found is not None  # 1: it is whole, and not all is as it should be
+    # A status of 1 says that it is whole, and not all is as it should be.
+    result["whole"] = status in (0, 1) and found is not None and not (piece.only and any(one["error"] for one in found))
     if status != 0:
         result["log"] = log.read_text(errors="replace")[-MOST_TOLD:].replace(str(work), ".")
     return result | {"result": without_speed(found) if machine.pretends else found}
@@ -166,8 +167,7 @@ def _read(piece: Piece, path: Path) -> Any:
         return None
     if not piece.only:
         return found
-    pieces = [one for one in found["pieces"] if one["name"] in piece.only]
-    return None if any(one["error"] for one in pieces) else pieces
+    return [one for one in found["pieces"] if one["name"] in piece.only]
 
 
 def table(results: Mapping[str, Any], states: Mapping[str, str], chosen: Sequence[Piece]) -> str:
