@@ -75,7 +75,7 @@ PIECES: tuple[Piece, ...] = (
         "all settings of one GPU (tests/device/real.py)",
         240,
         ("tests.device.real", "--work", "{folder}", "--output", "{output}"),
-        part=("--only", "^(model|precision|moments)"),
+        part=("--only", "^(model llama|precision)"),
     ),
 )
 
