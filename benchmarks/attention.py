@@ -1,7 +1,8 @@
 """Attention to one long document, forward and backward: ours beside torch's fused one, and beside its products alone.
 
-    python -m benchmarks.attention [--lengths 2048 8192] [--heads 12/12 9/3] [--windows 0 1024] [--softcaps 0] [--rounds 3]
-                                   [--threads 2] [--patience 20] [--output benchmarks/results/attention.json]
+    python -m benchmarks.attention [--lengths 2048 8192] [--heads 12/12 9/3] [--windows 0 1024] [--softcaps 0]
+                                   [--rounds 3] [--threads 2] [--patience 20]
+                                   [--output benchmarks/results/attention.json]
 
 Heads are those of queries and of keys and values, of 64 numbers each; a window or a cap of 0 is none. A round runs each
 once, in turns: ours in bf16 and fp32, torch's ``scaled_dot_product_attention`` in bf16 and fp32, and one large product,
@@ -10,8 +11,8 @@ The floor is no bound where a library's large product is slower than ours. Ratio
 longer than ``--patience`` seconds runs in the first round only, and is compared with ours of that round.
 
 Torch's has no window of its own: it is given a mask, which is made beforehand. Scores that are capped it computes in no
-fused kernel: there ours stands alone. All outputs and gradients are compared with torch's in fp32 before anything is timed
-(at 512 tokens, with a window of a quarter of that; capped scores with their definition).
+fused kernel: there ours stands alone. All outputs and gradients are compared with torch's in fp32 before anything is
+timed (at 512 tokens, with a window of a quarter of that; capped scores with their definition).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.peers.contest import machine, write_result
 from torch import Tensor, nn
 
-from benchmarks.peers.contest import machine, write_result
 from tonnage.host.threads import usable_cores
 from tonnage.kernels.threads import use_threads
 from tonnage.model.attention import compile_loops, packed_attention

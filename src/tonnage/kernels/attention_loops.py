@@ -12,14 +12,14 @@ before it in its document, one by one (``before``), as far as a window reaches; 
              3  [ 3   2   1   0 ]
 
 Forward, a task is a tile of queries and a head: the softmax of its rows goes on from tile to tile of keys, with the
-largest score so far and the sum of exponentials, and at last both are kept as one number, the row's normaliser. Backward, a
-task is a pair of tiles and a head of keys: weights are made anew from normalisers (FlashAttention-2, Dao 2023,
-algorithms 1 and 2), and what the pair adds to gradients of queries, keys and values is added to sums in fp32. As no two
-tasks of a wave write to one place, the order of every sum is written down here, whatever the number of threads.
+largest score so far and the sum of exponentials, and at last both are kept as one number, the row's normaliser.
+Backward, a task is a pair of tiles and a head of keys: weights are made anew from normalisers (FlashAttention-2, Dao
+2023, algorithms 1 and 2), and what the pair adds to gradients of queries, keys and values is added to sums in fp32. As
+no two tasks of a wave write to one place, the order of every sum is written down here, whatever the number of threads.
 
 Within a pair, queries come in blocks of rows, and see no keys but those that one of the block's rows may see. Keys and
-values of a tile are read once for the task, made fp32 and laid out for ``tiles``. Nothing is ever as large as a document
-but inputs, outputs and sums.
+values of a tile are read once for the task, made fp32 and laid out for ``tiles``. Nothing is ever as large as a
+document but inputs, outputs and sums.
 
 Numbers come as bf16, as bits, or as fp32. A tensor is given as a flat array and three numbers, in a tuple: the index of
 its first element, and the steps from token to token and from head to head; the numbers of a head lie side by side.
@@ -125,7 +125,7 @@ def _visible(place, key_place, count, window):
     return max(0, min(count, place - window + 1 - key_place)), max(0, min(count, place + 1 - key_place))
 
 
-@njit(error_model="numpy")
+@njit(error_model="numpy", fastmath={"contract"})
 def _capped(scores, row, columns, cap):
     """Squash scores to (-cap, cap): cap times the hyperbolic tangent of their part of it."""
     for j in range(columns):
@@ -136,7 +136,7 @@ def _capped(scores, row, columns, cap):
         scores[at] = cap * (squashed if x >= np.float32(0.0) else -squashed)
 
 
-@njit(error_model="numpy")
+@njit(error_model="numpy", fastmath={"contract"})
 def _exponentials(scores, row, first, last, columns, most):
     """Turn a row's scores into exponentials, all but those from ``first`` to ``last`` zero; ``most`` is the largest
     score of the row in the keys before. Returns the largest with these."""
@@ -240,7 +240,7 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
             _write(output, head, token, length, size, outputs, deep)
 
 
-@njit(error_model="numpy")
+@njit(error_model="numpy", fastmath={"contract"})
 def _slopes(weights, slopes, row, own, columns, normaliser, along, cap):
     """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
     ``along`` is the dot product of the row's output with its gradient, ``own`` which of the columns the row sees."""
@@ -316,8 +316,8 @@ def backward(
     cap,
     threads,
 ):
-    """Gradients of query, key and value, fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64 (waves + 1,), are those
-    of ``in_waves``; the others as in ``forward``."""
+    """Gradients of query, key and value, fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64 (waves + 1,), are
+    those of ``in_waves``; the others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
     numbers = (size, deep, scale, window, cap)
     large = np.zeros((threads, 3, TILE * deep), np.float32)
