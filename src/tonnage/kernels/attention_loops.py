@@ -100,18 +100,14 @@ def _write(tensor, head, token, count, size, rows, width):
 
 
 @njit(error_model="numpy")
-def _add(tensor, head, token, count, size, rows, width, factor, is_first):
-    """Add rows of a matrix times ``factor`` to tokens of a head, of which there is nothing yet if they are first."""
+def _add(tensor, head, token, count, size, rows, width, factor):
+    """Add rows of a matrix, ``width`` apart, to tokens of a head, times ``factor``."""
     memory, place = tensor
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
         target, source = begin + i * step, i * width
-        if is_first:
-            for j in range(size):
-                memory[np.uint64(target + j)] = factor * rows[np.uint64(source + j)]
-        else:
-            for j in range(size):
-                memory[np.uint64(target + j)] += factor * rows[np.uint64(source + j)]
+        for j in range(size):
+            memory[np.uint64(target + j)] += factor * rows[np.uint64(source + j)]
 
 
 @njit(inline="always")
@@ -290,7 +286,7 @@ def _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch):
             own = (own[0] - first, own[1] - first)
             _slopes(weights, slopes, row * WIDTH, own, columns, normaliser, along, cap)
         set_product(query_gradients, 0, deep, slopes, 0, WIDTH, 1, keys, at, deep, rows, size, columns)
-        _add(to_query, head, token, rows, size, query_gradients, deep, scale, pair[0] == pair[1])
+        _add(to_query, head, token, rows, size, query_gradients, deep, scale)
         add_product(key_gradients, at, deep, slopes, 0, 1, WIDTH, queries, 0, deep, columns, size, rows)
         add_product(value_gradients, at, deep, weights, 0, 1, WIDTH, output_gradients, 0, deep, columns, size, rows)
 
@@ -316,7 +312,7 @@ def backward(
     cap,
     threads,
 ):
-    """Gradients of query, key and value, fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64 (waves + 1,), are
+    """Add gradients of query, key and value to sums in fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64 (waves + 1,), are
     those of ``in_waves``; the others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
     numbers = (size, deep, scale, window, cap)
@@ -339,11 +335,11 @@ def backward(
             )
             for task in range(thread, (waves[wave + 1] - waves[wave]) * kv_heads, threads):
                 pair, kv_head = pairs[waves[wave] + task // kv_heads], task % kv_heads
-                token, count, is_first = tiles[pair[1], 0], tiles[pair[1], 1], pair[0] == pair[1]
+                token, count = tiles[pair[1], 0], tiles[pair[1], 1]
                 _turn(of_keys[2], value, kv_head, token, count, size, keys, deep)
                 _turn(of_keys[1], key, kv_head, token, count, size, keys, deep)
                 key_gradients[:], value_gradients[:] = np.float32(0.0), np.float32(0.0)
                 for head in range(kv_head * group, (kv_head + 1) * group):
                     _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch)
-                _add(to_key, kv_head, token, count, size, key_gradients, deep, np.float32(1.0), is_first)
-                _add(to_value, kv_head, token, count, size, value_gradients, deep, np.float32(1.0), is_first)
+                _add(to_key, kv_head, token, count, size, key_gradients, deep, np.float32(1.0))
+                _add(to_value, kv_head, token, count, size, value_gradients, deep, np.float32(1.0))

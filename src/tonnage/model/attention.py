@@ -6,9 +6,10 @@ alone. The function is registered with transformers under ``NAME`` through its `
 that is not registered as a mask maker makes transformers build no mask at all, so no ``tokens x tokens`` matrix
 ever exists.
 
-* CPU: loops of our own over documents and heads (``attention_loops``).
-* CPU with a window that hides something or capped scores, or where the loops are switched off
-  (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
+* CPU: loops of our own over tiles of documents and heads, windows, capped scores and sinks included
+  (``attention_loops``).
+* CPU with dropout, or where the loops are switched off (``kernels.switches``): one ``scaled_dot_product_attention`` per
+  document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row, or a newer FlashAttention in its place
   (``flash``); on cards before Ampere, and for heads that it does not take, as with a window on a CPU. Capped scores,
   and those beside sinks, are computed for some queries at a time, so that there is no ``tokens x tokens`` matrix
@@ -435,7 +436,7 @@ def _attend_backward(
 
 
 def _sums_like(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, dtype=torch.float32)
+    return torch.zeros_like(tensor, dtype=torch.float32)
 
 
 @_attend_backward.register_fake
