@@ -48,7 +48,8 @@ def in_waves(tiles: Sequence[Tile], window: int) -> tuple[list[tuple[int, int]],
     """Pairs of a tile of queries and one of keys of which a token of the first sees one of the second, wave by wave,
     and the number of the first pair of each wave, with that of all pairs at the end.
 
-    No two pairs of a wave have a tile of queries or one of keys in common; the largest of a wave come first. ``window``: tokens that a token sees, itself among them.
+    No two pairs of a wave have a tile of queries or one of keys in common; the largest of a wave come first.
+    ``window``: tokens that a token sees, itself among them.
     """
     waves = list[list[tuple[int, int]]]()
     of_queries, of_keys = [0] * len(tiles), [0] * len(tiles)  # the first wave in which nothing has the tile

@@ -416,7 +416,7 @@ def _attend_backward(
     """Gradients of query, key and value, in fp32. ``saved``: these, output and normalisers; ``schedule``: tiles of the
     row, their pairs and waves."""
     query, key, value, output, normalisers = saved
-    gradients = _sums_like(query), _sums_like(key), _sums_like(value)
+    gradients = _zeros_for_sums(query), _zeros_for_sums(key), _zeros_for_sums(value)
     operands = [_flat(tensor) for tensor in (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))]
     results = [_flat(tensor) for tensor in gradients]
     scaling, cap = map(np.float32, numbers)
@@ -435,13 +435,9 @@ def _attend_backward(
     return gradients
 
 
-def _sums_like(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor, dtype=torch.float32)
-
-
 @_attend_backward.register_fake
 def _(gradient: Tensor, saved: list[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _sums_like(saved[0]), _sums_like(saved[1]), _sums_like(saved[2])
+    return _zeros_for_sums(saved[0]), _zeros_for_sums(saved[1]), _zeros_for_sums(saved[2])
 
 
 def compile_loops(dtype: torch.dtype) -> None:
