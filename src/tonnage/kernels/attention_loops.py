@@ -312,8 +312,8 @@ def backward(
     cap,
     threads,
 ):
-    """Add gradients of query, key and value to sums in fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64 (waves + 1,), are
-    those of ``in_waves``; the others as in ``forward``."""
+    """Add gradients of query, key and value to sums in fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64
+    (waves + 1,), are those of ``in_waves``; the others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
     numbers = (size, deep, scale, window, cap)
     large = np.zeros((threads, 3, TILE * deep), np.float32)
