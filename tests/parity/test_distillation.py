@@ -124,8 +124,12 @@ def in_plain_torch(decision: Decision) -> tuple[list[dict[str, float]], dict[str
 
 @pytest.mark.parametrize(
     "objective",
-    [{}, {"temperature": 1.0}, {"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, {"supervised": 0.0}],
-    ids=["both", "at 1", "exact", "teacher alone"],
+    [
+        pytest.param({}, id="both"),
+        pytest.param({"temperature": 1.0}, id="at 1", marks=pytest.mark.matrix),
+        pytest.param({"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, id="exact"),
+        pytest.param({"supervised": 0.0}, id="teacher alone", marks=pytest.mark.matrix),
+    ],
 )
 def test_every_step_is_that_of_a_plain_loop(make: Make, objective: dict[str, Any]) -> None:
     """With all tokens of the vocabulary the divergence is that of the whole distributions."""
@@ -178,6 +182,7 @@ def entry_of(decision: Decision) -> Path:
     return Path(str(decision.plan.data.teacher_path))
 
 
+@pytest.mark.slow
 def test_evaluations_tell_cross_entropy_and_the_divergence(make: Make) -> None:
     decision = make(data={"validation": 0.2}, objective={"temperature": 1.5}, steps=1)
     train((1, [run_of(decision)]))
