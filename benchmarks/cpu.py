@@ -25,9 +25,10 @@ from benchmarks.table import HERE, results
 
 from tonnage.cli.bench import DISTURBED
 from tonnage.host.processor import processor
-from tonnage.prove.bench import METHODS, SHAPES, Row, markdown, processor_named, row_of
+from tonnage.prove.bench import METHODS, SHAPES, markdown, processor_named, row_of
 
 PAGE, FOLDER = HERE / "cpu.md", HERE / "results" / "cpu"
+Row = dict[str, str]
 OURS = {
     "tonnage": "full, bf16",
     "tonnage, full weights": "full, bf16",
@@ -55,25 +56,20 @@ def beside_peers() -> Iterator[Row]:
                 groups[key].append((result, name))
     for (processor_name, threads, shape, method, data, _), runs in groups.items():
         ours = [result["contestants"][name] for result, name in runs]
-        speeds = sorted({f"{round(one['tokens_per_second_median']):,}": one for one in ours}, key=_number)
+        speeds = [f"{end(one['tokens_per_second_median'] for one in ours):,.0f}" for end in (min, max)]
         tokens = statistics.mean(result["tokens_per_step_mean"] for result, _ in runs)
-        yield Row(
-            processor=processor_name,
-            threads=threads,
-            shape=shape,
-            method=method,
-            documents=f"{DATA.get(data, data.removesuffix('.json'))}; {tokens:,.0f} a step",
-            tokens_per_second=speeds[0] if len(speeds) == 1 else f"{speeds[0]} to {speeds[-1]}",
-            peak=f"{max(one['peak_bytes'] for one in ours) / 1e9:.2f} GB",
-            share_of_floor="",
-            trl=fastest("TRL", runs),
-            trainer=fastest("Trainer", runs),
-            date=max(result["machine"]["date"] for result, _ in runs),
-        )
-
-
-def _number(text: str) -> int:
-    return int(text.replace(",", ""))
+        yield {
+            "processor": processor_name,
+            "threads": threads,
+            "shape": shape,
+            "method": method,
+            "documents": f"{DATA.get(data, data.removesuffix('.json'))}; {tokens:,.0f} a step",
+            "tokens/s": " to ".join(dict.fromkeys(speeds)),
+            "peak memory": f"{max(one['peak_bytes'] for one in ours) / 1e9:.2f} GB",
+            "over TRL": fastest("TRL", runs),
+            "over Trainer": fastest("Trainer", runs),
+            "measured": max(result["machine"]["date"] for result, _ in runs),
+        }
 
 
 def fastest(peer: str, runs: list[tuple[dict[str, Any], str]]) -> str:
@@ -96,19 +92,16 @@ def profiled() -> Iterator[Row]:
     for result in results("floor*.json"):
         processor_name, threads = of_machine(result["machine"])
         for shape, figures in result["shapes"].items():
-            yield Row(
-                processor=processor_name,
-                threads=threads,
-                shape=shape,
-                method="full, bf16",
-                documents=f"{result['data'].removesuffix('.json')}, packed; {figures['tokens']:,.0f} a step",
-                tokens_per_second=f"{figures['tokens'] / figures['step_seconds']:,.0f}",
-                peak=f"{figures['peak_bytes']['host'] / 1e9:.2f} GB" if "peak_bytes" in figures else "",
-                share_of_floor=f"{figures['floor_share_of_step']:.0%}",
-                trl="",
-                trainer="",
-                date=result["machine"]["date"],
-            )
+            yield {
+                "processor": processor_name,
+                "threads": threads,
+                "shape": shape,
+                "method": OURS["tonnage"],
+                "documents": f"{result['data'].removesuffix('.json')}, packed; {figures['tokens']:,.0f} a step",
+                "tokens/s": f"{figures['tokens'] / figures['step_seconds']:,.0f}",
+                "share of floor": f"{figures['floor_share_of_step']:.0%}",
+                "measured": result["machine"]["date"],
+            }
 
 
 def of_machine(machine: dict[str, Any]) -> tuple[str, str]:
@@ -121,7 +114,7 @@ def page() -> str:
     methods = [method.title for method in METHODS.values()]
 
     def place(row: Row) -> tuple[Any, ...]:
-        return [*SHAPES].index(row.shape), methods.index(row.method), row.processor, row.documents, row.date
+        return [*SHAPES].index(row["shape"]), methods.index(row["method"]), row["processor"], row["documents"]
 
     text = PAGE.read_text().partition("\n| ")[0]
     return f"{text}\n{markdown(sorted([*measured(), *beside_peers(), *profiled()], key=place))}\n"

@@ -3,7 +3,7 @@
     SHAPES, METHODS    what there is to measure
     write_run_of       a shape and a method as a config, with all that it needs
     result_of          what the steps of it showed
-    Row                a line of the table in ``benchmarks/cpu.md``
+    row_of             that as a row of the table in ``benchmarks/cpu.md``
 
 The steps are those of ``tonnage profile``, so tokens/s, peak, floor and causes are counted as it counts them.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,56 +29,39 @@ from tonnage.prove.material import MOST_DRAWN, shape_of, tokenizer
 if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
 
-VOCABULARY = 50_304
-_COMMON: Mapping[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+
+def _shape(family: str, hidden: int, wide: int, blocks: int, heads: int, **more: Any) -> Mapping[str, Any]:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+    }
+    return {"family": family, "vocab_size": 50_304, "bos_token_id": 0, "eos_token_id": 0, **sizes, **more}
 
 
 def _neox(hidden: int, blocks: int, heads: int) -> Mapping[str, Any]:
-    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": blocks}
-    return {"family": "gpt_neox", **_COMMON, **sizes, "num_attention_heads": heads, "max_position_embeddings": 2048}
+    return _shape("gpt_neox", hidden, 4 * hidden, blocks, heads, max_position_embeddings=2048)
 
 
-def _llama(hidden: int, wide: int, blocks: int, heads: int, groups: int, **more: Any) -> Mapping[str, Any]:
-    sizes = {"hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": blocks}
-    sizes |= {"num_attention_heads": heads, "num_key_value_heads": groups, "max_position_embeddings": 4096}
-    return {"family": "llama", **_COMMON, **sizes, "tie_word_embeddings": True, **more}
+def _groups(number: int, **more: Any) -> Mapping[str, Any]:
+    return {"num_key_value_heads": number, "max_position_embeddings": 4096, "tie_word_embeddings": True, **more}
 
 
+_EXPERTS = {"moe_intermediate_size": 1024, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_LINEAR_HEADS = {"linear_num_key_heads": 8, "linear_num_value_heads": 8}
+_HEAD_SIZES = {"head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "llama-4m": _llama(256, 768, 4, 4, 2, vocab_size=4096),
+    "llama-4m": _shape("llama", 256, 768, 4, 4, **_groups(2, vocab_size=4096)),
     "pythia-70m": _neox(512, 6, 8),
     "pythia-160m": _neox(768, 12, 12),
     "pythia-1b": _neox(2048, 16, 8),
-    "llama-135m": _llama(576, 1536, 30, 9, 3),
-    # 186 million parameters, of which two of eight experts, 73 million in all, compute a token.
-    "mixture-190m": _llama(
-        512,
-        1024,
-        12,
-        8,
-        4,
-        family="qwen3_moe",
-        moe_intermediate_size=1024,
-        num_experts=8,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-    ),
-    # 148 million parameters: three blocks of gated delta rule, then one of attention, and again.
-    "hybrid-150m": _llama(
-        576,
-        2048,
-        24,
-        9,
-        3,
-        family="qwen3_5_text",
-        head_dim=64,
-        linear_num_key_heads=8,
-        linear_num_value_heads=8,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-    ),
+    "llama-135m": _shape("llama", 576, 1536, 30, 9, **_groups(3)),
+    "mixture-190m": _shape("qwen3_moe", 512, 1024, 12, 8, **_groups(4, **_EXPERTS)),
+    "hybrid-150m": _shape("qwen3_5_text", 576, 2048, 24, 9, **_groups(3, **_LINEAR_HEADS, **_HEAD_SIZES)),
 }
-"""Family and sizes of each; the first is for tests."""
+"""Family and sizes of each; the first is for tests. A token of the mixture is computed by two of eight experts, 73 of its
+186 million parameters; of the hybrid's blocks three have a gated delta rule, then one has attention, and again."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +148,6 @@ def _write_rows(path: Path, way: Method, num_tokens: int, vocabulary: int) -> No
             num_tokens -= length
 
 
-COPIED = (
-    *("steps", "step_seconds", "tokens", "supervised_tokens", "causes"),
-    *("flops", "product_flops_per_second", "floor_seconds"),
-)
-"""From the figures of a profile."""
-
-
 def result_of(
     shape: str, method: str, plan: Plan, figures: Mapping[str, Any], hardware: Hardware, others: float
 ) -> dict[str, Any]:
@@ -194,55 +170,37 @@ def result_of(
         "peak_bytes": figures["peak_bytes"][place],
         "share_of_floor": figures["floor_seconds"] / figures["step_seconds"],
         "share_of_cpu_that_others_had": others,
-        **{key: figures[key] for key in COPIED},
+        **{key: value for key, value in figures.items() if key not in ("operations", "by_worker", "peak_bytes")},
     }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table, as text."""
-
-    processor: str
-    threads: str
-    shape: str
-    method: str
-    documents: str
-    tokens_per_second: str
-    peak: str
-    share_of_floor: str
-    trl: str
-    trainer: str
-    date: str
-
-
-HEADING = Row(
+COLUMNS = (
     *("processor", "threads", "shape", "method", "documents", "tokens/s", "peak memory", "share of floor"),
     *("over TRL", "over Trainer", "measured"),
 )
+"""Of the table."""
 
 
-def row_of(result: Mapping[str, Any]) -> Row:
-    """The line of a result."""
+def row_of(result: Mapping[str, Any]) -> dict[str, str]:
+    """What stands in the columns for a result; those that it lacks stay empty."""
     machine, method = result["machine"], METHODS[result["method"]]
     on_device = result["device"] == "cuda"
-    return Row(
-        processor=machine["devices"][0] if on_device else processor_named(machine["processor"], machine["features"]),
-        threads=str(result["threads"]),
-        shape=result["shape"],
-        method=method.title,
-        documents=method.documents,
-        tokens_per_second=f"{result['tokens_per_second']:,.0f}",
-        peak=f"{result['peak_bytes'] / 1e9:.2f} GB",
-        share_of_floor=f"{result['share_of_floor']:.0%}",
-        trl="",
-        trainer="",
-        date=result["date"],
-    )
+    return {
+        "processor": machine["devices"][0] if on_device else processor_named(machine["processor"], machine["features"]),
+        "threads": str(result["threads"]),
+        "shape": result["shape"],
+        "method": method.title,
+        "documents": method.documents,
+        "tokens/s": f"{result['tokens_per_second']:,.0f}",
+        "peak memory": f"{result['peak_bytes'] / 1e9:.2f} GB",
+        "share of floor": f"{result['share_of_floor']:.0%}",
+        "measured": result["date"],
+    }
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Iterable[Mapping[str, str]]) -> str:
     """The table of some rows."""
-    lines = [vars(HEADING).values(), ["---"] * len(vars(HEADING)), *(vars(row).values() for row in rows)]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *([row.get(column, "") for column in COLUMNS] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
