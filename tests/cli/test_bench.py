@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from forked import work
 from tonnage.cli.bench import bench
 from tonnage.cli.main import app
 from tonnage.errors import UserError
+from tonnage.model.build import build_on_meta
 from tonnage.prove.bench import COLUMNS, METHODS, SHAPES, processor_named, shape_named
 from tonnage.rundir.directory import RunDirectory
 
@@ -101,10 +103,11 @@ def test_a_file_that_is_there_is_refused_before_anything_is_measured(tmp_path: P
         bench(output=tmp_path / "row.json")
 
 
-def test_shapes_are_what_they_are_called() -> None:
-    sizes = {name: shape_named(name) for name in ("pythia-160m", "llama-135m")}
-    assert (sizes["pythia-160m"].model_type, sizes["pythia-160m"].vocab_size) == ("gpt_neox", 50304)
-    assert (sizes["llama-135m"].num_key_value_heads, sizes["llama-135m"].tie_word_embeddings) == (3, True)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_as_many_parameters_as_its_name_says(name: str) -> None:
+    model = build_on_meta(shape_named(name), torch.bfloat16)
+    number, unit = re.fullmatch(r".*-(\d+)([mb])", name).groups()  # type: ignore[union-attr]
+    assert model.num_parameters() == pytest.approx(int(number) * {"m": 1e6, "b": 1e9}[unit], rel=0.06)
 
 
 def test_a_processor_is_named_by_what_its_products_use() -> None:
