@@ -60,8 +60,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "mixture-190m": _shape("qwen3_moe", 512, 1024, 12, 8, **_groups(4, **_EXPERTS)),
     "hybrid-150m": _shape("qwen3_5_text", 576, 2048, 24, 9, **_groups(3, **_LINEAR_HEADS, **_HEAD_SIZES)),
 }
-"""Family and sizes of each; the first is for tests. Two of the mixture's eight experts, 73 of its 186 million weights in
-all, compute a token; of four blocks of the hybrid three have a gated delta rule and the last has attention."""
+"""Family and sizes of each; the first is for tests. A token of the mixture is computed by two of eight experts. Of four
+blocks of the hybrid three have a gated delta rule, the last has attention."""
 
 
 @dataclass(frozen=True)
