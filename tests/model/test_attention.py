@@ -130,7 +130,7 @@ def test_windows_caps_and_sinks_are_the_exact_ones(given: dict[str, Any], dtype:
 
 
 def test_a_window_of_two_is_the_exact_one() -> None:
-    """In fp32: backward passes take what rows add up to from the output, and of two tokens its rounding to bf16 shows."""
+    """In fp32: backward passes know a row by its output, and of two tokens the rounding of that to bf16 shows."""
     for row in ("one of several blocks", "prefixes within prefixes"):
         check_exact((4, 2), ROWS[row], 16, torch.float32, sliding_window=2)
 
