@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.table import HERE, results
@@ -113,7 +113,7 @@ def page() -> str:
     """Its text as it is, and the table anew."""
     methods = [method.title for method in METHODS.values()]
 
-    def place(row: Row) -> tuple[Any, ...]:
+    def place(row: Mapping[str, str]) -> tuple[Any, ...]:
         return [*SHAPES].index(row["shape"]), methods.index(row["method"]), row["processor"], row["documents"]
 
     text = PAGE.read_text().partition("\n| ")[0]

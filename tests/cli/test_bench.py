@@ -91,7 +91,7 @@ def cells(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "names"), [({"shape": "pythia-7t"}, [*SHAPES]), ({"method": "muon"}, [*METHODS])])
-def test_what_is_not_known_is_refused_with_the_list(words: dict[str, str], names: list[str]) -> None:
+def test_what_is_not_known_is_refused_with_the_list(words: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(UserError, match=next(iter(words.values()))) as refused:
         bench(**words)
     assert f"needed: one of {', '.join(names)}" in str(refused.value)

@@ -93,7 +93,11 @@ def test_what_each_worker_of_an_axis_does_is_told(
         assert figures["workers"] == len(figures["by_worker"]) == 2
         for worker in figures["by_worker"]:
             assert sum(worker["causes"].values()) == pytest.approx(worker["step_seconds"], rel=0.05)
-        assert figures["flops"] == pytest.approx(shard["flops"], rel=1e-6)  # the same products, on as many workers
+        # The same products, on as many workers, but of blanks at the end of a row whose tokens two ranks divide.
+        blanks = figures["computed_tokens"] - shard["computed_tokens"]
+        assert 0 <= blanks <= 2
+        of_blanks = blanks / shard["computed_tokens"] * shard["flops"]
+        assert figures["flops"] == pytest.approx(shard["flops"] + of_blanks, rel=1e-3 * (blanks > 0) + 1e-6)
     first, last = (worker["causes"] for worker in pipeline["by_worker"])
     assert (first[HEAD], last[HEAD] > 0) == (0, True)  # which is in the last stage alone
     assert first[STAGES] > 0

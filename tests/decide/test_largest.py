@@ -151,7 +151,7 @@ def test_where_not_even_the_smallest_fits_what_would_is_told(model: str) -> None
     assert largest(ask(model, *words, budget(nearly), problem.change), "micro_batch").value >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_lengths_of_a_config_are_planned_as_full_rows(tmp_path: Path) -> None:
     path = str(write_config(tmp_path, 60, launch={"workers": 1, "threads": 1}))
     room = budget(least_of_full_rows(asked(path, [*EXACT, "memory.budget.device=1"], HERE), 192))

@@ -70,7 +70,7 @@ def test_every_gpu_that_is_seen_has_one(config: str, monkeypatch: pytest.MonkeyP
     assert decision.launch == decision.config.launch.with_workers(2)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, model = parse_hardware("8xH100"), read_config(config).model
     assert asked(config, [], hardware).plan().workers == 8

@@ -140,7 +140,7 @@ def apart(got: dict[str, Tensor], weights: dict[str, Tensor]) -> float:
     return max(float((value - weights[name]).norm() / weights[name].norm()) for name, value in got.items())
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_muon_in_every_layout_and_every_resumed_run_is_the_plain_loop(folder: Path) -> None:
     """As near as another plain loop, whose gradients are rounded otherwise: what is orthogonal is so in bf16, so a last
     bit of a gradient may become one of 256 of an update. ``optimizer_ranks`` compares updates of the same gradients."""

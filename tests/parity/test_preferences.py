@@ -325,7 +325,7 @@ def test_a_run_that_goes_on_without_its_reference_is_refused(make: Make) -> None
         train((1, [run_of(later)]))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_nothing_was_learned_from_is_as_likely_as_it_was(make: Make) -> None:
     """In bf16 too: the pass computes answers in the micro-batches in which they are trained first, to the bit."""
     runs = []
@@ -345,7 +345,7 @@ def scores_of(run: RunDirectory) -> np.ndarray:
     return scores
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the cache by the next run, to the bit; another layout computes it to 1e-5, another model anew."""
     first = make("dpo", seed=12)

@@ -218,7 +218,7 @@ def test_some_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, QUICK)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_adapter_gives_the_same_steps_in_some_layouts(make: Make) -> None:
     assert_alike(make, ADAPTER, ("micro-batches of one", "2 workers, zero 3"))
 

@@ -132,7 +132,7 @@ def write_run_of(folder: Path, shape: str, method: str, steps: int) -> Path:
         "track": [],
         "output": str(folder / "run"),
     }
-    write_json(folder / "config.yaml", config | way.config)
+    write_json(folder / "config.yaml", {**config, **way.config})
     return folder / "config.yaml"
 
 
