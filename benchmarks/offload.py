@@ -32,8 +32,8 @@ from torch import nn
 from tonnage.host.threads import usable_cores
 from tonnage.kernels.threads import use_threads
 from tonnage.offload.files import TileFile
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.optimizer import ShardedOptimizer
 
 REQUEST_BYTES = 8 << 20
 COLUMNS = 2048
@@ -105,7 +105,7 @@ def main() -> None:
         named[f"layer.{number}"].grad = torch.randn(LAYER_ROWS, COLUMNS).bfloat16()
     num_parameters = sum(parameter.numel() for parameter in named.values())
     folder = Path(tempfile.mkdtemp(dir=arguments.directory))
-    adamw = AdamW(
+    adamw = ShardedOptimizer(
         named,
         betas=(0.9, 0.95),
         eps=1e-8,

@@ -23,8 +23,8 @@ from tonnage.kernels.regions import region_of
 from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.tiers import StateInMemory
 from tonnage.parallel import homes, host_blocks
 from tonnage.parallel.host_blocks import HostShards
@@ -136,8 +136,10 @@ def passes(
     return [one.cpu() for one in [*found, *(region_of(one)[0] for one in parameters.values())]]
 
 
-def adamw(parameters: Mapping[str, nn.Parameter], tier: Callable[..., Any] = StateInMemory, **named: Any) -> AdamW:
-    return AdamW(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1, tier=tier, **named)
+def adamw(
+    parameters: Mapping[str, nn.Parameter], tier: Callable[..., Any] = StateInMemory, **named: Any
+) -> ShardedOptimizer:
+    return ShardedOptimizer(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1, tier=tier, **named)
 
 
 def _drawn(world: World, step: int, number: int) -> Tensor:

@@ -21,9 +21,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tonnage.errors import DiskFailed, UserError
 from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
-from tonnage.optim.tiers import StateInMemory, StatePiece, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer
+from tonnage.optim.tiers import StateInMemory, StatePiece, StateTier, TrainedParameter
 from tonnage.optim.tiles import lay_out
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
@@ -39,10 +39,12 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
     turns: dict[str, int] | None = None,
-) -> AdamW:
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
+) -> ShardedOptimizer:
+    return ShardedOptimizer(
+        named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5
+    )
 
 
 def on_disk(directory: Path, resident_bytes: int = 0) -> Callable[[Sequence[TrainedParameter], Codec], StateOnDisk]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.schema import Config
 
-TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
+TIER_KEYS = ("optimizer_tier", "gradient_tier", "parameter_tier")
 """Keys of ``memory`` that may say disk."""
 
 
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
     @property
     def on_disk(self) -> list[str]:
         """The keys of ``memory`` that are disk."""
-        return [key for key in TIERS if getattr(self, key) == "disk"]
+        return [key for key in TIER_KEYS if getattr(self, key) == "disk"]
 
     @property
     def together(self) -> int:

@@ -49,8 +49,7 @@ from pydantic import (
 
 from tonnage.config.bounds import SCORERS, Best, Bound, Gated
 from tonnage.files.paths import expanded, is_jinja
-from tonnage.forms.formats import NAMES as FORMATS
-from tonnage.forms.formats import RowPurpose
+from tonnage.forms.formats import FORMAT_NAMES, RowPurpose
 
 DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
@@ -166,7 +165,7 @@ Repository = Annotated[str, Field(max_length=96, pattern=_REPOSITORY), Words("a 
 if TYPE_CHECKING:
     FormatName = str
 else:
-    FormatName = Literal[FORMATS]
+    FormatName = Literal[FORMAT_NAMES]
 
 
 class Source(Section):

@@ -27,12 +27,12 @@ from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.offload.store import Counters, StoreShape, TileStore
-from tonnage.optim.tiers import StatePiece, Tier, TrainedParameter
+from tonnage.optim.tiers import StatePiece, StateTier, TrainedParameter
 from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
 
-class StateOnDisk(Tier):
-    """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
+class StateOnDisk(StateTier):
+    """The disk tier (``tiers.StateTier``). Parameters must be on the CPU."""
 
     hands_out_copies = True
 
@@ -74,7 +74,7 @@ class StateOnDisk(Tier):
         )
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """See ``Tier``. Tiles without any of ``names`` are not touched."""
+        """See ``StateTier``. Tiles without any of ``names`` are not touched."""
         selected_names = set(names)
         chosen = [
             n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
@@ -86,12 +86,12 @@ class StateOnDisk(Tier):
                         yield place.over(tile)
 
     def prefetch(self) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         for index in range(min(self._ahead, len(self._streamed))):
             self._store.prefetch(index)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See ``Tier``; a copy as of now, mapped from a file that vanishes with it.
+        """See ``StateTier``; a copy as of now, mapped from a file that vanishes with it.
 
         Raises:
             UserError: no space for the copy.
@@ -104,7 +104,7 @@ class StateOnDisk(Tier):
         return named
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         for tile, places in self._visit(range(len(self._tiles)), changes=True):
             for place in places:
                 for name, part, values in place.parts(tile):
@@ -112,7 +112,7 @@ class StateOnDisk(Tier):
 
     @property
     def state_bytes(self) -> int:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         return sum(map(num_bytes, whole_streams(self._trained, self._codec).values()))
 
     @property
@@ -127,7 +127,7 @@ class StateOnDisk(Tier):
 
     @property
     def waited_seconds(self) -> float:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         return self._store.counters.waited_seconds
 
     def flush(self) -> None:

@@ -130,7 +130,7 @@ def visits(trained: Iterable[TrainedParameter]) -> Iterator[Visit]:
             window += 1
 
 
-class Tier(Protocol):
+class StateTier(Protocol):
     """Where state rests; by default, in memory, where nothing is waited for."""
 
     hands_out_copies: bool = False
@@ -169,7 +169,7 @@ class Tier(Protocol):
         return 0.0
 
 
-class StateInMemory(Tier):
+class StateInMemory(StateTier):
     """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
 
     def __init__(self, trained: Sequence[TrainedParameter], codec: Codec) -> None:
@@ -183,7 +183,7 @@ class StateInMemory(Tier):
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         selected_names = set(names)
         for visit in self._visits:
             if visit.trained.name not in selected_names:
@@ -198,7 +198,7 @@ class StateInMemory(Tier):
                     yield replace(piece, moments=None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See ``Tier``; not copies."""
+        """See ``StateTier``; not copies."""
         named: dict[str, Tensor] = {}
         for name, piece in self._pieces.items():
             assert piece.moments is not None
@@ -208,14 +208,14 @@ class StateInMemory(Tier):
         return named
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``Tier``; nothing to do for what ``tensors`` returned."""
+        """See ``StateTier``; nothing to do for what ``tensors`` returned."""
         for name, own in self.tensors().items():
             if tensors[name].data_ptr() != own.data_ptr():
                 own.copy_(tensors[name])
 
     @property
     def state_bytes(self) -> int:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 from tonnage.planning.schedule import Schedule, passes_held
 
 Recompute = Literal["none", "selective", "full"]
-Moments = Literal["fp32", "bf16", "int8"]
 Tier = Literal["device", "host", "disk"]
 Arrangement = Literal["packed", "padded"]
 """Documents of a forward in one row, one after another, or each in a row of its own, padded at the right."""
@@ -30,7 +29,7 @@ class Layout:
     recompute: Recompute
     precision: Literal["bf16", "fp16", "fp32"]
     """Type of weights and activations in the forward and backward pass."""
-    moments: Moments
+    moments: Literal["fp32", "bf16", "int8"]
     optimizer_tier: Tier
     gradient_tier: Tier
     parameter_tier: Tier

@@ -44,8 +44,8 @@ from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.quietly import quietly
 from tonnage.model.scorer import as_causal
 from tonnage.model.tiny import draw, shorten, shrink
-from tonnage.parallel.recompute import Recompute, recompute_blocks
-from tonnage.planning.layout import Arrangement
+from tonnage.parallel.recompute import recompute_blocks
+from tonnage.planning.layout import Arrangement, Recompute
 from tonnage.training.batch import MicroBatch, PackedDocument
 from tonnage.training.loss import LossModel
 from tonnage.training.slices_trial import why_undivided

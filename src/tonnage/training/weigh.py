@@ -62,10 +62,10 @@ from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.tiny import SHARING_LAYERS, count_layers, is_by_layer, overrides_of
 from tonnage.parallel.parallelize import Precision
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import recompute_blocks
 from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide_in_shape
-from tonnage.planning.layout import PACKED, Arrangement
+from tonnage.planning.layout import PACKED, Arrangement, Recompute
 from tonnage.planning.profile import (
     NOTHING_FROZEN,
     BlockCost,

@@ -37,13 +37,13 @@ from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
 from tonnage.optim.muon import Updates
-from tonnage.optim.tiers import Group, StateInMemory, StatePiece, Tier, TrainedParameter, Visit, content, visits
+from tonnage.optim.tiers import Group, StateInMemory, StatePiece, StateTier, TrainedParameter, Visit, content, visits
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
 
 
-class AdamW:
+class ShardedOptimizer:
     """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
 
     ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole blocks.
@@ -69,7 +69,7 @@ class AdamW:
         decay: float,
         groups: Mapping[str, Group] | None = None,
         moments: Codec = "fp32",
-        tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+        tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
         gradients: Callable[[Sequence[TrainedParameter]], Gradients] = gradient_tiers.GradientsInMemory,
         pages: Pages | None = None,
         turns: Mapping[str, int] | None = None,
