@@ -27,7 +27,8 @@ from tonnage.inference.generate import Decoding, generate, load
 from tonnage.model import pretrained
 from tonnage.model.files import find_model
 from tonnage.model.matching import Weights
-from tonnage.planning.plan import Plan, WeightFacts
+from tonnage.planning.plan import Plan
+from tonnage.rundir.weights import WeightFacts
 
 HEAD = "lm_head.weight"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.schema import Config
@@ -110,8 +110,12 @@ class Setting(NamedTuple):
         """What a config says."""
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
-        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:11]}
-        values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "context", "pipeline", "schedule")}
+        values = {
+            key: getattr(section, key)
+            for section in (memory, parallel)
+            for key in Setting._fields
+            if key in type(section).model_fields
+        }
         return Setting(
             **values,
             disk=memory.budget.disk,

@@ -1,7 +1,12 @@
-"""The order in which things are given up for memory. ``LADDER`` is that policy: the rest of this file only follows it.
+"""The order in which things are given up for memory (``tonnage plan --why`` shows it).
 
-    climb      weigh what the config allows until something fits: whole, then on disks that are divided, then in tiles
+    climb      weigh what the config allows until something fits: whole, with rows in tiles, with what several workers
+               divide on disk, with large weights in tiles
     choose     the first rung on which something fits, or a lower one that is so much faster that it is worth it
+
+The rungs of ``LADDER`` are data: how many of exact moments and of state in memory are given up, and who updates. Tiles,
+of rows and of weights, are no lines of it: each number of them is a search of its own, which ``climb`` makes where it
+comes to that and ``costs`` adds as rungs. Axes and recompute are no rungs at all: on each the fastest way counts.
 
 A rung is what a way to run the step gives up, and where its state is updated. Of as many things that are given up the
 fastest way counts, but the host updates only where that is ``worth`` it. Moments of less than fp32 and what rests on
@@ -45,9 +50,10 @@ class Rung:
     stays: bool | None = None
     """Whether the state rests on the device, and nothing on disk; None where it may or may not."""
     worth: float = 0.0
-    """So many times as fast it must be as the rungs above it that give up as much."""
+    """How many times as fast it must be as those rungs above it that give up as much."""
     worth_rounding: float = math.inf
-    """The same of rungs above it that give up less, where all of their state travels; others it never replaces."""
+    """How many times as fast it must be as those above it that give up less. It replaces these only where the state of
+    all of them travels."""
 
     def has(self, choice: Choice) -> bool:
         """Whether a choice is on this rung."""
@@ -74,7 +80,7 @@ LADDER = (
     Rung("rounded moments that stay on the device", 1, stays=True, worth_rounding=WORTH_ROUNDING),
     Rung("rounded moments, or one kind of state on disk", 1, stays=False),
     Rung("the same, updated by the host", 1, updates="host", worth=WORTH_MOVING),
-    Rung("two of rounded moments and three kinds on disk", 2),
+    Rung("two of: rounded moments, three kinds of state on disk", 2),
     Rung("the same, updated by the host", 2, updates="host", worth=WORTH_MOVING),
     Rung("three of them", 3),
     Rung("three of them, updated by the host", 3, updates="host", worth=WORTH_MOVING),

@@ -363,12 +363,12 @@ class _Gradients:
 
 def _adds_sums(layout: Layout) -> bool:
     """Whether ``kernels.sums``, which takes whole weights alone, adds gradients to their sums."""
-    return layout.tensor == 1 and layout.uses("sums")
+    return layout.tensor == 1 and layout.uses_on_cpu("sums")
 
 
 def _adds_rows(layout: Layout) -> bool:
     """Whether ``kernels.embedding``, which takes whole weights alone, adds the rows of an embedding's gradient."""
-    return layout.tensor == 1 and layout.uses("embedding")
+    return layout.tensor == 1 and layout.uses_on_cpu("embedding")
 
 
 def _moment(name: str, **parts: float) -> Moment:
@@ -459,7 +459,7 @@ def _made_for_the_head(layout: Layout, model: ModelProfile, row: _Row, added: in
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         _adds_sums(layout)
-        and layout.uses("products")
+        and layout.uses_on_cpu("products")
         and layout.micro_batches > 1
         and layout.gradient_tier == "device"
         and not row.in_chunks

@@ -44,7 +44,7 @@ def states(layout: Layout, model: ModelProfile) -> States:
             weights=layout.width * parameters + frozen.num_bytes,
             gathered=0,
             gradients=(4 if sums else layout.width) * parameters,
-            optimizer=round((low + moments) * parameters - _no_second_moments(layout, model)),
+            optimizer=round((low + moments) * parameters - without_second_moments(layout, model, layout.shards)),
         )
     part = model.part(layout.shards)
     # FSDP2 makes room for as many shards as large as the largest.
@@ -57,15 +57,13 @@ def states(layout: Layout, model: ModelProfile) -> States:
         weights=4 * part + frozen_bytes(layout, model),
         gathered=(stays if layout.gathers else 0) + (frozen.outside_bytes if layout.gathers_frozen else 0),
         gradients=4 * (parameters if whole_gradients else part),
-        optimizer=round(moments * part - _no_second_moments(layout, model)),
+        optimizer=round(moments * part - without_second_moments(layout, model, layout.shards)),
     )
 
 
-def _no_second_moments(layout: Layout, model: ModelProfile) -> float:
-    """Bytes that a worker does not have of matrices which Muon updates: they have one moment."""
-    if layout.optimizer != "muon":
-        return 0.0
-    return MOMENT_BYTES[layout.moments] / 2 * model.matrices_part(layout.shards)
+def without_second_moments(layout: Layout, model: ModelProfile, shards: int) -> float:
+    """Bytes that the fullest of ``shards`` does not have of matrices which Muon updates: they have one moment."""
+    return MOMENT_BYTES[layout.moments] / 2 * model.matrices_part(shards) if layout.optimizer == "muon" else 0.0
 
 
 def of_a_matrix(layout: Layout, model: ModelProfile) -> int:
