@@ -24,6 +24,7 @@ from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
 from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.parallel import homes, host_masters
+from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tiled import TiledWeight
@@ -90,7 +91,7 @@ def passes(world: World, folder: Path | None, stream: type[Stream] | None = Stre
             eps=1e-8,
             decay=0.1,
             gradients=rest,
-            pages=there.home.pages,
+            pages=there.home.pages if isinstance(there.home, FileHome) else None,
             turns=turns,
             device_copies=masters.copies,
         )

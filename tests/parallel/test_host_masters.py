@@ -17,6 +17,7 @@ from tonnage.optim.gradients import Gradients
 from tonnage.optim.on_disk import StateOnDisk
 from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.tiers import StateInMemory, StateTier, TrainedParameter
+from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 
@@ -89,7 +90,7 @@ def of_one_with_masters(
         gradients=rest,
         turns=turns,
         device_copies=masters.copies,
-        pages=there.home.pages if there is not None else None,
+        pages=there.home.pages if there is not None and isinstance(there.home, FileHome) else None,
     )
     masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     for turn, module in enumerate((model, *blocks)):

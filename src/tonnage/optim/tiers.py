@@ -1,7 +1,7 @@
 """Where the optimizer's state rests: the interface, and the tier that needs nothing, memory beside the parameters.
 
-A tier hands out the state of a step piece by piece, to be changed in place. Who asks for the next piece has updated the
-last one. The update does not know which tier it works on.
+A tier hands out the state of a step piece by piece, to be changed in place: the last one is updated when the next one
+is asked for. The update does not know which tier it works on.
 """
 
 from __future__ import annotations
@@ -55,6 +55,16 @@ class TrainedParameter:
     """Distinguishes its random bits from those of others: the name, and its columns where it has only some."""
     copy: nn.Parameter | None = None
     """The copy that a device computes with, where the parameter itself is in the host's memory."""
+
+    @property
+    def has_second_moment(self) -> bool:
+        """Whether its state is both moments; else momentum alone."""
+        return self.muon is None
+
+    @property
+    def takes_whole_matrices(self) -> bool:
+        """Whether no part of it can be updated by itself: moments come first, whole, and then weights."""
+        return self.muon is not None
 
     @property
     def computed(self) -> nn.Parameter:
@@ -112,17 +122,16 @@ class Visit:
 
 
 def visits(trained: Iterable[TrainedParameter]) -> Iterator[Visit]:
-    """In which order the state of parameters is handed out: by turns, and in each those that AdamW updates first.
+    """In which order the state of parameters is handed out: by turns, and in each whole matrices last.
 
-    An update by Muon takes a whole matrix: the state of its moments comes first, whole, and then that of its weights.
     Matrices that several ranks have parts of are updated in windows of as many, each whole on one of them.
     """
     window = 0
     by_turns = sorted(trained, key=lambda parameter: parameter.turn)
     for _, in_turn in groupby(by_turns, key=lambda parameter: parameter.turn):
         of_turn = list(in_turn)
-        yield from (Visit(parameter) for parameter in of_turn if parameter.muon is None)
-        matrices = [parameter for parameter in of_turn if parameter.muon is not None]
+        yield from (Visit(parameter) for parameter in of_turn if not parameter.takes_whole_matrices)
+        matrices = [parameter for parameter in of_turn if parameter.takes_whole_matrices]
         while matrices:
             together, matrices = matrices[: matrices[0].ranks], matrices[matrices[0].ranks :]
             yield from (Visit(parameter, "moments", window) for parameter in together)
@@ -178,7 +187,7 @@ class StateInMemory(StateTier):
         for one in trained:
             shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
-            form = Moments if one.muon is None else Momentum
+            form = Moments if one.has_second_moment else Momentum
             moments = form.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 
