@@ -26,7 +26,7 @@ from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.offload.store import Counters, StoreShape, TileStore
+from tonnage.offload.store import StoreShape, TileStore
 from tonnage.optim.tiers import StatePiece, StateTier, TrainedParameter
 from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
@@ -121,18 +121,9 @@ class StateOnDisk(StateTier):
         return self._store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
 
     @property
-    def counters(self) -> Counters:
-        """What was read and written, and what was waited for."""
-        return self._store.counters
-
-    @property
     def waited_seconds(self) -> float:
         """See ``StateTier``."""
         return self._store.counters.waited_seconds
-
-    def flush(self) -> None:
-        """Wait until everything stored is written."""
-        self._store.flush()
 
     def close(self) -> None:
         """Give the state up."""

@@ -241,22 +241,21 @@ def costs(search: Search, chosen: Choice) -> list[Cost]:
     """What every rung would have cost, with weights that come whole and, last, in tiles."""
     assert search.budget is not None
     every = [less_on_disk(choice, search) for choice in candidates(search, last_resort=None)]
-    rungs, open_tiles, of_rows = list(map(rung_of, every)), search.tiles_are_open, chosen.layout.sequence_tiles
+    rungs, taken, of_rows = list(map(rung_of, every)), rung_of(chosen), chosen.layout.sequence_tiles
     rows = [
         _cost(rung.name, [choice for choice, at in zip(every, rungs, strict=True) if at == number], search)
         for number, rung in enumerate(LADDER)
     ]
-    row_tiles, weight_tiles = len(rows), len(rows) + int(search.rows_may_divide)
     if search.rows_may_divide:
+        taken = len(rows) if of_rows > 1 else taken
         divided = in_row_tiles(search, of_rows) if of_rows > 1 else rows_divided(every, search)
         number = divided[0].layout.sequence_tiles if divided else TILES[-1]
         rows.append(_cost(f"MLPs over rows in {number} tiles", divided, search))
-    if open_tiles:
+    if search.tiles_are_open:
+        taken = len(rows) if chosen.layout.tiles > 1 else taken
         tiled = {number: in_tiles(search, number) for number in TILES}
         helps = next((number for number in TILES if any(map(search.holds, tiled[number]))), TILES[-1])
         rows.append(_cost(f"large weights in {helps} tiles", tiled[helps], search))
-    taken = row_tiles if search.rows_may_divide and of_rows > 1 else rung_of(chosen)
-    taken = weight_tiles if open_tiles and chosen.layout.tiles > 1 else taken
     return [replace(row, chosen=number == taken) for number, row in enumerate(rows)]
 
 

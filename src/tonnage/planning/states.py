@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from tonnage.host.moments import LOW_BYTES, MOMENT_BYTES, MUON_BYTES, UPDATE_BYTES, UPDATE_ELEMENTS
 from tonnage.offload.residency import BLOCKS, GRADIENTS, OPTIMIZER, TILES, blocks_in_memory
@@ -214,13 +214,8 @@ def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> 
 
 def fullest_states(layout: Layout, model: ModelProfile) -> States:
     """Of each kind those of the worker that has most of it, wherever they rest."""
-    found = [states(layout, part) for part in different_parts(model, layout.stages, layout.pipeline)]
-    return States(
-        weights=max(one.weights for one in found),
-        gathered=max(one.gathered for one in found),
-        gradients=max(one.gradients for one in found),
-        optimizer=max(one.optimizer for one in found),
-    )
+    of_workers = (astuple(states(layout, part)) for part in different_parts(model, layout.stages, layout.pipeline))
+    return States(*map(max, zip(*of_workers, strict=True)))
 
 
 def _copied_to_save(layout: Layout, model: ModelProfile) -> int:

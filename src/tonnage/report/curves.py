@@ -20,16 +20,7 @@ FEWEST = 200
 Record = Mapping[str, Any]
 
 
-SERIES = (
-    "loss",
-    "reward_margin",
-    "reward_accuracy",
-    "lr",
-    "grad_norm",
-    "tokens_per_second",
-    "memory",
-    "loss_scale",
-)
+SERIES = ("loss", "reward_margin", "reward_accuracy", "lr", "grad_norm", "tokens_per_second", "memory", "loss_scale")
 """What is drawn of a step: fields of ``MetricsRecord``, of ``memory`` the peak."""
 
 

@@ -14,14 +14,12 @@ What it cannot see: workspaces that kernels allocate by themselves, and what the
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,10 +30,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import TonnageError, UserError, user_error
-from tonnage.files.reading import read_record
-from tonnage.files.writing import write_json
-from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.errors import TonnageError, user_error
+from tonnage.host.cachedir import remembered
 from tonnage.kernels.fake_quantized import check_torchao
 from tonnage.kernels.moments import keeps_blocks, row_length
 from tonnage.kernels.muon import orthogonal_flops
@@ -154,15 +150,8 @@ def weigh_once(
         slow = processor_is_slow(conditions.dtype)
         processor = (slow, processor_turns()) if conditions.device_type == "cpu" else ()
         inputs = [described, vocab_size, fields_by_name, processor, FORMAT, versions, off]
-        key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-        path = trusted(cache, "profiles", f"{key}.json")
-        with suppress(UserError):
-            return read_record(path, ModelProfile)
-        profile = weigh(config, vocab_size, conditions)
-    with kept(path, "models are weighed again every time"):
-        room_for(path)
-        write_json(path, asdict(profile))
-    return profile
+        place, otherwise = (cache, "profiles", ""), "models are weighed again every time"
+        return remembered(place, inputs, ModelProfile, lambda: weigh(config, vocab_size, conditions), otherwise)
 
 
 def weigh(
