@@ -140,7 +140,9 @@ def test_ways_in_are_there() -> None:
     assert uv == ["uv", "tool", "install", "."]
     assert pip[2].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
     assert re.search(rf"^{make[1]}:", makefile, re.MULTILINE)
-    for number in re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", first):
+    numbers = re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", README.partition("## Beside others")[0])
+    assert len(numbers) == 3
+    for number in numbers:
         assert f">={number}" in f"{project['requires-python']} {project['dependencies']}", number
     assert (
         README.index("```")
