@@ -176,7 +176,7 @@ class Layout:
 
     @property
     def gathers(self) -> bool:
-        """Whether gathered parameters take memory besides that of the shard."""
+        """Whether parameters are computed with in other memory than that of their shard."""
         return self.shards > 1 or self.precision != "fp32"
 
 

@@ -94,9 +94,9 @@ def packs_of_run(config: Config, packs_of_data: int) -> int:
 def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it.
 
-    Where workers divide the model, states rest elsewhere only in ways that do not fit the budget otherwise, and on disk
-    only as a ``last_resort``, which is these ways alone: the more axes are open, the more there are. With None it is
-    every way.
+    Where workers divide the model, which can be in many ways, states rest elsewhere only where these would not fit the
+    budget otherwise, and not on disk: the ways of which some rest there are the ``last_resort``, asked for by
+    themselves. With None it is every way.
     """
     config, scales, before = search.config, search.scales, search.before
     choices: list[Choice] = []
