@@ -117,7 +117,7 @@ def main() -> None:
     assert isinstance(disk, StateOnDisk)
     for _ in range(2):  # compiles, and writes all space once
         adamw.step(1e-4)
-    disk.flush()
+    disk.store.flush()
 
     raw_disk = RawDisk(folder, adamw.state_bytes)
 
@@ -128,12 +128,12 @@ def main() -> None:
 
     raws, rates, waits = [raw()], [], []
     for _ in range(arguments.rounds):
-        before = disk.counters
+        before = disk.store.counters
         began = time.perf_counter()
         adamw.step(1e-4)
-        disk.flush()
+        disk.store.flush()
         seconds = time.perf_counter() - began
-        after = disk.counters
+        after = disk.store.counters
         moved = after.bytes_read + after.bytes_written - before.bytes_read - before.bytes_written
         rates.append(moved / seconds)
         waits.append((after.waited_seconds - before.waited_seconds) / seconds)

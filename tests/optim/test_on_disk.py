@@ -87,7 +87,7 @@ def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, code
     for name, tensor in want.items():
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name
-    assert disk.tier._store.counters.bytes_written > 15 * disk.state_bytes
+    assert disk.tier.store.counters.bytes_written > 15 * disk.state_bytes
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
@@ -115,8 +115,8 @@ def test_state_that_partly_stays_in_memory_changes_no_bit(codec: Codec, tmp_path
         assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
         disk.adopt({name: tensor + 1 for name, tensor in got.items()})
         assert all(torch.equal(disk.tensors()[name], tensor + 1) for name, tensor in want.items())
-        disk.tier._store.flush()
-        written.append(disk.tier._store.counters.bytes_written)
+        disk.tier.store.flush()
+        written.append(disk.tier.store.counters.bytes_written)
     assert written == sorted(written, reverse=True)
     assert len(set(written)) == 4
     assert written[-1] == 0

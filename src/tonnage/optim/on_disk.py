@@ -67,7 +67,8 @@ class StateOnDisk(StateTier):
         num_tiles = max(1, len(self._streamed))
         shape = StoreShape(largest, num_tiles, min(OPTIMIZER["disk"].slots, num_tiles))
         self._ahead = max(1, shape.num_buffers - 2)
-        self._store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
+        self.store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
+        """The tiles that do not stay, on disk, and what was read and written of them."""
         log(
             f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {len(self._tiles)} tiles, "
             f"{len(self._resident)} of them in memory, which takes {self.host_bytes / 1e6:.0f} MB"
@@ -88,7 +89,7 @@ class StateOnDisk(StateTier):
     def prefetch(self) -> None:
         """See ``StateTier``."""
         for index in range(min(self._ahead, len(self._streamed))):
-            self._store.prefetch(index)
+            self.store.prefetch(index)
 
     def tensors(self) -> dict[str, Tensor]:
         """See ``StateTier``; a copy as of now, mapped from a file that vanishes with it.
@@ -118,16 +119,16 @@ class StateOnDisk(StateTier):
     @property
     def host_bytes(self) -> int:
         """Memory that it takes: the ring of buffers, and what stays."""
-        return self._store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
+        return self.store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
 
     @property
     def waited_seconds(self) -> float:
         """See ``StateTier``."""
-        return self._store.counters.waited_seconds
+        return self.store.counters.waited_seconds
 
     def close(self) -> None:
         """Give the state up."""
-        self._store.close()
+        self.store.close()
 
     def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[PieceInTile]]]:
         """Tiles in ascending order, those on disk read ahead."""
@@ -137,12 +138,12 @@ class StateOnDisk(StateTier):
             index = bisect_left(self._streamed, number)
             start = bisect_left(coming, index)
             for later in coming[start : start + self._ahead]:
-                self._store.prefetch(later)
+                self.store.prefetch(later)
             if number in self._resident:
                 yield self._resident[number], self._tiles[number]
             else:
-                yield torch.frombuffer(self._store.fetch(index), dtype=torch.uint8), self._tiles[number]
-                self._store.store(index) if changes else self._store.drop(index)
+                yield torch.frombuffer(self.store.fetch(index), dtype=torch.uint8), self._tiles[number]
+                self.store.store(index) if changes else self.store.drop(index)
 
     def _map_copy(self) -> dict[str, Tensor]:
         """Room for a copy of all state, in a file without a name."""
