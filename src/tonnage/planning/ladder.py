@@ -34,7 +34,7 @@ that."""
 TILES = (2, 4, 8, 16, 32, 64)
 """Numbers of tiles worth trying where weights, or rows in MLPs, do not fit whole."""
 OF_ROWS = ("activations", "workspace")
-"""What of a moment's bytes grows with rows, and may come in tiles of the sequence."""
+"""What of an instant's bytes grows with rows, and may come in tiles of the sequence."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
