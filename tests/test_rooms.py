@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 EVERY_SUBMODULE = """
 import importlib, inspect, pkgutil, tonnage
@@ -20,6 +22,7 @@ assert all(inspect.isclass(getattr(tonnage, name)) for name in ("Run", "Plan", "
 """
 
 
+@pytest.mark.slow
 def test_every_submodule_can_be_imported_and_none_is_called_like_a_function_of_the_package() -> None:
     done = subprocess.run([sys.executable, "-c", EVERY_SUBMODULE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

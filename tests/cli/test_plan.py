@@ -49,6 +49,7 @@ def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["choice"]["layout"]["workers"] == 2
 
 
+@pytest.mark.slow
 def test_rows_beside_a_model_are_planned_with_and_not_supposed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_why_prints_the_ladder(tmp_path: Path) -> None:
     assert chosen["step_seconds"] == told["choice"]["seconds"]["total"]
 
 
+@pytest.mark.slow
 def test_the_largest_is_solved_for_and_printed(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]

@@ -141,6 +141,7 @@ def test_what_cannot_be_solved_for_is_refused_with_what_can(model: str) -> None:
     assert "multiples" in refused(ask(model, "data.max_length=32", "batch.tokens=32"), "max_length").needed
 
 
+@pytest.mark.slow
 def test_where_not_even_the_smallest_fits_what_would_is_told(model: str) -> None:
     words = ["data.max_length=128", "batch.sequences=4", "adapter.rank=8"]
     nearly = least(model, *words, "memory.micro_batch=1")

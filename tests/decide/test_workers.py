@@ -126,6 +126,7 @@ def test_several_workers_let_rest_elsewhere_what_one_does(
         assert (plan.workers, plan.layout.update_tier) == (workers, "host")
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker has no buffers for what several send, and alone may keep parameters in the host's memory."""
     pretend_gpus(monkeypatch, 2)
@@ -137,6 +138,7 @@ def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypat
     assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_as_many_as_there_are_then(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +235,7 @@ def test_workers_of_ray_are_as_many_as_the_gpus_they_reserve() -> None:
         number("8xH100", gpus_per_worker=1, least=9)
 
 
+@pytest.mark.slow
 def test_workers_of_ray_reserve_the_gpus_that_they_are_planned_for(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

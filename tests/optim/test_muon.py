@@ -11,9 +11,12 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from tonnage.kernels import widening
 from tonnage.kernels.moments import Codec
-from tonnage.kernels.muon import Muon, orthogonalised
+from tonnage.kernels.muon import Muon, iteration_dtype, orthogonal_flops, orthogonalised
 from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim.on_disk import StateOnDisk
 from tonnage.optim.on_host import StateOnHost
@@ -97,6 +100,36 @@ def test_singular_values_of_an_update_are_near_one(shape: tuple[int, int]) -> No
     values = torch.linalg.svdvals(orthogonalised(torch.randn(shape).bfloat16()).float())
     assert values.min() > 0.5
     assert values.max() < 1.5
+
+
+def test_where_products_of_bf16_are_slow_it_is_computed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same but for the rounding of bf16, and without its products; an update on a GPU stays in bf16."""
+    torch.manual_seed(0)
+    matrix, updates = torch.randn(64, 96).bfloat16(), []
+    for slow, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        monkeypatch.setitem(widening._slow, torch.bfloat16, slow)
+        assert iteration_dtype("cpu") == dtype
+        with FlopCounterMode(display=False) as counted, Products() as products:
+            updates.append(orthogonalised(matrix))
+        assert counted.get_total_flops() == orthogonal_flops((64, 96))
+        assert products.dtypes == {dtype}
+    rounded, exact = updates
+    assert exact.dtype == rounded.dtype == torch.bfloat16
+    assert 0 < float((exact - rounded).norm() / exact.norm()) < 0.03
+    assert iteration_dtype("cuda") == torch.bfloat16
+
+
+class Products(TorchDispatchMode):
+    """The types of what is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -59,6 +59,7 @@ def written(folder: Path, name: str, start: Start | None = None, **changes: Any)
         "steps": STEPS,
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2} | keys["optimizer"],
         "precision": "fp32",
+        "kernels": {"widening": "off"},  # torch's Muon computes in bf16 on every processor
         "memory": {"micro_batch": PACKS // 2, "moments": "fp32"} | keys["memory"],
         "parallel": keys["parallel"],
         "launch": {"workers": keys["workers"], "threads": 1},

@@ -234,6 +234,7 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
+@pytest.mark.slow
 def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
     compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
@@ -258,6 +259,7 @@ def compare_ahead(folder: Path, config: PreTrainedConfig, settings: list[Setting
             assert made[moment]["total"] == pytest.approx(got, rel=2e-3), (setting, moment)
 
 
+@pytest.mark.slow
 def test_bytes_where_two_blocks_are_gathered_ahead(tmp_path: Path) -> None:
     """Some of ``test_bytes_of_all_settings_with_two_blocks_ahead``."""
     compare_ahead(tmp_path, TIED_LLAMA, AHEAD[:1])

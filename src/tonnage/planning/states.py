@@ -67,14 +67,15 @@ def without_second_moments(layout: Layout, model: ModelProfile, shards: int) -> 
 
 
 def of_a_matrix(layout: Layout, model: ModelProfile) -> int:
-    """Bytes between the operations of Muon's update of the largest matrix: what an iteration makes of it in bf16, with
-    the parts that come and go where several workers have them; or before that, its momentum and the last update in
-    bf16, and what a part of it takes in fp32."""
+    """Bytes between the operations of Muon's update of the largest matrix: the update in bf16, what an iteration makes
+    of it, and the parts that come and go where several workers have them; or before that, its momentum and the last
+    update in bf16, and what a part of it takes in fp32."""
     if layout.optimizer != "muon":
         return 0
     largest = layout.tensor * (model.largest_matrix or model.block_parameters)
-    copies = 5 + 2 * (layout.shards > 1) + 2 * (layout.tensor > 1)
-    return 2 * max(copies * largest, 2 * largest + MUON_BYTES // 2 * min(UPDATE_ELEMENTS, largest))
+    copies = 1 + 2 * (layout.shards > 1) + 2 * (layout.tensor > 1)
+    iterating = (2 * copies + 4 * model.orthogonal_width) * largest
+    return max(iterating, 2 * (2 * largest + MUON_BYTES // 2 * min(UPDATE_ELEMENTS, largest)))
 
 
 def held_states(layout: Layout, model: ModelProfile) -> States:

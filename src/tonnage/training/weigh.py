@@ -34,7 +34,7 @@ from tonnage.errors import TonnageError, user_error
 from tonnage.host.cachedir import remembered
 from tonnage.kernels.fake_quantized import check_torchao
 from tonnage.kernels.moments import keeps_blocks, row_length
-from tonnage.kernels.muon import orthogonal_flops
+from tonnage.kernels.muon import iteration_dtype, orthogonal_flops
 from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
@@ -82,7 +82,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 38
+FORMAT = 39
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -238,6 +238,7 @@ def _weigh(
         large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
+        orthogonal_width=iteration_dtype(conditions.device_type).itemsize,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
         heads=traced.kinds_of_heads,
