@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,7 +25,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.launch.local.run_workers", forked_workers)
 
 
-def forked_workers(run: RunDirectory, num_workers: int, threads: int, *, command: Sequence[str]) -> int:
+def forked_workers(
+    run: RunDirectory, num_workers: int, threads: int, *, poll: Callable[[], None], command: Sequence[str]
+) -> int:
     """The workers that the command would start, without their imports (those of ``test_readme`` have them)."""
     work("profile_runs", (num_workers, [str(run.path), command[-1]]))
     return 0
