@@ -200,7 +200,6 @@ def _weigh(
     whole = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     token_ranks = _divide(model, anatomy, whole, conditions) if tensor > 1 else 1
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
-    largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
@@ -223,7 +222,7 @@ def _weigh(
         attention=conditions.attention,
         attending_blocks=len(traced.heads) if conditions.document_tokens else None,
         frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains),
-        largest_matrix=largest_matrix,
+        largest_matrix=max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters()),
         adapted_matrices=counts,
         adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
         adapts_experts=any(target.experts for target in targets),
