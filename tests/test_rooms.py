@@ -42,6 +42,12 @@ def test_the_pages_name_every_room_and_every_kernel() -> None:
     source, docs = ROOT / "src" / "tonnage", ROOT / "docs"
     rooms = {path.name.removesuffix(".py") for path in source.iterdir() if not path.name.startswith("_")} - {"py.typed"}
     assert set(re.findall(r"^\| `(\w+)` \|", (docs / "rooms.md").read_text(), re.MULTILINE)) == rooms
+    named = re.findall(
+        r"`([\w/.]+\.(?:py|js|jinja|yaml|svg))`",
+        (docs / "rooms.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text(),
+    )
+    assert len(named) > 100
+    assert [name for name in named if not (ROOT / name).exists() and not any(source.rglob(name))] == []
     page = (docs / "kernels.md").read_text()
     kernels = {path.name for path in (source / "kernels").glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"`(\w+\.py)`", page)) == kernels

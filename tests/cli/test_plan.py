@@ -244,7 +244,7 @@ def test_kernels_that_are_off_are_told_with_what_the_seconds_are_worth() -> None
     assert "kernels norms, adamw off: torch's own instead." in said
     assert "rates were measured with all kernels on" in said
     on_gpu = " ".join(told(parse_hardware("A100-80GB"), kernels={"norms": "off"}).split())
-    assert "norms off, which changes nothing: they are for CPUs" in on_gpu
+    assert "norms off: torch's own instead, of those that a GPU has; seconds are counted" in on_gpu
 
 
 def test_every_instant_of_a_run_is_a_bar() -> None:

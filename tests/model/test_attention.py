@@ -21,7 +21,7 @@ from tonnage.kernels import attention_loops, threads
 from tonnage.model import attention
 from tonnage.model.attention import PackedRow, Shared
 from tonnage.model.cached import Scores
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.training.ledger import Ledger
 
 
@@ -377,7 +377,7 @@ CAPPED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("given", CAPPED.values(), ids=CAPPED)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_gpu_has_the_scores_of_some_queries_at_a_time(
-    given: dict[str, Any], recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], recompute: RecomputeMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what a document gives that has all of them at a time, and never one matrix of tokens by tokens."""
     monkeypatch.setattr(attention, "QUERIES", 8)

@@ -17,7 +17,7 @@ from torch.nn.attention import _registry, current_flash_attention_impl, register
 from tonnage.kernels.switches import switched_off
 from tonnage.model import flash
 from tonnage.model.attention import PackedRow, packed_attention
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 
 CUDA = torch.device("cuda")
 
@@ -237,7 +237,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_what_is_tried_is_no_part_of_a_block_that_is_recomputed(
-    mode: Recompute, tmp_path: Path, said: list[str]
+    mode: RecomputeMode, tmp_path: Path, said: list[str]
 ) -> None:
     handle = Handle()
     install(tmp_path, "flash_attn_interface")

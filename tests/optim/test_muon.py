@@ -18,10 +18,10 @@ from tonnage.kernels import widening
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.muon import Muon, iteration_dtype, orthogonal_flops, orthogonalised
 from tonnage.offload.residency import OPTIMIZER, Residency
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
 from tonnage.optim.on_host import StateOnHost
-from tonnage.optim.tiers import Group, StateInMemory, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer
+from tonnage.optim.tiers import Group, StateInMemory, StateTier, TrainedParameter
 
 TILE_BYTES = 8192
 SHAPES = {"embed": (37, 64), "a": (96, 64), "norm": (64,), "b": (64, 96), "c": (7, 300), "d": (96, 96)}
@@ -36,18 +36,18 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
     turns: dict[str, int] | None = None,
-) -> AdamW:
+) -> ShardedOptimizer:
     groups = {name: Group(0.1, muon=Muon()) for name in "abcd"}
     options: dict[str, Any] = {"moments": codec, "tier": tier, "turns": turns, "groups": groups, "seed": 5}
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, **options)
+    return ShardedOptimizer(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, **options)
 
 
-def small(tier: Any, where: str, trained: Sequence[TrainedParameter], codec: Codec, **options: Any) -> Tier:
+def small(tier: Any, where: str, trained: Sequence[TrainedParameter], codec: Codec, **options: Any) -> StateTier:
     """A tier whose tiles hold a part of a matrix."""
     with patch.dict(OPTIMIZER, {where: Residency(4, TILE_BYTES)}):
-        made: Tier = tier(trained, codec, **options)
+        made: StateTier = tier(trained, codec, **options)
         return made
 
 
@@ -86,7 +86,7 @@ def test_state_elsewhere_equals_state_in_memory_bit_for_bit(
 
 
 def test_matrices_have_one_moment() -> None:
-    adamw = AdamW(parameters(torch.bfloat16), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    adamw = ShardedOptimizer(parameters(torch.bfloat16), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     muon = make(parameters(torch.bfloat16), "fp32")
     numbers = sum(parameter.numel() for name, parameter in parameters(torch.float32).items() if name in "abcd")
     assert adamw.state_bytes - muon.state_bytes == 4 * numbers
