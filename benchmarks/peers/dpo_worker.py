@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 import trl
-from benchmarks.peers.protocol import Seat
+from benchmarks.peers.protocol import Seat, be_alone
 from benchmarks.peers.trainer_worker import Turns
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
@@ -39,6 +39,7 @@ class Trainer(trl.DPOTrainer):  # type: ignore[misc]
 def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     seat = Seat()
+    be_alone()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     steps = json.loads(Path(spec["steps"]).read_text())
     num_micro_batches, rest = divmod(len(steps[0]), spec["pairs"])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 import trl
-from benchmarks.peers.protocol import Seat
+from benchmarks.peers.protocol import Seat, be_alone
 from benchmarks.peers.trainer_worker import Turns
 from datasets import Dataset, Image, List
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -38,6 +38,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     seat = Seat()
+    be_alone()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     rows = rows_of(Path(spec["rows"]))
     in_order = [rows[number] for step in spec["order"] for number in step]

@@ -57,7 +57,11 @@ def main(path: str) -> None:
                     job.optimizer.tier.store.flush()
                 records = [json.loads(line) for line in run.metrics.read_text().splitlines()][told:]
                 losses, tokens = [one["loss"] for one in records], [one["tokens"] for one in records]
-                seat.done(losses, tokens, peak=phases.peak.host)
+                device_peak = None
+                if world.device.type == "cuda":
+                    torch.cuda.synchronize()
+                    device_peak = max(phases.peak.device, torch.cuda.max_memory_allocated())
+                seat.done(losses, tokens, phases.peak.host, device_peak)
             told = len(run.metrics.read_text().splitlines()) if run.metrics.exists() else 0
             steps = seat.turn()
             if not steps:

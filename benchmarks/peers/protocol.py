@@ -38,18 +38,26 @@ class Seat:
         self._cpu_seconds = time.process_time()
         return int(json.loads(line)["steps"]) if line else 0
 
-    def done(self, losses: list[float], tokens: list[int], peak: int = 0) -> None:
+    def done(self, losses: list[float], tokens: list[int], peak: int = 0, device_peak: int | None = None) -> None:
         """Say that the turn is over: loss and non-padding tokens of each of its steps, of all ranks together.
 
-        ``peak`` is the largest resident size so far, from a program that has the kernel forget its own mark.
+        ``peak`` is the largest resident size so far, from a program that has the kernel forget its own mark;
+        ``device_peak`` what a GPU's allocator had given out, which counts instead where there is one.
         """
         spent = time.process_time() - self._cpu_seconds
-        told = {"losses": losses, "tokens": tokens, "peak_bytes": max(peak, peak_bytes()), "cpu_seconds": spent}
+        largest = max(peak, peak_bytes()) if device_peak is None else device_peak
+        told = {"losses": losses, "tokens": tokens, "peak_bytes": largest, "cpu_seconds": spent}
         self._say(told)
 
     def _say(self, message: dict[str, Any]) -> None:
         self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
+
+
+def be_alone() -> None:
+    """Forget that this is the only rank of a contestant: a trainer would wrap its model in DDP, and copy gradients."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
 
 
 def peak_bytes() -> int:

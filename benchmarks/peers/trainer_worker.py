@@ -8,6 +8,8 @@ length, which is what grouping by length is for: little of a micro-batch is padd
 ``"experts"`` names a way in which transformers computes those of a mixture. ``"collator": "flat"`` lays the documents
 of a micro-batch side by side instead (padding-free), for the Trainer. With ``"adapter"`` (rank, alpha, and the file
 with its first weights) the model is one of peft's over frozen weights, in bitsandbytes' 4 bits if ``"bits4"``.
+``"device": "cuda"`` trains on a GPU, and ``"drawn"`` says that the model's directory has no weights: they are drawn, in
+the type that it names, as those of a run of tonnage are (``build.filling_where_they_lie``), which must be installed.
 
 The trainer waits for its turn where it has written its log of a step.
 """
@@ -23,9 +25,9 @@ from typing import Any
 
 import torch
 import transformers
-from benchmarks.peers.protocol import Seat
+from benchmarks.peers.protocol import Seat, be_alone
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 
 class Turns(TrainerCallback):
@@ -48,7 +50,12 @@ class Turns(TrainerCallback):
         self._losses.append(float(logs["loss"]))
         self._taken += 1
         if len(self._losses) == self._turn:
-            self._seat.done(self._losses, self._tokens[self._taken - self._turn : self._taken])
+            device_peak = None
+            if args.device.type == "cuda":
+                torch.cuda.synchronize()
+                device_peak = torch.cuda.max_memory_allocated()
+            tokens = self._tokens[self._taken - self._turn : self._taken]
+            self._seat.done(self._losses, tokens, device_peak=device_peak)
             self._losses = []
             self._turn = self._seat.turn()
             if not self._turn:
@@ -59,7 +66,23 @@ def load(spec: dict[str, Any], dtype: torch.dtype, **how: Any) -> Any:
     """The model."""
     if "experts" in spec:
         how["experts_implementation"] = spec["experts"]
-    return AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, attn_implementation="sdpa", **how)
+    how["attn_implementation"] = spec.get("attention", "sdpa")
+    if spec.get("drawn"):
+        model = drawn(spec, how)
+        return model.float() if dtype == torch.float32 else model  # buffers stay as they are
+    return AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, **how)
+
+
+def drawn(spec: dict[str, Any], how: dict[str, Any]) -> Any:
+    """A model without files, with the weights that a run of tonnage draws."""
+    from tonnage.model.build import filling_where_they_lie, initialise_randomly
+
+    config = AutoConfig.from_pretrained(spec["model"])
+    with torch.device(spec["device"]):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, spec["drawn"]), **how)
+    with filling_where_they_lie():
+        initialise_randomly(model, 0)
+    return model
 
 
 def with_additions(spec: dict[str, Any], dtype: torch.dtype, versions: dict[str, str]) -> Any:
@@ -89,6 +112,7 @@ def with_additions(spec: dict[str, Any], dtype: torch.dtype, versions: dict[str,
 def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     seat = Seat()
+    be_alone()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     steps = json.loads(Path(spec["steps"]).read_text())
     rows: list[dict[str, list[int]]] = []
@@ -113,7 +137,7 @@ def main(path: str) -> None:
         "max_grad_norm": spec["clip"],
         "optim": "adamw_torch_fused",
         "bf16": True,
-        "use_cpu": True,
+        "use_cpu": spec.get("device", "cpu") == "cpu",
         "train_sampling_strategy": "sequential",
         "gradient_checkpointing": False,
         "logging_steps": 1,

@@ -97,7 +97,7 @@ def through_addition(
     if mask is None:
         of_down = handed_over(down, product(of_low.t(), rows))
         if of_inputs is not None:
-            add_to(of_inputs, of_low, down, 1.0)
+            _add_product(of_inputs, of_low, down)
     else:
         of_down = handed_over(down, _through_dropped(of_low, rows, *mask))
         if of_inputs is not None:
@@ -142,6 +142,17 @@ def _(of_low: Tensor, rows: Tensor, keys: Tensor, salt: Tensor, first: int, thre
 @register_flop_formula(torch.ops.tonnage.through_dropped)
 def _(of_low: torch.Size, rows: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * of_low[0] * of_low[1] * rows[1]
+
+
+@torch.library.custom_op("tonnage::add_product", mutates_args=("of_inputs",))
+def _add_product(of_inputs: Tensor, of_low: Tensor, down: Tensor) -> None:
+    """``of_inputs += of_low @ down``. As one of torch's, ``torch.compile`` would have it add to a copy."""
+    add_to(of_inputs, of_low, down, 1.0)
+
+
+@register_flop_formula(torch.ops.tonnage.add_product)
+def _(of_inputs: torch.Size, of_low: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * of_low[0] * of_low[1] * of_inputs[1]
 
 
 @torch.library.custom_op("tonnage::add_dropped", mutates_args=("of_inputs",))

@@ -280,7 +280,7 @@ _where_they_lie = False
 @contextmanager
 def filling_where_they_lie() -> Iterator[None]:
     """Within it, random weights are drawn by the device that holds them: in a moment, but other ones for every layout
-    and device. For measurements of models that have no weights."""
+    and kind of device. For measurements of models that have no weights."""
     global _where_they_lie
     before, _where_they_lie = _where_they_lie, True
     try:
@@ -293,22 +293,24 @@ def filling_where_they_lie() -> Iterator[None]:
 def _fill_where_they_lie(
     model: PreTrainedModel, seed: int, names: Collection[str] | None, packed: Mapping[str, PackedLayer]
 ) -> None:
-    """Of the family's own rules, the deviation alone counts. A GPU draws for what lies on its host too."""
+    """Of the family's own rules, the deviation alone counts. A GPU draws for what lies on its host too. Every weight
+    has a seed of its own, so it does not matter which others there are."""
     draws = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deviation = float(getattr(model.config, "initializer_range", 0.02))
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
         of_packed = {id(part) for layer in packed.values() for part in layer.parameters().values()}
         for name, parameter in model.named_parameters():
             if id(parameter) in of_packed or (names is not None and name not in names):
                 continue
             local, _ = region_of(parameter.data)
             drawn = local if local.device.type == draws.type else torch.empty_like(local, device=draws)
+            torch.manual_seed(seed_of(name, seed))
             _fill(name, drawn, deviation)
             if drawn is not local:
                 local.copy_(drawn)
-        for layer in packed.values():
+        for path, layer in packed.items():
             device = next(iter(layer.parameters().values())).device
+            torch.manual_seed(seed_of(path, seed))
             layer.fill(torch.randn(layer.shape, device=device).mul_(deviation))
 
 

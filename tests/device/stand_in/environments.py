@@ -21,6 +21,8 @@ VERSIONS = {"2.11.0": ["transformers==5.17.0"], "2.13.0": ["transformers"]}
 """Versions of torch, and what comes with each."""
 HEADERS = "nvidia-cuda-crt==13.0.*"
 """That part of CUDA's headers which torch does not bring along."""
+PEERS = ("trl", "peft", "liger-kernel")
+"""What is measured beside ours (``benchmarks/gpu``)."""
 
 
 def make(version: str) -> None:
@@ -37,7 +39,7 @@ def make(version: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         pins = Path(temporary) / "pins.txt"
         pins.write_text(_pins(version))
-        wanted = [f"torch==={version}", *VERSIONS[version], HEADERS, "tensorboard", f"{ROOT}[torchao]"]
+        wanted = [f"torch==={version}", *VERSIONS[version], HEADERS, *PEERS, "tensorboard", f"{ROOT}[torchao]"]
         quiet = ["--quiet", "--disable-pip-version-check"]
         subprocess.run([pip, "install", *quiet, "--constraint", str(pins), *wanted], check=True)
         subprocess.run([pip, "uninstall", *quiet, "--yes", "tonnage"], check=True)  # it is walked as it lies here

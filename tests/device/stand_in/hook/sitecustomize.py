@@ -59,11 +59,14 @@ def _isolation(module: ModuleType) -> None:
 
 
 def _answers(module: ModuleType) -> None:
-    """cuDNN, for which there is no stand-in, is not asked for attention: FlashAttention is. An answer ends after a few
-    tokens: that it is as long as it may be is found on the device, where nothing is found."""
+    """An answer ends after a few tokens: that it is as long as it may be is found on the device, where nothing is."""
     goes_on = itertools.cycle([True] * 4 + [False])
     mixin: Any = importlib.import_module("transformers.generation.utils").GenerationMixin
     mixin._has_unfinished_sequences = lambda *_, **__: next(goes_on)
+
+
+def _attention(_: ModuleType) -> None:
+    """cuDNN, for which there is no stand-in, is not asked for attention: FlashAttention is."""
     importlib.import_module("torch").backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -79,6 +82,7 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
     "tonnage.planning.space": _space,
     "tonnage.training.isolation": _isolation,
     "tonnage.training.loop": _watch,
+    "transformers.integrations.sdpa_attention": _attention,
 }
 
 
