@@ -78,14 +78,14 @@ class Case:
 def ours(case: Case) -> Callable[..., Tensor]:
     module = nn.Identity()
     given: dict[str, Any] = {"sliding_window": case.window or None, "softcap": case.softcap or None}
-    return lambda *inputs: packed_attention(module, *inputs, None, **given)[0].transpose(1, 2)
+    return lambda query, key, value: packed_attention(module, query, key, value, None, **given)[0].transpose(1, 2)
 
 
 def torchs(case: Case) -> Callable[..., Tensor]:
     mask = case.visible() if case.window else None
     grouped = case.heads != case.kv_heads
-    return lambda *inputs: F.scaled_dot_product_attention(
-        *inputs, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+    return lambda query, key, value: F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )
 
 
@@ -189,9 +189,9 @@ def main() -> None:
     for dtype in AGREE:
         compile_loops(dtype)
     cases = [
-        Case(length, *map(int, heads.split("/")), window, softcap)
+        Case(length, query_heads, kv_heads, window, softcap)
         for length in arguments.lengths
-        for heads in arguments.heads
+        for query_heads, kv_heads in (map(int, heads.split("/")) for heads in arguments.heads)
         for window in arguments.windows
         for softcap in arguments.softcaps
     ]

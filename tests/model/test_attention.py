@@ -88,7 +88,7 @@ def check_exact(heads: tuple[int, int], row: PackedRow, size: int, dtype: torch.
         wide.append(wide_sinks := sinks.detach().double().requires_grad_())
         given, of_wide = given | {"s_aux": sinks}, of_wide | {"s_aux": wide_sinks}
     upstream = torch.randn(1, tokens, heads[0], size).to(dtype)
-    output, _ = attention.packed_attention(nn.Module(), *inputs[:3], None, row=row, **given)
+    output, _ = attention.packed_attention(nn.Module(), inputs[0], inputs[1], inputs[2], None, row=row, **given)
     assert type(output.grad_fn).__name__ == "_PackedAttentionBackward"
     output.backward(upstream)
     expected = exact(wide[0], wide[1], wide[2], row, **of_wide)
@@ -96,7 +96,8 @@ def check_exact(heads: tuple[int, int], row: PackedRow, size: int, dtype: torch.
     if dtype == torch.bfloat16:
         torch.testing.assert_close(output.double(), expected, rtol=2**-7, atol=2**-7)
     else:  # as near as torch's own operations in fp32
-        theirs = exact(*(one.detach() for one in inputs[:3]), row, **given).detach()
+        query, key, value = (one.detach() for one in inputs[:3])
+        theirs = exact(query, key, value, row, **given).detach()
         assert (output - expected).abs().max() < 2 * (theirs - expected).abs().max() + 1e-6
     for one, other in zip(inputs, wide, strict=True):
         assert one.grad is not None
@@ -144,11 +145,12 @@ def test_a_long_document_is_the_exact_one(given: dict[str, Any]) -> None:
 def test_bits_do_not_depend_on_threads() -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(1, heads, 1000, 16, requires_grad=True) for heads in (3, 1, 1)]
+    query, key, value = inputs
     results, before = [], threads.num_threads()
     try:
         for number in (1, before):
             threads.use_loop_threads(number)
-            output = attention.packed_attention(nn.Module(), *inputs, None, row=PackedRow((900, 100)))[0]
+            output = attention.packed_attention(nn.Module(), query, key, value, None, row=PackedRow((900, 100)))[0]
             results.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
     finally:
         threads.use_loop_threads(before)
@@ -168,7 +170,8 @@ def test_what_is_no_number_stays_in_its_document() -> None:
                 one[:, :, :400] = float("nan")
         for one in inputs:
             one.requires_grad_()
-        output = attention.packed_attention(nn.Module(), *inputs, None, row=row)[0]
+        query, key, value = inputs
+        output = attention.packed_attention(nn.Module(), query, key, value, None, row=row)[0]
         gradients = torch.autograd.grad(output[:, 400:].sum(), inputs)
         results.append((output[:, 400:], *(one[:, :, 400:] for one in gradients)))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
