@@ -225,7 +225,7 @@ def test_no_code_of_a_stranger_is_run(client: TestClient, folder: Path, trusting
     client.app.state.page.commands.folder = folder  # type: ignore[attr-defined]
     begun: list[list[str]] = []
     as_if = SimpleNamespace(status=0, tell=dict, end=dict)
-    client.app.state.page.commands.start = lambda words, **_: begun.append(words) or as_if  # type: ignore[attr-defined]
+    client.app.state.page.commands.start = lambda words, **_: begun.append(words) or as_if  # type: ignore[attr-defined, func-returns-value]
     config = folder / "stopped" / "config.yaml"
     text = config.read_text()
     assert "trust_remote_code: false" in text
