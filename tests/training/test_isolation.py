@@ -52,7 +52,7 @@ def of(name: str, **changes: Any) -> PreTrainedConfig:
 
 ANSWERS: dict[str, tuple[PreTrainedConfig, str, bool]] = {
     "llama": (of("llama"), "packed", True),
-    "gemma2, softcaps": (of("gemma2"), "packed", False),
+    "gemma2, softcaps": (of("gemma2"), "packed", True),
     "mistral, a window": (of("mistral"), "packed", True),
     "a mixture of experts": (of("qwen3_moe"), "packed", True),
     "latent attention": (of("deepseek_v3"), "packed", True),
