@@ -104,6 +104,17 @@ def test_every_result_is_written_at_once_and_one_that_breaks_off_is_told(tmp_pat
     assert "none.json" in found["bad"]["log"]
 
 
+def test_a_stand_in_says_nothing_of_speed() -> None:
+    profile = {
+        "step_seconds": 1.0,
+        "causes": {"attention": 1.0},
+        "operations": [{"name": "mm", "calls": 2, "seconds": 1.0}],
+    }
+    told = {"more": {"8B": {"tokens_per_second": 9.0, "peak_bytes": 3, "planned_seconds": 1.0}}, "seconds": 3.0}
+    assert command.without_speed(profile) == {"operations": [{"name": "mm", "calls": 2}]}
+    assert command.without_speed(told) == {"more": {"8B": {"peak_bytes": 3, "planned_seconds": 1.0}}}
+
+
 def test_pieces_name_what_there_is() -> None:
     from benchmarks.gpu.beside import CONTESTS
 
