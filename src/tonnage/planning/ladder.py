@@ -80,7 +80,7 @@ LADDER = (
     Rung("rounded moments that stay on the device", 1, stays=True, worth_rounding=WORTH_ROUNDING),
     Rung("rounded moments, or one kind of state on disk", 1, stays=False),
     Rung("the same, updated by the host", 1, updates="host", worth=WORTH_MOVING),
-    Rung("two of: rounded moments, three kinds of state on disk", 2),
+    Rung("two of: rounded moments, three kinds on disk", 2),
     Rung("the same, updated by the host", 2, updates="host", worth=WORTH_MOVING),
     Rung("three of them", 3),
     Rung("three of them, updated by the host", 3, updates="host", worth=WORTH_MOVING),
