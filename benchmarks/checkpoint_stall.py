@@ -30,7 +30,7 @@ from tonnage.host.threads import usable_cores
 from tonnage.kernels.threads import use_threads
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory
@@ -91,7 +91,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     loss_model = LossModel(model, anatomy)
     allocate(model, torch.device("cpu"))
     initialise_randomly(model, 0)
-    optimizer = AdamW(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
+    optimizer = ShardedOptimizer(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
     packs: Any = OnePack(options.tokens)
     vars(loop)["Saver"] = EveryOther
     with join_world() as world:

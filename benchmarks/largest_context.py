@@ -122,7 +122,7 @@ def published() -> str:
 
 def rendered(result: dict[str, Any] | None) -> str:
     """The part of the page between the marks; nothing planned where there is no result."""
-    from tonnage.decide.largest_context import TIERS, rounded
+    from tonnage.decide.largest_context import INPUT_TIERS, rounded
 
     if result is None:
         return published()
@@ -138,7 +138,7 @@ def rendered(result: dict[str, Any] | None) -> str:
         for hardware in dict.fromkeys(cell["hardware"] for cell in contexts["cells"]):
             shown = []
             for way in ways:
-                pair = [cells[hardware, way, tier] for tier in TIERS]
+                pair = [cells[hardware, way, tier] for tier in INPUT_TIERS]
                 best[name, hardware, way] = max(pair)
                 shown.append(" / ".join(map(rounded, pair)))
             rows.append([hardware.replace(":", ", host "), *shown])

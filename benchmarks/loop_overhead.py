@@ -33,7 +33,7 @@ from tonnage.host.threads import usable_cores
 from tonnage.kernels.threads import use_threads
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory
@@ -113,7 +113,7 @@ def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
     use_threads(usable_cores())
     whole, model = build(shape(layers))
     accumulate_in_fp32(whole.parameters())
-    optimizer = AdamW(dict(whole.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
+    optimizer = ShardedOptimizer(dict(whole.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
     packs: Any = SyntheticPacks(VOCAB_SIZE)
     with tempfile.TemporaryDirectory() as folder, join_world() as world:
         run = RunDirectory(folder)

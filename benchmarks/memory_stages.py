@@ -37,7 +37,7 @@ def measure(folder: str) -> None:
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import allocate, build_on_meta
     from tonnage.model.files import find_model, read_model_config
-    from tonnage.optim.adamw import AdamW
+    from tonnage.optim.optimizer import ShardedOptimizer
     from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
     from tonnage.parallel.world import device_mesh, join_world
     from tonnage.training.batch import MicroBatch
@@ -65,7 +65,7 @@ def measure(folder: str) -> None:
                     parameter.fill_(0.01)
             bytes_of["master"] = anonymous_bytes() - before
             before = anonymous_bytes()
-            optimizer = AdamW(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
+            optimizer = ShardedOptimizer(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
             bytes_of["moments"] = anonymous_bytes() - before
             settled = anonymous_bytes()
             before_micro_batch(root, zero=zero, last=micro_batches == 1)

@@ -32,8 +32,8 @@ from torch import nn
 from tonnage.host.threads import usable_cores
 from tonnage.kernels.threads import use_threads
 from tonnage.offload.files import TileFile
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.optimizer import ShardedOptimizer
 
 REQUEST_BYTES = 8 << 20
 COLUMNS = 2048
@@ -105,7 +105,7 @@ def main() -> None:
         named[f"layer.{number}"].grad = torch.randn(LAYER_ROWS, COLUMNS).bfloat16()
     num_parameters = sum(parameter.numel() for parameter in named.values())
     folder = Path(tempfile.mkdtemp(dir=arguments.directory))
-    adamw = AdamW(
+    adamw = ShardedOptimizer(
         named,
         betas=(0.9, 0.95),
         eps=1e-8,
@@ -117,7 +117,7 @@ def main() -> None:
     assert isinstance(disk, StateOnDisk)
     for _ in range(2):  # compiles, and writes all space once
         adamw.step(1e-4)
-    disk.flush()
+    disk.store.flush()
 
     raw_disk = RawDisk(folder, adamw.state_bytes)
 
@@ -128,12 +128,12 @@ def main() -> None:
 
     raws, rates, waits = [raw()], [], []
     for _ in range(arguments.rounds):
-        before = disk.counters
+        before = disk.store.counters
         began = time.perf_counter()
         adamw.step(1e-4)
-        disk.flush()
+        disk.store.flush()
         seconds = time.perf_counter() - began
-        after = disk.counters
+        after = disk.store.counters
         moved = after.bytes_read + after.bytes_written - before.bytes_read - before.bytes_written
         rates.append(moved / seconds)
         waits.append((after.waited_seconds - before.waited_seconds) / seconds)

@@ -24,7 +24,7 @@ from torch import nn
 from tonnage.host.threads import usable_cores
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import use_threads
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 
 CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 COLUMNS = 1000
@@ -35,7 +35,7 @@ def updater(rows: int, dtype: torch.dtype, codec: Codec) -> tuple[Callable[[], N
     """One update of a matrix, and the bytes a parameter that it must move: gradient read, all else read and written."""
     weight = nn.Parameter(torch.randn(rows, COLUMNS).to(dtype))
     weight.grad = torch.randn(rows, COLUMNS).to(dtype)
-    adamw = AdamW({"weight": weight}, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec)
+    adamw = ShardedOptimizer({"weight": weight}, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec)
     kept = weight.element_size() + adamw.state_bytes / weight.numel()
     return lambda: adamw.step(1e-4), 2 * kept + weight.grad.element_size()
 

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tiny import byte_tokenizer
 from tonnage.errors import UserError
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.matching import Weights, check_weights
+from tonnage.model.matching import check_weights
 from tonnage.model.packed import unpack
 from tonnage.model.stored import read, read_headers
+from tonnage.rundir.weights import WeightFacts
 
 Tensors = dict[str, Tensor]
 
@@ -210,7 +211,7 @@ def without(key: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {name: value for name, value in tensors.items() if name != key}
 
 
-def check(directory: Path, **allowed: Any) -> Weights:
+def check(directory: Path, **allowed: Any) -> WeightFacts:
     files = find_model(str(directory))
     return check_weights(files, read_model_config(files), **allowed)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 EVERY_SUBMODULE = """
 import importlib, inspect, pkgutil, tonnage
@@ -20,6 +22,7 @@ assert all(inspect.isclass(getattr(tonnage, name)) for name in ("Run", "Plan", "
 """
 
 
+@pytest.mark.slow
 def test_every_submodule_can_be_imported_and_none_is_called_like_a_function_of_the_package() -> None:
     done = subprocess.run([sys.executable, "-c", EVERY_SUBMODULE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
@@ -39,6 +42,12 @@ def test_the_pages_name_every_room_and_every_kernel() -> None:
     source, docs = ROOT / "src" / "tonnage", ROOT / "docs"
     rooms = {path.name.removesuffix(".py") for path in source.iterdir() if not path.name.startswith("_")} - {"py.typed"}
     assert set(re.findall(r"^\| `(\w+)` \|", (docs / "rooms.md").read_text(), re.MULTILINE)) == rooms
+    named = re.findall(
+        r"`([\w/.]+\.(?:py|js|jinja|yaml|svg))`",
+        (docs / "rooms.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text(),
+    )
+    assert len(named) > 100
+    assert [name for name in named if not (ROOT / name).exists() and not any(source.rglob(name))] == []
     page = (docs / "kernels.md").read_text()
     kernels = {path.name for path in (source / "kernels").glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"`(\w+\.py)`", page)) == kernels

@@ -14,16 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen3_5TextConfig,
-    Qwen3MoeConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 from tonnage.data import PackedDataset, pack_at
 from tonnage.decide.decision import Decision, decide
@@ -32,88 +23,11 @@ from tonnage.demo.tasks import training_examples
 from tonnage.model.adapters import AdapterSpec, Trains, initialise, is_addition, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
+from tonnage.prove import bench
+from tonnage.prove.bench import shape_named
 from tonnage.rundir.directory import RunDirectory
 
-VOCAB_SIZE = 50304
-
-
-def _neox(hidden: int, layers: int, heads: int) -> GPTNeoXConfig:
-    return GPTNeoXConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        max_position_embeddings=2048,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
-def _llama(hidden: int, wide: int, layers: int, heads: int, key_value_heads: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_value_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
-def _mixture() -> Qwen3MoeConfig:
-    """186 million parameters, of which two of eight experts, 73 million in all, compute a token."""
-    return Qwen3MoeConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=512,
-        intermediate_size=1024,
-        moe_intermediate_size=1024,
-        num_experts=8,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
-def _hybrid() -> Qwen3_5TextConfig:
-    """148 million parameters: three blocks of gated delta rule, then one of attention, and again."""
-    return Qwen3_5TextConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=576,
-        intermediate_size=2048,
-        num_hidden_layers=24,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        linear_num_key_heads=8,
-        linear_num_value_heads=8,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
-SHAPES: dict[str, PreTrainedConfig] = {
-    "pythia-70m": _neox(512, 6, 8),
-    "pythia-160m": _neox(768, 12, 12),
-    "pythia-1b": _neox(2048, 16, 8),
-    "llama-135m": _llama(576, 1536, 30, 9, 3),
-    "mixture-190m": _mixture(),
-    "hybrid-150m": _hybrid(),
-}
+SHAPES: dict[str, PreTrainedConfig] = {name: shape_named(name) for name in bench.SHAPES}
 
 
 def write_model(folder: Path, shape: str, tokenizer_file: Path | None = None) -> Path:

@@ -54,7 +54,7 @@ def main(path: str) -> None:
             if steps:
                 job.optimizer.finish()
                 if isinstance(job.optimizer.tier, StateOnDisk):
-                    job.optimizer.tier.flush()
+                    job.optimizer.tier.store.flush()
                 records = [json.loads(line) for line in run.metrics.read_text().splitlines()][told:]
                 losses, tokens = [one["loss"] for one in records], [one["tokens"] for one in records]
                 device_peak = None

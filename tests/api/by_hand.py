@@ -30,7 +30,7 @@ def main(told: list[str]) -> None:
     os.chdir(told[0])
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
     data = {"train": rows, "validation": 0.2, "max_length": 128, "template": "plain"}
-    told_of = {name: beside_a_run(name, data, keys | COMMON) for name, keys in SETTINGS.items()}
+    told_of = {name: beside_a_run(name, data, SETTINGS[name] | COMMON) for name in told[1:]}
     print(json.dumps({"runs": told_of, **by_itself(rows, data)}))
 
 

@@ -83,7 +83,7 @@ def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) 
     assert last.memory["host_peak"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found: dict[str, Any]) -> None:
     # Over, saved and not exported unless its last step had come before it heard, nobody at work.
     assert found["left"] == [True, found["before"] == 6, False]

@@ -11,6 +11,7 @@ import pytest
 from transformers import Lfm2Config
 
 from forked import work
+from selected import arguments_that_run
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 
 pytestmark = pytest.mark.slow
@@ -33,12 +34,13 @@ RUNS = ["packed", "bf16", "adapter", "disk", "padded"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("sessions")
     write_model(folder / "model", llama_config(initializer_range=0.3))
     write_model(folder / "padded", PADDED)
     write_rows(folder / "rows.jsonl", alpaca_rows(60))
-    said: dict[str, Any] = json.loads(work("api.by_hand", (1, [str(folder)])).splitlines()[-1])
+    names = [name for (name,) in arguments_that_run(request, "name") if name in [*RUNS, "aware"]]
+    said: dict[str, Any] = json.loads(work("api.by_hand", (1, [str(folder), *names])).splitlines()[-1])
     return said
 
 

@@ -216,6 +216,7 @@ def test_a_merged_export_says_how_far_packing_moved_the_weights(
     ]
 
 
+@pytest.mark.slow
 def test_a_run_over_a_quantised_base_is_evaluated_over_it(
     folder: Path, decided: Callable[..., Decision], tmp_path: Path
 ) -> None:

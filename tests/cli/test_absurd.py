@@ -121,6 +121,7 @@ LONG = ("adapter", "data", "launch")
 SECTIONS = list(dict.fromkeys(key.name.partition(".")[0] for key in keys.all_keys()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "section", [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in SECTIONS]
 )

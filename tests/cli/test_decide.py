@@ -155,6 +155,7 @@ def test_a_disk_that_holds_one_checkpoint_is_no_reason_to_refuse(
     assert decide(config, ["checkpoint.every=2"]).config.checkpoint.every == 2  # what is said stays
 
 
+@pytest.mark.slow
 def test_an_elastic_run_saves_as_often_as_its_slowest_size_needs(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["launch={with: ray, workers: [1, 3], address: 'auto', threads: 1}", "batch.sequences=3"]
     monkeypatch.setattr("tonnage.decide.rows.prepare_data", _prepared_here(config))

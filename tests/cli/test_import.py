@@ -72,6 +72,7 @@ learning_rate: 1e-4
 """
 
 
+@pytest.mark.slow
 def test_what_decides_and_is_lost_stops_it_unless_the_rest_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(AXOLOTL + "relora: true\n")
     result = run(tmp_path / "a.yaml", "--output", tmp_path / "config.yaml")

@@ -169,6 +169,7 @@ def test_what_is_adapted_gets_no_template_of_new_tokens(model: Path) -> None:
     assert comments(text)["data.template"].startswith("others need tokens that the model lacks")
 
 
+@pytest.mark.slow
 def test_few_rows_that_are_much_longer_are_left_out_and_counted(model: Path) -> None:
     rows = alpaca_rows(400)
     for row in rows[:2]:
@@ -215,6 +216,7 @@ def test_what_does_not_fit_whole_is_adapted(tmp_path: Path) -> None:
     assert refused.count("the least that the config allows") == 1
 
 
+@pytest.mark.slow
 def test_a_run_takes_no_longer_than_it_may(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(ROWS))
     enough = comments(init(model, rows, BUDGET, "--time", "9h"))["epochs"]

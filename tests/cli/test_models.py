@@ -26,8 +26,8 @@ from tonnage.files.reading import parse_record
 from tonnage.inference.generate import Decoding, generate, load
 from tonnage.model import pretrained
 from tonnage.model.files import find_model
-from tonnage.model.matching import Weights
-from tonnage.planning.plan import Plan, WeightFacts
+from tonnage.planning.plan import Plan
+from tonnage.rundir.weights import WeightFacts
 
 HEAD = "lm_head.weight"
 
@@ -213,7 +213,7 @@ def test_a_quantised_model_that_transformers_loads_has_all_its_tensors(
     names = {"missing_keys": set[str](), "unexpected_keys": {"model.layers.1.mlp.up_proj.qweight"}}
     made = AutoModelForCausalLM.from_pretrained(whole)
     monkeypatch.setattr(pretrained, "method_of", lambda config: "gptq")
-    monkeypatch.setattr(pretrained, "check_weights", lambda *given, **named: Weights())
+    monkeypatch.setattr(pretrained, "check_weights", lambda *given, **named: WeightFacts())
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *given, **named: (made, names))
     with pytest.raises(UserError, match=r"no place for: model\.layers\.1\.mlp\.up_proj\.qweight"):
         load(whole)

@@ -49,6 +49,7 @@ def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["choice"]["layout"]["workers"] == 2
 
 
+@pytest.mark.slow
 def test_rows_beside_a_model_are_planned_with_and_not_supposed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_why_prints_the_ladder(tmp_path: Path) -> None:
     assert chosen["step_seconds"] == told["choice"]["seconds"]["total"]
 
 
+@pytest.mark.slow
 def test_the_largest_is_solved_for_and_printed(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]
@@ -242,7 +244,7 @@ def test_kernels_that_are_off_are_told_with_what_the_seconds_are_worth() -> None
     assert "kernels norms, adamw off: torch's own instead." in said
     assert "rates were measured with all kernels on" in said
     on_gpu = " ".join(told(parse_hardware("A100-80GB"), kernels={"norms": "off"}).split())
-    assert "norms off, which changes nothing: they are for CPUs" in on_gpu
+    assert "norms off: torch's own instead, of those that a GPU has; seconds are counted" in on_gpu
 
 
 def test_every_instant_of_a_run_is_a_bar() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,7 +25,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.launch.local.run_workers", forked_workers)
 
 
-def forked_workers(run: RunDirectory, num_workers: int, threads: int, *, command: Sequence[str]) -> int:
+def forked_workers(
+    run: RunDirectory, num_workers: int, threads: int, *, poll: Callable[[], None], command: Sequence[str]
+) -> int:
     """The workers that the command would start, without their imports (those of ``test_readme`` have them)."""
     work("profile_runs", (num_workers, [str(run.path), command[-1]]))
     return 0
@@ -91,7 +93,11 @@ def test_what_each_worker_of_an_axis_does_is_told(
         assert figures["workers"] == len(figures["by_worker"]) == 2
         for worker in figures["by_worker"]:
             assert sum(worker["causes"].values()) == pytest.approx(worker["step_seconds"], rel=0.05)
-        assert figures["flops"] == pytest.approx(shard["flops"], rel=1e-6)  # the same products, on as many workers
+        # The same products, on as many workers, but of blanks at the end of a row whose tokens two ranks divide.
+        blanks = figures["computed_tokens"] - shard["computed_tokens"]
+        assert 0 <= blanks <= 2
+        of_blanks = blanks / shard["computed_tokens"] * shard["flops"]
+        assert figures["flops"] == pytest.approx(shard["flops"] + of_blanks, rel=1e-3 * (blanks > 0) + 1e-6)
     first, last = (worker["causes"] for worker in pipeline["by_worker"])
     assert (first[HEAD], last[HEAD] > 0) == (0, True)  # which is in the last stage alone
     assert first[STAGES] > 0

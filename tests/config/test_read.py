@@ -637,6 +637,7 @@ def test_a_key_that_is_called_like_its_kind_is_unknown(tmp_path: Path) -> None:
         assert any(said.startswith("unknown key") and said.endswith(f".{name}") for said in found), found
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=5))
 def test_any_tree_is_read_or_refused_with_places(tmp_path: Path, tree: dict[str, object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,16 @@ def prepared_of(path: Path, tokenizer: Any, **changes: Any) -> Prepared:
     return prepare(Data(train=(Source(path=str(path)),), **keys), tokenizer, cache=path.parent / "cache", processes=1)
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 13, 32])
-@pytest.mark.parametrize("at", ["tokens", "sentences"])
-@pytest.mark.parametrize("pack", [True, False])
+QUICK = {(0, "tokens", True), (13, "sentences", False), (32, "sentences", True)}
+
+
+@pytest.mark.parametrize(
+    ("overlap", "at", "pack"),
+    [
+        pytest.param(*cut, marks=() if cut in QUICK else pytest.mark.matrix)
+        for cut in product([0, 1, 13, 32], ["tokens", "sentences"], [True, False])
+    ],
+)
 def test_texts_beside_a_plain_reference(tmp_path: Path, tokenizer: Any, overlap: int, at: str, pack: bool) -> None:
     texts = [text_of(seed) for seed in range(3)]
     path = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in texts])

@@ -141,6 +141,7 @@ def test_what_cannot_be_solved_for_is_refused_with_what_can(model: str) -> None:
     assert "multiples" in refused(ask(model, "data.max_length=32", "batch.tokens=32"), "max_length").needed
 
 
+@pytest.mark.slow
 def test_where_not_even_the_smallest_fits_what_would_is_told(model: str) -> None:
     words = ["data.max_length=128", "batch.sequences=4", "adapter.rank=8"]
     nearly = least(model, *words, "memory.micro_batch=1")
@@ -150,7 +151,7 @@ def test_where_not_even_the_smallest_fits_what_would_is_told(model: str) -> None
     assert largest(ask(model, *words, budget(nearly), problem.change), "micro_batch").value >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_lengths_of_a_config_are_planned_as_full_rows(tmp_path: Path) -> None:
     path = str(write_config(tmp_path, 60, launch={"workers": 1, "threads": 1}))
     room = budget(least_of_full_rows(asked(path, [*EXACT, "memory.budget.device=1"], HERE), 192))

@@ -70,7 +70,7 @@ def test_every_gpu_that_is_seen_has_one(config: str, monkeypatch: pytest.MonkeyP
     assert decision.launch == decision.config.launch.with_workers(2)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, model = parse_hardware("8xH100"), read_config(config).model
     assert asked(config, [], hardware).plan().workers == 8
@@ -126,6 +126,7 @@ def test_several_workers_let_rest_elsewhere_what_one_does(
         assert (plan.workers, plan.layout.update_tier) == (workers, "host")
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker has no buffers for what several send, and alone may keep parameters in the host's memory."""
     pretend_gpus(monkeypatch, 2)
@@ -137,6 +138,7 @@ def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypat
     assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_as_many_as_there_are_then(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +235,7 @@ def test_workers_of_ray_are_as_many_as_the_gpus_they_reserve() -> None:
         number("8xH100", gpus_per_worker=1, least=9)
 
 
+@pytest.mark.slow
 def test_workers_of_ray_reserve_the_gpus_that_they_are_planned_for(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

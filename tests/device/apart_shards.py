@@ -23,10 +23,11 @@ from tonnage.kernels.regions import region_of
 from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.tiers import StateInMemory
 from tonnage.parallel import homes, host_blocks
+from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import HostShards
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, shard_parameters
@@ -112,7 +113,7 @@ def passes(
             where = {"gradients": disk}
             where["tier"] = partial(StateOnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
-        where["pages"] = shards.home.pages if shards is not None else None
+        where["pages"] = shards.home.pages if shards is not None and isinstance(shards.home, FileHome) else None
         with mock.patch.object(gradients, "Stream", of_gradients):
             optimizer = adamw(parameters, device_copies=masters.copies, turns=turns, **where)
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
@@ -136,8 +137,10 @@ def passes(
     return [one.cpu() for one in [*found, *(region_of(one)[0] for one in parameters.values())]]
 
 
-def adamw(parameters: Mapping[str, nn.Parameter], tier: Callable[..., Any] = StateInMemory, **named: Any) -> AdamW:
-    return AdamW(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1, tier=tier, **named)
+def adamw(
+    parameters: Mapping[str, nn.Parameter], tier: Callable[..., Any] = StateInMemory, **named: Any
+) -> ShardedOptimizer:
+    return ShardedOptimizer(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1, tier=tier, **named)
 
 
 def _drawn(world: World, step: int, number: int) -> Tensor:

@@ -22,8 +22,9 @@ from tonnage.host import locked
 from tonnage.kernels.streams import Stream
 from tonnage.kernels.switches import KERNELS, switch_off
 from tonnage.optim import gradients
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.parallel import homes, host_masters
+from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tiled import TiledWeight
@@ -67,7 +68,7 @@ def passes(world: World, folder: Path | None, stream: type[Stream] | None = Stre
     if stream is None:
         model.to_empty(device=world.device)
         parameters = filled(dict(model.named_parameters()))
-        optimizer = AdamW(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+        optimizer = ShardedOptimizer(parameters, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     else:
         tiled = []
         for block in blocks:
@@ -84,13 +85,13 @@ def passes(world: World, folder: Path | None, stream: type[Stream] | None = Stre
         if folder is not None:
             rest = partial(gradients.FromDevice, device=world.device, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 for name in parameters}
-        optimizer = AdamW(
+        optimizer = ShardedOptimizer(
             parameters,
             betas=(0.9, 0.95),
             eps=1e-8,
             decay=0.1,
             gradients=rest,
-            pages=there.home.pages,
+            pages=there.home.pages if isinstance(there.home, FileHome) else None,
             turns=turns,
             device_copies=masters.copies,
         )

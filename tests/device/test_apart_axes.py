@@ -108,7 +108,7 @@ def assert_log(run: RunDirectory, *said: str) -> None:
         assert one in log, (run.path.name, one)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_stage_has_its_part_of_everything_on_disk(tmp_path: Path) -> None:
     """The short one of these tests, for every day."""
     made = compared(tmp_path, "pipeline", "bf16", {"all": WAYS["all on disk"]}, steps=2)

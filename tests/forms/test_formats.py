@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.forms.formats import FORMATS, NAMES, PRESETS, Form, candidates, detect, fields_of, form_of, rename
+from tonnage.forms.formats import FORMAT_NAMES, FORMATS, PRESETS, Form, candidates, detect, fields_of, form_of, rename
 from tonnage.forms.reader import Reader
 
 TURNS = [{"role": "user", "content": "Which day?"}, {"role": "assistant", "content": "Friday."}]
@@ -60,7 +60,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 def test_every_form_is_here() -> None:
     assert set(ROWS) == set(FORMATS)
-    assert set(NAMES) == {"auto", *FORMATS, *PRESETS}
+    assert set(FORMAT_NAMES) == {"auto", *FORMATS, *PRESETS}
     assert {name for name, _ in PRESETS.values()} <= set(FORMATS)
 
 

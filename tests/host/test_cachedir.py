@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tonnage.data import cache
 from tonnage.doctor.cache import HardwareRecord, recall, remember
 from tonnage.doctor.hardware import look
 from tonnage.errors import UserError
-from tonnage.host.cachedir import default_directory, kept, room_for, say_once, trusted
+from tonnage.host.cachedir import default_directory, kept, remembered, room_for, say_once, trusted
 
 OTHER = 54321
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
@@ -160,3 +161,29 @@ def test_a_cache_that_is_no_directory_is_not_to_be_taken_over(tmp_path: Path, mo
         with pytest.raises(UserError, match=r"no directory(.|\n)*set TONNAGE_CACHE") as caught:
             default_directory()
         assert "chmod" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What is remembered here."""
+
+    total: int
+
+
+def test_what_follows_from_the_same_is_found_once(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def sum_of(*numbers: int, place: tuple[Path, str, str] | None = (tmp_path / "cache", "sums", "of-")) -> int:
+        def find() -> Sum:
+            found.append(sum(numbers))
+            return Sum(found[-1])
+
+        return remembered(place, numbers, Sum, find, "sums are made again every time").total
+
+    assert [sum_of(1, 2), sum_of(1, 2), sum_of(2, 2), sum_of(1, 2, place=None)] == [3, 3, 4, 3]
+    assert found == [3, 4, 3]
+    files = sorted((tmp_path / "cache" / "sums").glob("of-*.json"))
+    assert len(files) == 2
+    for file in files:
+        file.write_text('{"total": "three"}')
+    assert (sum_of(1, 2), found) == (3, [3, 4, 3, 3])

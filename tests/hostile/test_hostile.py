@@ -39,7 +39,7 @@ def tried(tmp_path: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("tries", "commands"), [pytest.param(40, 1, marks=pytest.mark.slow), pytest.param(200, 5, marks=pytest.mark.matrix)]
+    ("tries", "commands"), [pytest.param(20, 1, marks=pytest.mark.slow), pytest.param(200, 5, marks=pytest.mark.matrix)]
 )
 def test_nothing_goes_wrong_in_a_slice(tries: int, commands: int, tmp_path: Path) -> None:
     tried(tmp_path, "--tries", f"{tries}", "--commands", f"{commands}", "--processes", "1", "--seed", "60000")

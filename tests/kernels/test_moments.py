@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tonnage.kernels import adamw as kernels
 from tonnage.kernels.adamw import Hyper
 from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, cut, decode, noise_key, random_bits
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 
 CPU = torch.device("cpu")
 
@@ -183,16 +183,18 @@ def test_state_does_not_depend_on_how_it_is_cut(codec: Codec, shape: tuple[int, 
 def test_bytes_a_parameter(codec: Codec, moment_bytes: float) -> None:
     for dtype, low_bytes in ((torch.bfloat16, 2), (torch.float32, 0)):
         matrix, norm = nn.Parameter(torch.zeros(512, 1024, dtype=dtype)), nn.Parameter(torch.zeros(1024, dtype=dtype))
-        adamw = AdamW({"matrix": matrix}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec)
+        adamw = ShardedOptimizer({"matrix": matrix}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec)
         assert adamw.state_bytes == (low_bytes + moment_bytes) * matrix.numel()
-        both = AdamW({"matrix": matrix, "norm": norm}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec)
+        both = ShardedOptimizer({"matrix": matrix, "norm": norm}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec)
         vector_bytes = 4 if codec == "bf16" else 8
         assert both.state_bytes - adamw.state_bytes == (low_bytes + vector_bytes) * norm.numel()
 
 
 def test_blocks_of_a_row_that_does_not_divide() -> None:
     assert [blocks_in(row) for row in (64, 256, 257, 1000)] == [1, 1, 2, 4]
-    adamw = AdamW({"w": nn.Parameter(torch.zeros(3, 300))}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
+    adamw = ShardedOptimizer(
+        {"w": nn.Parameter(torch.zeros(3, 300))}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8"
+    )
     shapes = {name: tuple(tensor.shape) for name, tensor in adamw.tensors().items()}
     assert shapes == {"w.m": (3, 300), "w.v": (3, 300), "w.m_scale": (3, 2), "w.v_scale": (3, 2)}
 
@@ -207,7 +209,7 @@ def train() -> Callable[[Codec, int], float]:
         x = torch.randn(4096, 32)
         labels = torch.distributions.Categorical(logits=6 * teacher(x).detach()).sample()
         model = nn.Sequential(nn.Linear(32, 300), nn.GELU(), nn.Linear(300, 16))
-        adamw = AdamW(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec)
+        adamw = ShardedOptimizer(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec)
         loss_of = nn.CrossEntropyLoss()
         for step in range(200):
             batch = torch.randint(0, 3072, (256,))

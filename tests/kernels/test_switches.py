@@ -19,7 +19,7 @@ from tonnage.kernels import adamw, attention_loops, embedding, norms, products, 
 from tonnage.kernels.switches import KERNELS, switch_off, switched_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 from tonnage.training.resting import accumulate_in_fp32
@@ -95,7 +95,7 @@ def short_run(dtype: torch.dtype = torch.bfloat16) -> list[float]:
     model = ours(dtype)
     named = dict(model.model.named_parameters())
     accumulate_in_fp32(named.values())
-    optimizer = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    optimizer = ShardedOptimizer(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     batches, losses = rows(), []
     supervised = float(sum(len(batch.positions) for batch in batches))
     for _ in range(STEPS):

@@ -371,7 +371,7 @@ def test_whatever_is_given_is_accounted_for_once(
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
 @pytest.mark.parametrize(
-    "value", ["1", "auto", None, *(pytest.param(one, marks=pytest.mark.matrix) for one in ("no", True))]
+    "value", ["1", *(pytest.param(value, marks=pytest.mark.matrix) for value in ("auto", None, "no", True))]
 )
 def test_each_key_by_itself(table: Table, value: Any, tmp_path: Path) -> None:
     for key in table.keys:

@@ -12,7 +12,7 @@ from tonnage.config import read_config
 from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
-from tonnage.migration.torchtune_chats import FORMATS, NAMED, PROMPTS, PromptTemplate, jinja
+from tonnage.migration.torchtune_chats import CHAT_FORMATS, NAMED, PROMPTS, PromptTemplate, jinja
 
 PLAIN: dict[str, Any] = {
     "output_dir": "runs/tune",
@@ -354,7 +354,7 @@ def rendered(text: str, messages: list[dict[str, Any]], *, opened: bool = False)
 @pytest.mark.parametrize("has_input", [True, False])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_alpaca_s_rows_are_written_as_the_tokenizer_does(name: str, has_input: bool) -> None:
-    chat = FORMATS[name]
+    chat = CHAT_FORMATS[name]
     text = jinja(chat, PROMPTS.get(chat.prompt, PromptTemplate()), is_alpaca=True)
     row = {"role": "user", "content": "Add.\n\n2 2" if has_input else "Add.", "instruction": "Add."}
     messages = [row | {"input": "2 2" if has_input else ""}, {"role": "assistant", "content": " 4 \n"}]
@@ -376,21 +376,21 @@ CHAT = [
 
 
 def test_conversations_of_several_turns() -> None:
-    llama2 = jinja(FORMATS["llama2"], PROMPTS["llama2"], is_alpaca=False)
+    llama2 = jinja(CHAT_FORMATS["llama2"], PROMPTS["llama2"], is_alpaca=False)
     system = "<<SYS>>\n Be brief. \n<</SYS>>\n\n "
     assert rendered(llama2, CHAT) == (f"<s>[INST] {system}One?  [/INST] 1</s><s>[INST] {system}Two?  [/INST] 2</s>")
-    qwen = jinja(FORMATS["qwen2_5"], PromptTemplate(), is_alpaca=False)
+    qwen = jinja(CHAT_FORMATS["qwen2_5"], PromptTemplate(), is_alpaca=False)
     assert rendered(qwen, CHAT) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne?  <|im_end|>\n<|im_start|>assistant\n"
         "1  <|im_end|>\n<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>"
     )
-    gemma = jinja(FORMATS["gemma"], PromptTemplate(), is_alpaca=False, system="Be brief.")
+    gemma = jinja(CHAT_FORMATS["gemma"], PromptTemplate(), is_alpaca=False, system="Be brief.")
     assert rendered(gemma, CHAT[1:]) == "<s>Be brief.One?1</s><s>Two?2</s>"
 
 
 def test_prompt_templates_stand_inside_and_lose_their_ends_too(tmp_path: Path) -> None:
     question = NAMED["torchtune.data.QuestionAnswerTemplate"]
-    llama3 = jinja(FORMATS["llama3"], question, is_alpaca=False)
+    llama3 = jinja(CHAT_FORMATS["llama3"], question, is_alpaca=False)
     expected = f"<s>{HEAD.format('user')}Question:Two?Answer:<|eot_id|>{HEAD.format('assistant')}2<|eot_id|>"
     assert rendered(llama3, CHAT[3:]) == expected
     tokenizer = {**PLAIN["tokenizer"], "prompt_template": {"user": ["Q: ", "\nA: "]}}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,15 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tonnage.kernels import attention_loops
+from tonnage.kernels import attention_loops, threads
 from tonnage.model import attention
 from tonnage.model.attention import PackedRow, Shared
 from tonnage.model.cached import Scores
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.training.ledger import Ledger
 
 
-def exact(query: Tensor, key: Tensor, value: Tensor, row: PackedRow) -> Tensor:
+def exact(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    row: PackedRow,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
     """Each part of the row with all that it goes on from, in fp64, by definition."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -31,8 +43,15 @@ def exact(query: Tensor, key: Tensor, value: Tensor, row: PackedRow) -> Tensor:
         before = [parts[one.part] for one in row.shared if one.part < number <= one.part + one.parts]
         seen = torch.cat([*sorted(before, key=lambda part: int(part[0])), own])
         scores = query[:, :, own] @ key[:, :, seen].transpose(2, 3) * query.shape[-1] ** -0.5
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
         hidden = torch.ones(len(own), len(seen), dtype=torch.bool).triu(len(seen) - len(own) + 1)
-        outputs.append(F.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ value[:, :, seen])
+        if sliding_window is not None:
+            hidden |= ~torch.ones_like(hidden).triu(len(seen) - len(own) + 1 - sliding_window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if s_aux is not None:
+            scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], -1)
+        outputs.append(F.softmax(scores, -1)[..., : len(seen)] @ value[:, :, seen])
     return torch.cat(outputs, 2).transpose(1, 2)
 
 
@@ -52,33 +71,132 @@ ROWS = {
 }
 
 
+GRADIENTS_APART = {torch.bfloat16: 0.005, torch.float32: 2e-6}
+"""From the exact ones, in parts of their length."""
+
+
+def check_exact(heads: tuple[int, int], row: PackedRow, size: int, dtype: torch.dtype, **given: Any) -> None:
+    """Hold ours to the exact one, in values and gradients."""
+    torch.manual_seed(0)
+    tokens = sum(row.lengths)
+    shapes = [(1, tokens, number, size) for number in (heads[0], heads[1], heads[1])]
+    inputs = [(2 * torch.randn(shape)).to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    of_wide = dict(given)
+    if "s_aux" in given:
+        inputs.append(sinks := (3 * torch.randn(heads[0])).requires_grad_())  # whose rounding would show
+        wide.append(wide_sinks := sinks.detach().double().requires_grad_())
+        given, of_wide = given | {"s_aux": sinks}, of_wide | {"s_aux": wide_sinks}
+    upstream = torch.randn(1, tokens, heads[0], size).to(dtype)
+    output, _ = attention.packed_attention(nn.Module(), inputs[0], inputs[1], inputs[2], None, row=row, **given)
+    assert type(output.grad_fn).__name__ == "_PackedAttentionBackward"
+    output.backward(upstream)
+    expected = exact(wide[0], wide[1], wide[2], row, **of_wide)
+    expected.backward(upstream.double())
+    if dtype == torch.bfloat16:
+        torch.testing.assert_close(output.double(), expected, rtol=2**-7, atol=2**-7)
+    else:  # as near as torch's own operations in fp32
+        query, key, value = (one.detach() for one in inputs[:3])
+        theirs = exact(query, key, value, row, **given).detach()
+        assert (output - expected).abs().max() < 2 * (theirs - expected).abs().max() + 1e-6
+    for one, other in zip(inputs, wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad.double() - other.grad).norm() < GRADIENTS_APART[dtype] * other.grad.norm()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("size", [16, 80])
 def test_gradients_are_the_exact_ones_rounded(heads: tuple[int, int], row: PackedRow, size: int) -> None:
-    for dtype, of_gradient in ((torch.bfloat16, 0.005), (torch.float32, 2e-6)):
-        torch.manual_seed(0)
-        tokens = sum(row.lengths)
-        shapes = [(1, tokens, number, size) for number in (heads[0], heads[1], heads[1])]
-        given = [(2 * torch.randn(shape)).to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
-        wide = [one.detach().double().requires_grad_() for one in given]
-        upstream = torch.randn(1, tokens, heads[0], size).to(dtype)
-        query, key, value = given
-        output, _ = attention.packed_attention(nn.Module(), query, key, value, None, row=row)
-        assert type(output.grad_fn).__name__ == "_PackedAttentionBackward"
-        output.backward(upstream)
-        expected = exact(wide[0], wide[1], wide[2], row)
-        expected.backward(upstream.double())
-        if dtype == torch.bfloat16:
-            torch.testing.assert_close(output.double(), expected, rtol=2**-7, atol=2**-7)
-        else:  # as near as torch's own operations in fp32
-            theirs = exact(query.detach(), key.detach(), value.detach(), row)
-            assert (output - expected).abs().max() < 2 * (theirs - expected).abs().max() + 1e-6
-        for one, other in zip(given, wide, strict=True):
-            assert one.grad is not None
-            assert other.grad is not None
-            assert (one.grad.double() - other.grad).norm() < of_gradient * other.grad.norm()
+    for dtype in GRADIENTS_APART:
+        check_exact(heads, row, size, dtype)
+
+
+SCORES: dict[str, dict[str, Any]] = {
+    "a window": {"sliding_window": 100},
+    "a window of tiles": {"sliding_window": 401},
+    "caps": {"softcap": 3.0},
+    "sinks": {"s_aux": True},
+    "all": {"sliding_window": 70, "softcap": 5.0, "s_aux": True},
+}
+
+
+@pytest.mark.parametrize("given", SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("dtype", GRADIENTS_APART)
+@pytest.mark.parametrize("row", ["one of several blocks", "prefixes within prefixes"])
+def test_windows_caps_and_sinks_are_the_exact_ones(given: dict[str, Any], dtype: torch.dtype, row: str) -> None:
+    check_exact((4, 2), ROWS[row], 16, dtype, **given)
+
+
+def test_a_window_of_two_is_the_exact_one() -> None:
+    """In fp32: backward passes know a row by its output, and of two tokens the rounding of that to bf16 shows."""
+    for row in ("one of several blocks", "prefixes within prefixes"):
+        check_exact((4, 2), ROWS[row], 16, torch.float32, sliding_window=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [{}, {"sliding_window": 1024}], ids=["all", "a window"])
+def test_a_long_document_is_the_exact_one(given: dict[str, Any]) -> None:
+    check_exact((3, 1), PackedRow((2500, 1, 1200)), 64, torch.bfloat16, **given)
+
+
+def test_bits_do_not_depend_on_threads() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, heads, 1000, 16, requires_grad=True) for heads in (3, 1, 1)]
+    query, key, value = inputs
+    results, before = [], threads.num_threads()
+    try:
+        for number in (1, before):
+            threads.use_loop_threads(number)
+            output = attention.packed_attention(nn.Module(), query, key, value, None, row=PackedRow((900, 100)))[0]
+            results.append((output, *torch.autograd.grad(output.square().sum(), inputs)))
+    finally:
+        threads.use_loop_threads(before)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_what_is_no_number_stays_in_its_document() -> None:
+    """Though a thread uses the same memory for the next one, whose tiles it does not fill."""
+    torch.manual_seed(0)
+    row = PackedRow((400, 30, 5))
+    whole = [torch.randn(1, 2, 435, 16) for _ in range(3)]
+    results = []
+    for spoilt in (False, True):
+        inputs = [one.clone() for one in whole]
+        if spoilt:
+            for one in inputs:
+                one[:, :, :400] = float("nan")
+        for one in inputs:
+            one.requires_grad_()
+        query, key, value = inputs
+        output = attention.packed_attention(nn.Module(), query, key, value, None, row=row)[0]
+        gradients = torch.autograd.grad(output[:, 400:].sum(), inputs)
+        results.append((output[:, 400:], *(one[:, :, 400:] for one in gradients)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert output[:, :400].isnan().all()
+
+
+TILES = {"6 x 16": (6, 16, 48), "8 x 32": (8, 32, 64)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+def test_tiles_of_all_processors_give_the_exact_ones(tile: tuple[int, int, int], tmp_path: Path) -> None:
+    script = f"""
+import torch
+from tonnage.kernels import tiles
+tiles.ROWS, tiles.COLUMNS, tiles.BLOCK = {tile}
+tiles._set_tile, tiles._add_tile = tiles._make_tile(adds=False), tiles._make_tile(adds=True)
+from model import test_attention as tests
+for row in ("one of several blocks", "prefixes within prefixes"):
+    for given in tests.SCORES["a window"], tests.SCORES["all"], dict():
+        tests.check_exact((6, 2), tests.ROWS[row], 80, torch.float32, **given)
+"""
+    paths = [str(Path(__file__).parents[1]), *sys.path]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 
 def test_positions_go_on_from_prefixes() -> None:
@@ -89,12 +207,12 @@ def test_positions_go_on_from_prefixes() -> None:
 
 def test_what_cannot_let_documents_share_says_so() -> None:
     query, key, value = (torch.randn(1, 2, 12, 8) for _ in range(3))
-    for window, can in ((None, True), (12, True), (11, False)):
+    for given in ({}, {"sliding_window": 11}, {"softcap": 20.0}, {"s_aux": torch.zeros(2)}):
         row = PackedRow((12,))
-        attention.packed_attention(nn.Module(), query, key, value, None, sliding_window=window, row=row)
-        assert row.can_share == can
+        attention.packed_attention(nn.Module(), query, key, value, None, row=row, **given)
+        assert row.can_share
     row = PackedRow((12,))
-    attention.packed_attention(nn.Module(), query, key, value, None, row=row, softcap=20.0)
+    attention.packed_attention(nn.Module(), query, key, value, None, row=row, dropout=0.1)
     attention.packed_attention(nn.Module(), query, key, value, None, row=row)
     assert not row.can_share, "one layer that cannot is enough"
 
@@ -262,10 +380,11 @@ CAPPED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("given", CAPPED.values(), ids=CAPPED)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_gpu_has_the_scores_of_some_queries_at_a_time(
-    given: dict[str, Any], recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], recompute: RecomputeMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what a document gives that has all of them at a time, and never one matrix of tokens by tokens."""
     monkeypatch.setattr(attention, "QUERIES", 8)
+    monkeypatch.setattr(attention, "is_on", lambda _: False)  # the CPU's loops have no such matrix either
     torch.manual_seed(0)
     heads, lengths = 4, (3, 8, 260, 21)
     inputs = [(2 * torch.randn(1, number, sum(lengths), 6)).requires_grad_() for number in (heads, 2, 2)]

@@ -91,6 +91,7 @@ def test_code_of_a_model_does_not_run_unless_allowed(model: Path, ran: Path, tmp
     assert not ran.exists()
 
 
+@pytest.mark.slow
 def test_allowed_code_is_used_for_plans_weights_and_answers(model: Path, ran: Path, tmp_path: Path) -> None:
     described(model, model_type="mine", auto_map=AUTO_MAP)
     files = find_model(str(model))

@@ -28,10 +28,10 @@ from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, load_weights
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.matching import Weights, check_weights, match
+from tonnage.model.matching import check_weights, match
 from tonnage.model.stored import read_headers
-from tonnage.model.towers import Carried
 from tonnage.parallel.stages import keep_stage
+from tonnage.rundir.weights import Carried, WeightFacts
 
 UNTIED = llama_config(tie_word_embeddings=False)
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -69,7 +69,7 @@ def test_whole_weights_have_nothing_to_say(made: Make) -> None:
         files = find_model(str(made(config)))
         read = read_model_config(files)
         before = read.to_dict()
-        assert check_weights(files, read) == Weights()
+        assert check_weights(files, read) == WeightFacts()
         assert read.to_dict() == before, "the configuration is left as it is"
 
 
@@ -85,7 +85,7 @@ def test_what_is_missing_is_initialised_if_the_user_says_so(made: Make, tmp_path
     whole = made(UNTIED)
     lost = changed(whole, tmp_path / "lost", without(HEAD))
     assert 'tie_word_embeddings": true' in refusal(lost)
-    assert check(lost, allow_missing=["lm_head.*"]) == Weights(missing=(HEAD,))
+    assert check(lost, allow_missing=["lm_head.*"]) == WeightFacts(missing=(HEAD,))
     model = loaded(lost, allow_missing=["lm_head.*"])
     kept = load_file(whole / "model.safetensors")
     for name, value in model.named_parameters():
@@ -177,7 +177,7 @@ def test_prefixes_of_wrappers_are_understood(
     wrap: Callable[[str], str], config: PreTrainedConfig, made: Make, tmp_path: Path
 ) -> None:
     folder = changed(made(config), tmp_path / "wrapped", lambda t: {wrap(n): v for n, v in t.items()})
-    assert check(folder) == Weights(unwrapped=True)
+    assert check(folder) == WeightFacts(unwrapped=True)
     same(loaded(folder), AutoModelForCausalLM.from_pretrained(made(config), dtype=torch.float32))
 
 
@@ -221,7 +221,7 @@ def test_what_old_versions_saved_and_every_version_computes_means_nothing(made: 
     ]
     for number, (config, change) in enumerate(extras):
         folder = changed(made(config), tmp_path / str(number), change)
-        assert check(folder) == Weights(), number
+        assert check(folder) == WeightFacts(), number
         same(loaded(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
@@ -239,7 +239,7 @@ def test_a_parameter_that_looks_like_a_buffer_is_one_where_the_model_has_it(made
 
 def test_a_head_that_is_not_its_embedding_is_kept_as_transformers_keeps_it(made: Make, tmp_path: Path) -> None:
     folder = changed(made(llama_config()), tmp_path / "differs", lambda t: t | {HEAD: t[EMBEDDING] + 0.5})
-    assert check(folder) == Weights(untied=True)
+    assert check(folder) == WeightFacts(untied=True)
     files = find_model(str(folder))
     config = read_model_config(files)
     check_weights(files, config)
@@ -331,9 +331,9 @@ def test_quantised_weights_are_refused_by_name(layout: str, told: bool, made: Ma
 def test_weights_that_are_not_quantised_although_the_config_says_so_are_read(made: Make, tmp_path: Path) -> None:
     entry = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     folder = changed(made(UNTIED), tmp_path / "kept", lambda t: t, quantization_config=entry)
-    assert check(folder) == Weights(once_quantised="bitsandbytes, 4-bit")
+    assert check(folder) == WeightFacts(once_quantised="bitsandbytes, 4-bit")
     eight = changed(made(UNTIED), tmp_path / "eight", lambda t: {n: v.to(torch.float8_e4m3fn) for n, v in t.items()})
-    assert check(eight) == Weights()  # numbers as they stand, without scales
+    assert check(eight) == WeightFacts()  # numbers as they stand, without scales
     for name, value in loaded(eight).named_parameters():
         assert torch.equal(value, load_file(eight / "model.safetensors")[name].float())
 

@@ -17,8 +17,9 @@ from stored_models import MIXTURES, Tensors, changed, check, refusal, same, with
 from tiny import load
 from tonnage.model.build import allocate, load_weights, on_meta
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.matching import Weights, match
+from tonnage.model.matching import match
 from tonnage.model.stored import read, read_headers
+from tonnage.rundir.weights import WeightFacts
 
 BESIDE = {"deepseek_v3": ["e_score_correction_bias"], "apertus": ["beta", "eps"], "lfm2_moe": ["expert_bias"]}
 """What models keep beside their parameters."""
@@ -46,7 +47,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mixture_is_loaded_as_transformers_loads_it(family: str, tmp_path: Path) -> None:
     folder = write_mixture(tmp_path, family)
     found = check(folder)
-    assert replace(found, carried=(), carried_digest="") == Weights()
+    assert replace(found, carried=(), carried_digest="") == WeightFacts()
     assert [one.part for one in found.carried] == BESIDE.get(family, [])
     same(loaded(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
@@ -58,13 +59,13 @@ def test_experts_are_found_fused_and_in_several_files(how: dict[str, Any], mixtr
     keys = [one.key for one in read_headers(files.weights)]
     assert (FUSED in keys) == ("save_original_format" in how)
     assert (len(files.weights) > 1) == ("max_shard_size" in how)
-    assert check(folder) == Weights()
+    assert check(folder) == WeightFacts()
     same(loaded(folder), loaded(mixtral))
 
 
 def test_wrappers_around_experts_are_taken_off(mixtral: Path, tmp_path: Path) -> None:
     folder = changed(mixtral, tmp_path, lambda t: {f"module.{name}": value for name, value in t.items()})
-    assert check(folder) == Weights(unwrapped=True)
+    assert check(folder) == WeightFacts(unwrapped=True)
     same(loaded(folder), loaded(mixtral))
 
 
@@ -86,7 +87,7 @@ def test_experts_of_which_nothing_is_there_are_a_missing_parameter(mixtral: Path
     assert f"1 of the model's 21 parameters are not in the weight files: {FUSED}\n" in refusal(
         changed(mixtral, tmp_path, take)
     )
-    assert check(tmp_path, allow_missing=["model.layers.0.*"]) == Weights(missing=(FUSED,))
+    assert check(tmp_path, allow_missing=["model.layers.0.*"]) == WeightFacts(missing=(FUSED,))
 
 
 def renamed(old: str, new: str) -> Any:

@@ -18,9 +18,9 @@ from tonnage.errors import UserError
 from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim import gradients
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import LEAVING, GradientsOnHost
 from tonnage.optim.on_host import StateOnHost
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.tiers import TrainedParameter
 from tonnage.training.nonfinite import _bad_gradient
 
@@ -49,12 +49,12 @@ def model(dtype: torch.dtype) -> nn.Sequential:
     return layers
 
 
-def make(layers: nn.Module, on: Any, **options: Any) -> AdamW:
+def make(layers: nn.Module, on: Any, **options: Any) -> ShardedOptimizer:
     named = dict(layers.named_parameters())
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, gradients=on, **options)
+    return ShardedOptimizer(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, gradients=on, **options)
 
 
-def train(layers: nn.Sequential, adamw: AdamW, num_steps: int = 5) -> list[float]:
+def train(layers: nn.Sequential, adamw: ShardedOptimizer, num_steps: int = 5) -> list[float]:
     """Steps of several micro-batches, the second of which is skipped; not every layer has a gradient in each."""
     torch.manual_seed(1)
     norms = []

@@ -11,14 +11,17 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from tonnage.kernels import widening
 from tonnage.kernels.moments import Codec
-from tonnage.kernels.muon import Muon, orthogonalised
+from tonnage.kernels.muon import Muon, iteration_dtype, orthogonal_flops, orthogonalised
 from tonnage.offload.residency import OPTIMIZER, Residency
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
 from tonnage.optim.on_host import StateOnHost
-from tonnage.optim.tiers import Group, StateInMemory, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer
+from tonnage.optim.tiers import Group, StateInMemory, StateTier, TrainedParameter
 
 TILE_BYTES = 8192
 SHAPES = {"embed": (37, 64), "a": (96, 64), "norm": (64,), "b": (64, 96), "c": (7, 300), "d": (96, 96)}
@@ -33,18 +36,18 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
     turns: dict[str, int] | None = None,
-) -> AdamW:
+) -> ShardedOptimizer:
     groups = {name: Group(0.1, muon=Muon()) for name in "abcd"}
     options: dict[str, Any] = {"moments": codec, "tier": tier, "turns": turns, "groups": groups, "seed": 5}
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, **options)
+    return ShardedOptimizer(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, **options)
 
 
-def small(tier: Any, where: str, trained: Sequence[TrainedParameter], codec: Codec, **options: Any) -> Tier:
+def small(tier: Any, where: str, trained: Sequence[TrainedParameter], codec: Codec, **options: Any) -> StateTier:
     """A tier whose tiles hold a part of a matrix."""
     with patch.dict(OPTIMIZER, {where: Residency(4, TILE_BYTES)}):
-        made: Tier = tier(trained, codec, **options)
+        made: StateTier = tier(trained, codec, **options)
         return made
 
 
@@ -83,7 +86,7 @@ def test_state_elsewhere_equals_state_in_memory_bit_for_bit(
 
 
 def test_matrices_have_one_moment() -> None:
-    adamw = AdamW(parameters(torch.bfloat16), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    adamw = ShardedOptimizer(parameters(torch.bfloat16), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     muon = make(parameters(torch.bfloat16), "fp32")
     numbers = sum(parameter.numel() for name, parameter in parameters(torch.float32).items() if name in "abcd")
     assert adamw.state_bytes - muon.state_bytes == 4 * numbers
@@ -97,6 +100,36 @@ def test_singular_values_of_an_update_are_near_one(shape: tuple[int, int]) -> No
     values = torch.linalg.svdvals(orthogonalised(torch.randn(shape).bfloat16()).float())
     assert values.min() > 0.5
     assert values.max() < 1.5
+
+
+def test_where_products_of_bf16_are_slow_it_is_computed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same but for the rounding of bf16, and without its products; an update on a GPU stays in bf16."""
+    torch.manual_seed(0)
+    matrix, updates = torch.randn(64, 96).bfloat16(), []
+    for slow, dtype in ((False, torch.bfloat16), (True, torch.float32)):
+        monkeypatch.setitem(widening._slow, torch.bfloat16, slow)
+        assert iteration_dtype("cpu") == dtype
+        with FlopCounterMode(display=False) as counted, Products() as products:
+            updates.append(orthogonalised(matrix))
+        assert counted.get_total_flops() == orthogonal_flops((64, 96))
+        assert products.dtypes == {dtype}
+    rounded, exact = updates
+    assert exact.dtype == rounded.dtype == torch.bfloat16
+    assert 0 < float((exact - rounded).norm() / exact.norm()) < 0.03
+    assert iteration_dtype("cuda") == torch.bfloat16
+
+
+class Products(TorchDispatchMode):
+    """The types of what is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -21,9 +21,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tonnage.errors import DiskFailed, UserError
 from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
-from tonnage.optim.tiers import StateInMemory, StatePiece, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer
+from tonnage.optim.tiers import StateInMemory, StatePiece, StateTier, TrainedParameter
 from tonnage.optim.tiles import lay_out
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
@@ -39,10 +39,12 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
     turns: dict[str, int] | None = None,
-) -> AdamW:
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
+) -> ShardedOptimizer:
+    return ShardedOptimizer(
+        named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5
+    )
 
 
 def on_disk(directory: Path, resident_bytes: int = 0) -> Callable[[Sequence[TrainedParameter], Codec], StateOnDisk]:
@@ -85,7 +87,7 @@ def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, code
     for name, tensor in want.items():
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name
-    assert disk.tier.counters.bytes_written > 15 * disk.state_bytes
+    assert disk.tier.store.counters.bytes_written > 15 * disk.state_bytes
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
@@ -113,8 +115,8 @@ def test_state_that_partly_stays_in_memory_changes_no_bit(codec: Codec, tmp_path
         assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
         disk.adopt({name: tensor + 1 for name, tensor in got.items()})
         assert all(torch.equal(disk.tensors()[name], tensor + 1) for name, tensor in want.items())
-        disk.tier.flush()
-        written.append(disk.tier.counters.bytes_written)
+        disk.tier.store.flush()
+        written.append(disk.tier.store.counters.bytes_written)
     assert written == sorted(written, reverse=True)
     assert len(set(written)) == 4
     assert written[-1] == 0

@@ -21,9 +21,9 @@ from tonnage.kernels.adamw import update
 from tonnage.kernels.moments import Codec
 from tonnage.offload.residency import OPTIMIZER, Residency
 from tonnage.optim import on_host
-from tonnage.optim.adamw import AdamW, _like
 from tonnage.optim.on_host import StateOnHost
-from tonnage.optim.tiers import StateInMemory, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer, _like
+from tonnage.optim.tiers import StateInMemory, StateTier, TrainedParameter
 from tonnage.optim.tiles import locked_tensors
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
@@ -68,7 +68,7 @@ def taped(
     monkeypatch: pytest.MonkeyPatch,
     turns: dict[str, int] | None = None,
     **options: Any,
-) -> AdamW:
+) -> ShardedOptimizer:
     adamw = make(named, "fp32", partial(Taped, prompt=prompt, **options), turns)
     assert isinstance(adamw.tier, Taped)
     work = adamw.tier.work
@@ -93,10 +93,12 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 def make(
     named: dict[str, nn.Parameter],
     codec: Codec,
-    tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+    tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
     turns: dict[str, int] | None = None,
-) -> AdamW:
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
+) -> ShardedOptimizer:
+    return ShardedOptimizer(
+        named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5
+    )
 
 
 def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
@@ -107,7 +109,7 @@ def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
         parameter.grad = None if missing else gradient
 
 
-def assert_same_states(got: AdamW, want: AdamW) -> None:
+def assert_same_states(got: ShardedOptimizer, want: ShardedOptimizer) -> None:
     ours, theirs = got.tensors(), want.tensors()
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from page.conftest import furnished
 from report.browser import Browser, chromium
@@ -203,9 +204,34 @@ def test_markup_stays_text(browser: Browser, served: Served) -> None:
     browser.wait("document.querySelectorAll('.report section').length > 3")
     browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     browser.wait("document.querySelector('pre.log').textContent.includes('onerror')")
-    assert browser.run("document.querySelectorAll('main img, main script').length") == 0
+    check_that_nothing_is_markup(browser)
     assert text(browser, "h1") == name
+    browser.run(
+        f"location.hash = '#/compare?' + new URLSearchParams([['run', 'runs/first'], ['run', {json.dumps(name)}]])"
+    )
+    browser.wait("document.querySelector('table.compared').innerText.includes('<img')")
+    check_that_nothing_is_markup(browser)
     shutil.rmtree(run)
+
+
+def check_that_nothing_is_markup(browser: Browser) -> None:
+    assert browser.run("document.querySelectorAll('main img, main script, main b').length") == 0
+
+
+def test_markup_in_rows_stays_text(browser: Browser, served: Served) -> None:
+    row = {"instruction": "<script>alert(1)</script>", "output": "<img src=x onerror=alert(2)> <b>bold</b>"}
+    (served.folder / "<b>rows.jsonl").write_text(json.dumps(row) + "\n")
+    config = {"model": "model", "data": {"train": "<b>rows.jsonl", "template": "plain"}, "output": "never"}
+    (served.folder / "<b>.yaml").write_text(yaml.safe_dump(config))
+    go(browser, "runs", "document.querySelector('table.runs')")
+    go(browser, "data", "[...document.querySelectorAll('option')].some((option) => option.value === '<b>.yaml')")
+    fill(browser, "Data of", "<b>.yaml")
+    click(browser, "Show")
+    browser.wait("document.querySelector('.row .text .counts')", SECONDS)
+    assert "<script>alert(1)</script>" in text(browser, ".row .text")
+    assert row["output"] in text(browser, ".row .counts")
+    assert "<b>rows.jsonl" in text(browser, ".row .where")
+    check_that_nothing_is_markup(browser)
 
 
 @pytest.mark.matrix
@@ -268,7 +294,6 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
     browser.wait("document.querySelector('.going') && document.querySelector('.going').innerText === 'done'", SECONDS)
     go(browser, "chat?run=clicked", "document.querySelector('.who .remark').textContent === 'ready'")
     browser.run("document.querySelector('form.ask textarea').value = 'Say a'")
-    fill(browser, "Tokens at most", "12")
     click(browser, "Send")
     browser.wait(
         "[...document.querySelectorAll('.turn.assistant .words')].some((one) => one.textContent.length > 1)", SECONDS
@@ -293,9 +318,11 @@ def check_that_what_was_said_is_kept(browser: Browser, served: Served) -> None:
     browser.wait(is_ready)
     assert text(browser, ".talk") == said
     browser.run("document.querySelector('.check input').click()")
-    browser.run("document.querySelector('form.ask textarea').value = 'And b'")
+    browser.run("document.querySelector('form.ask textarea').value = 'And <b>b</b>'")
     click(browser, "Send")
     browser.wait("document.querySelectorAll('.turn').length === 4 && !document.querySelector('button.main').disabled")
+    assert "And <b>b</b>" in text(browser, ".talk")
+    check_that_nothing_is_markup(browser)
     assert text(browser, ".message.failed") == ""
     click(browser, "New conversation")
     go(browser, "runs", "document.querySelector('table.runs')")

@@ -6,46 +6,32 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from page.conftest import TOKEN
 from tonnage.page.app import create_app
 from tonnage.page.guard import POLICY
 
-READS = (
-    "/api/runs",
-    "/api/runs/live",
-    "/api/run?run=first",
-    "/api/run/live?run=first",
-    "/api/run/sections?run=first",
-    "/api/run/log?run=first",
-    "/api/run/output?run=first",
-    "/api/run/saved?run=first",
-    "/api/commands",
-    "/api/command?command=x",
-)
-WRITES = ("/api/run/tags", "/api/run/stop", "/api/run/resume", "/api/verify", "/api/command/end")
+ROUTES = [
+    (method, route.path)
+    for route in create_app(Path(), TOKEN, only_local=True).routes
+    if isinstance(route, Route) and route.path.startswith("/api")
+    for method in sorted((route.methods or set()) - {"HEAD"})
+]
+"""All that the page tells and does."""
 OUTSIDE = ("..", "../secret", "first/../../secret", "/etc", "//etc", "first/../..", "~", "\0", "a" * 5000, "link")
 
 
-@pytest.mark.parametrize("path", [*READS, "/api/nothing"])
-def test_without_the_token_nothing_is_told(client: TestClient, path: str) -> None:
+@pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/api/nothing")])
+def test_without_the_token_nothing_is_told_and_nothing_done(client: TestClient, method: str, path: str) -> None:
     for word in ("", "Bearer", "Bearer ", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN.upper()}"):
-        answer = client.get(path, headers={"Authorization": word})
+        answer = client.request(method, path, params={"token": TOKEN}, headers={"Authorization": word})
         assert answer.status_code == 403
         assert "token" in answer.json()["error"]
-    assert (
-        client.get(f"{path}{'&' if '?' in path else '?'}token={TOKEN}", headers={"Authorization": ""}).status_code
-        == 403
-    )
-
-
-@pytest.mark.parametrize("path", WRITES)
-def test_without_the_token_nothing_is_done(client: TestClient, path: str) -> None:
-    answer = client.post(path, json={"run": "first"}, headers={"Authorization": "Bearer x"})
-    assert answer.status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -67,9 +53,8 @@ def test_without_the_token_nothing_is_done(client: TestClient, path: str) -> Non
 def test_other_pages_and_names_are_refused_though_they_know_the_token(
     client: TestClient, headers: dict[str, str]
 ) -> None:
-    for path in ("/api/runs", "/", "/static/app.js"):
-        assert client.get(path, headers=headers).status_code == 403
-    assert client.post("/api/run/stop", json={"run": "first"}, headers=headers).status_code == 403
+    for method, path in (*ROUTES, ("GET", "/"), ("GET", "/static/app.js")):
+        assert client.request(method, path, headers=headers).status_code == 403, path
 
 
 def test_this_page_and_a_visit_are_let_in(client: TestClient) -> None:
@@ -123,13 +108,20 @@ def test_paths_never_leave_the_folder(client: TestClient, folder: Path, name: st
         if entry.is_file():
             (secret / entry.name).write_bytes(entry.read_bytes())
     (folder / "link").symlink_to(secret)
-    reads = ("/api/run", "/api/run/live", "/api/run/sections", "/api/run/log", "/api/run/output", "/api/run/saved")
-    for path in reads:
-        assert client.get(path, params={"run": name}).status_code == 400
-    for path in ("/api/run/stop", "/api/run/resume"):
-        assert client.post(path, json={"run": name}).status_code == 400
-    assert client.post("/api/run/tags", json={"run": name, "tags": [], "note": ""}).status_code == 400
-    assert client.post("/api/verify", json={"path": name}).status_code == 400
+    client.app.state.page.commands.folder = folder  # type: ignore[attr-defined]
+    reads = [path for method, path in ROUTES if method == "GET" and path.startswith("/api/run/")]
+    assert len(reads) == 5
+    for path in ("/api/run", "/api/compare", *reads):
+        assert client.get(path, params={"run": name}).status_code == 400, path
+    for path, body in (
+        ("/api/run/stop", {"run": name}),
+        ("/api/run/resume", {"run": name}),
+        ("/api/run/tags", {"run": name, "tags": [], "note": ""}),
+        ("/api/verify", {"path": name}),
+        ("/api/inspect", {"config": name, "words": [], "rows": 3, "in_place_of": ""}),
+        ("/api/chat/load", {"model": name, "template": "auto"}),
+    ):
+        assert client.post(path, json=body).status_code == 400, path
     assert "link" not in [row["run"] for row in client.get("/api/runs").json()["runs"]]
     assert client.get("/api/commands").json() == {"commands": []}
 
@@ -203,14 +195,55 @@ def test_what_a_stranger_wrote_is_no_defect(client: TestClient, folder: Path) ->
                 (run / entry).write_bytes((folder / "stopped" / entry).read_bytes())
             (run / file).parent.mkdir(exist_ok=True)
             (run / file).write_bytes(content)
-    os.mkfifo(folder / "n0-tags.json" / "log.txt")
-    os.mkfifo(folder / "n0-tags.json" / "samples.jsonl")
     rows = {row["run"]: row for row in client.get("/api/runs").json()["runs"]}
     assert len(rows) == 5 + 5 * len([*nonsense, *more])
     for name in rows:
         for path in ("/api/run", "/api/run/sections", "/api/run/log"):
-            if (name, path) != ("n0-tags.json", "/api/run/sections"):  # which waits for a writer of the pipe
-                assert client.get(path, params={"run": name}).status_code in (200, 400), name
+            assert client.get(path, params={"run": name}).status_code in (200, 400), name
+
+
+@pytest.mark.parametrize(
+    "file", ["samples.jsonl", "workers/rank-0.position", "config.yaml", "tokenizer/tokenizer.json"]
+)
+def test_nobody_waits_for_a_pipe_or_a_socket(client: TestClient, folder: Path, file: str) -> None:
+    """In a run's directory, in place of a file."""
+    path = folder / "stopped" / file
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    for _, read in ROUTES:
+        if read.startswith("/api/run") and read not in ("/api/runs", "/api/runs/live"):
+            answer = client.get(read, params={"run": "stopped"})
+            assert answer.status_code in (400, 405), read
+    (row,) = [row for row in client.get("/api/runs").json()["runs"] if row["run"] == "stopped"]
+    assert row["message"] == "not shown: no file and no directory"
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+def test_no_code_of_a_stranger_is_run(client: TestClient, folder: Path, trusting: bool) -> None:
+    """Whose config trusts the code of its model: not for a click."""
+    client.app.state.page.commands.folder = folder  # type: ignore[attr-defined]
+    begun: list[list[str]] = []
+    as_if = SimpleNamespace(status=0, tell=dict, end=dict)
+    client.app.state.page.commands.start = lambda words, **_: begun.append(words) or as_if  # type: ignore[attr-defined, func-returns-value]
+    config = folder / "stopped" / "config.yaml"
+    text = config.read_text()
+    assert "trust_remote_code: false" in text
+    config.write_text(text.replace("trust_remote_code: false", f"trust_remote_code: {str(trusting).lower()}"))
+    resume, inspect = {"run": "stopped"}, {"config": "stopped", "words": [], "rows": 3, "in_place_of": ""}
+    asked = {
+        "/api/run/resume": (resume, "tonnage train --resume stopped", True),
+        "/api/inspect": (inspect, "tonnage inspect stopped/config.yaml", trusting),
+        "/api/chat/load": ({"model": "stopped", "template": "auto"}, "tonnage serve stopped", trusting),
+    }
+    for open_to_all in (config, config.parent):
+        open_to_all.chmod(0o777)
+        for path, (body, line, is_refused) in asked.items():
+            begun.clear()
+            answer = client.post(path, json=body)
+            assert (answer.status_code, len(begun)) == ((400, 0) if is_refused else (200, 1)), path
+            assert not is_refused or re.search(f"everybody may write.*{line}", answer.json()["error"], re.DOTALL)
+        open_to_all.chmod(0o755)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def gathered(*names: object) -> list[str]:
     return [f"gather {name}" for name in names]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_two_blocks_are_gathered_while_one_runs() -> None:
     """Of six blocks the second has a router in fp32, which is a unit of its own."""
     found = json.loads(work("parallel.gather_ahead", (WORKERS, [])))

@@ -13,15 +13,18 @@ from torch import Tensor, nn
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.streams import Stream
 from tonnage.optim import gradients
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import Gradients
 from tonnage.optim.on_disk import StateOnDisk
-from tonnage.optim.tiers import StateInMemory, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer
+from tonnage.optim.tiers import StateInMemory, StateTier, TrainedParameter
+from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 
 CPU, WIDTH, VOCABULARY = torch.device("cpu"), 16, 11
-Where = tuple[Callable[[Sequence[TrainedParameter], Codec], Tier], Callable[[Sequence[TrainedParameter]], Gradients]]
+Where = tuple[
+    Callable[[Sequence[TrainedParameter], Codec], StateTier], Callable[[Sequence[TrainedParameter]], Gradients]
+]
 
 
 class Model(nn.Module):
@@ -47,7 +50,7 @@ def numbers(named: dict[str, nn.Parameter]) -> None:
             one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(len(name))) / 3)
 
 
-def losses(model: Model, optimizer: AdamW) -> list[float]:
+def losses(model: Model, optimizer: ShardedOptimizer) -> list[float]:
     found = []
     for step in range(4):
         for micro_batch in range(2):
@@ -78,7 +81,7 @@ def of_one_with_masters(
     masters.begin(model, blocks)
     assert model.head.weight is model.embedding.weight
     turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in masters.parameters}
-    optimizer = AdamW(
+    optimizer = ShardedOptimizer(
         masters.parameters,
         betas=(0.9, 0.95),
         eps=1e-8,
@@ -87,7 +90,7 @@ def of_one_with_masters(
         gradients=rest,
         turns=turns,
         device_copies=masters.copies,
-        pages=there.home.pages if there is not None else None,
+        pages=there.home.pages if there is not None and isinstance(there.home, FileHome) else None,
     )
     masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     for turn, module in enumerate((model, *blocks)):
@@ -100,7 +103,7 @@ def of_one_with_masters(
 def test_losses_and_weights_are_those_of_a_model_that_has_all(streams: bool, disk: bool, tmp_path: Path) -> None:
     plain = Model()
     numbers(dict(plain.named_parameters()))
-    at_once = AdamW(dict(plain.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    at_once = ShardedOptimizer(dict(plain.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
     wanted = losses(plain, at_once)
     where: Where = (StateInMemory, partial(gradients.GradientsOnHost, device=CPU, used_there=True))
     if disk:

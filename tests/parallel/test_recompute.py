@@ -13,9 +13,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.tiny import draw, shrink
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 
-MODES: tuple[Recompute, ...] = ("none", "selective", "full")
+MODES: tuple[RecomputeMode, ...] = ("none", "selective", "full")
 
 
 class Block(nn.Module):

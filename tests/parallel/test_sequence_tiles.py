@@ -17,10 +17,10 @@ from tonnage.model.anatomy import dissect, mlps_of, norms_of
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.dropout import Drawn
 from tonnage.model.tiny import draw, shrink
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.parallel.sequence_tiles import tile_sequence
 
-MODES: tuple[Recompute, ...] = ("none", "selective", "full")
+MODES: tuple[RecomputeMode, ...] = ("none", "selective", "full")
 IDS = torch.randint(3, 90, (2, 23), generator=torch.Generator().manual_seed(1))
 TILE = 7  # which divides neither a row nor both
 FAMILIES: dict[str, Any] = {
@@ -68,7 +68,7 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_losses_and_gradients_are_those_of_whole_rows(family: str, mode: Recompute) -> None:
+def test_losses_and_gradients_are_those_of_whole_rows(family: str, mode: RecomputeMode) -> None:
     whole, _ = built(FAMILIES[family])
     tiled, _ = built(FAMILIES[family])
     tile_sequence(dissect(tiled).blocks, TILE)
@@ -79,7 +79,7 @@ def test_losses_and_gradients_are_those_of_whole_rows(family: str, mode: Recompu
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_adapters_drop_the_same_of_each_token(mode: Recompute) -> None:
+def test_adapters_drop_the_same_of_each_token(mode: RecomputeMode) -> None:
     whole, drawn = built(FAMILIES["llama"], Trains(LORA))
     tiled, drawn_in_tiles = built(FAMILIES["llama"], Trains(LORA))
     tile_sequence(dissect(tiled).blocks, TILE, drawn_in_tiles)

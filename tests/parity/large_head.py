@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from tonnage.offload.pages import Pages
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import GradientsOnDisk
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import join_world
@@ -57,12 +57,12 @@ def main(told: list[str]) -> None:
         tile.matrix.uniform_(-0.02, 0.02)
     pages.rest(["weight"])  # what filling has left there would hide what passes leave
     how: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8, "decay": 0.1, "moments": "int8"}
-    optimizer = AdamW(
+    optimizer = ShardedOptimizer(
         {"weight": weight.parameter}, gradients=partial(GradientsOnDisk, directories=[folder]), pages=pages, **how
     )
     little = nn.Parameter(torch.ones(1, columns, dtype=torch.bfloat16))
     little.grad = torch.ones_like(little)
-    AdamW({"little": little}, **how).step(1e-3)  # loops are compiled, as a run does before it begins
+    ShardedOptimizer({"little": little}, **how).step(1e-3)  # loops are compiled, as a run does before it begins
     for state in optimizer.tensors().values():
         state.fill_(0)  # it is in memory, and there before anything is measured
     optimizer.divide("weight", weight.part_numel)

@@ -532,10 +532,13 @@ def may_share(memory: dict[str, Any]) -> bool:
 def test_additions_to_packed_weights_equal_those_to_widened_ones(
     write: Callable[..., Decision], family: str, form: str
 ) -> None:
-    adapter = {"rank": 4, "alpha": 12, "quantize": form}
-    alone = [write(family, adapter=adapter, **memory) for memory in (*PACKED, {"parameter_tier": "disk"})]
-    together = [write(family, 2, adapter=adapter, **memory) for memory in PACKED_ON_TWO if may_share(memory)]
-    axes = [write(family, 2, adapter=adapter, parallel={"pipeline": 2}, recompute="full")]
+    keys: dict[str, Any] = {
+        "adapter": {"rank": 4, "alpha": 12, "quantize": form},
+        "optimizer": OPTIMIZER | {"lr": 3e-3},
+    }
+    alone = [write(family, **keys, **memory) for memory in (*PACKED, {"parameter_tier": "disk"})]
+    together = [write(family, 2, **keys, **memory) for memory in PACKED_ON_TWO if may_share(memory)]
+    axes = [write(family, 2, **keys, parallel={"pipeline": 2}, recompute="full")]
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
     assert_as_peft([*alone, *together, *axes])
 

@@ -123,7 +123,7 @@ def test_answers_are_those_of_transformers_and_change_no_loss(folder: Path) -> N
     assert set(expected) <= {row["output"] for row in rows}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "layout",
     [pytest.param(name, marks=() if name == "zero 3" else pytest.mark.matrix) for name in LAYOUTS if name != "one"],

@@ -53,7 +53,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             "objective": OBJECTIVE | {"teacher": str(folder / "teacher")} | keys.pop("objective", {}),
             "batch": {"sequences": SEQUENCES},
             "steps": STEPS,
-            "optimizer": {"lr": 1e-3, "schedule": "constant", "warmup": 0},
+            # With a larger eps no weight moves by the rounding of a gradient that is nothing else.
+            "optimizer": {"lr": 1e-3, "schedule": "constant", "warmup": 0, "eps": 1e-6},
             "precision": "fp32",
             "compile": "off",
             "memory": {"micro_batch": SEQUENCES // workers} | keys.pop("memory", {}),
@@ -123,8 +124,12 @@ def in_plain_torch(decision: Decision) -> tuple[list[dict[str, float]], dict[str
 
 @pytest.mark.parametrize(
     "objective",
-    [{}, {"temperature": 1.0}, {"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, {"supervised": 0.0}],
-    ids=["both", "at 1", "exact", "teacher alone"],
+    [
+        pytest.param({}, id="both"),
+        pytest.param({"temperature": 1.0}, id="at 1", marks=pytest.mark.matrix),
+        pytest.param({"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, id="exact"),
+        pytest.param({"supervised": 0.0}, id="teacher alone", marks=pytest.mark.matrix),
+    ],
 )
 def test_every_step_is_that_of_a_plain_loop(make: Make, objective: dict[str, Any]) -> None:
     """With all tokens of the vocabulary the divergence is that of the whole distributions."""
@@ -177,6 +182,7 @@ def entry_of(decision: Decision) -> Path:
     return Path(str(decision.plan.data.teacher_path))
 
 
+@pytest.mark.slow
 def test_evaluations_tell_cross_entropy_and_the_divergence(make: Make) -> None:
     decision = make(data={"validation": 0.2}, objective={"temperature": 1.5}, steps=1)
     train((1, [run_of(decision)]))

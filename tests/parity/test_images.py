@@ -308,7 +308,8 @@ def check_features(decision: Decision) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "workers"), [("llava", 1), ("qwen2_5_vl", 2), pytest.param("gemma3", 2, marks=pytest.mark.slow)]
+    ("family", "workers"),
+    [("llava", 1), *(pytest.param(name, 2, marks=pytest.mark.matrix) for name in ("qwen2_5_vl", "gemma3"))],
 )
 def test_additions_are_those_of_peft(make: Make, family: str, workers: int) -> None:
     keys: dict[str, Any] = {"memory": {"zero": 3, "micro_batch": 1}} if workers > 1 else {}

@@ -140,7 +140,7 @@ def test_lower_precisions_and_int8_moments_stay_close(precision: str, write: Cal
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=2e-2), decision.plan.layout
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_mixture_saved_by_two_goes_on_with_one_and_three(write: Callable[..., Decision]) -> None:
     saved = write(MAIN, 2, zero=3, moments="int8")
     start = run_of(saved), 1

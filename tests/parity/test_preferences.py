@@ -7,7 +7,7 @@ import math
 import random
 import shutil
 from collections.abc import Callable
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +174,13 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "adapter"])
+@pytest.mark.parametrize(
+    ("name", "adapter"),
+    [
+        pytest.param(name, adapter, marks=() if adapter or name == "sigmoid" else pytest.mark.matrix)
+        for name, adapter in product(SAME, [False, True])
+    ],
+)
 def test_every_step_is_that_of_trl(make: Make, adapted: Path, name: str, adapter: bool) -> None:
     """TRL's own term of supervised loss is a mean over the tokens of a micro-batch: there with one pair in each."""
     ours, theirs = SAME[name]
@@ -320,7 +325,7 @@ def test_a_run_that_goes_on_without_its_reference_is_refused(make: Make) -> None
         train((1, [run_of(later)]))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_nothing_was_learned_from_is_as_likely_as_it_was(make: Make) -> None:
     """In bf16 too: the pass computes answers in the micro-batches in which they are trained first, to the bit."""
     runs = []
@@ -340,7 +345,7 @@ def scores_of(run: RunDirectory) -> np.ndarray:
     return scores
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from the cache by the next run, to the bit; another layout computes it to 1e-5, another model anew."""
     first = make("dpo", seed=12)
@@ -361,6 +366,7 @@ def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(scores_of(run_of(apart)), scores_of(run_of(first)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
     """TRL's numbers with a reference of its own: the model before something else was learned."""
     from transformers import AutoModelForCausalLM

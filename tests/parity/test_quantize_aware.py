@@ -225,7 +225,7 @@ def distances(decision: Decision, steps: list[dict[str, float]], figure: str) ->
     return [abs(record[figure] / plain[figure] - 1) for record, plain in pairs]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_that_goes_on_has_the_same_bits(write: Callable[..., Decision]) -> None:
     """Its rounding begins after the checkpoint from which it goes on."""
     keys: dict[str, Any] = {"quantize_aware": {"scheme": "int8-int4", "after_steps": 5}, "precision": "bf16"}

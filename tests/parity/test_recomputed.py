@@ -58,7 +58,7 @@ def test_half_of_the_blocks_recomputed_equal_none_and_all(written: Write) -> Non
     assert [numbers(run) for run in runs] == 3 * [numbers(runs[0])]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_losses_and_norms_are_those_of_none_and_of_all(written: Write) -> None:
     """On one worker, and with ZeRO 3 on two; gradients are summed in another order there."""
     alone = [written(1, memory) for memory in (NONE, ALL, *SOME)]

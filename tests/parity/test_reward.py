@@ -218,7 +218,7 @@ def test_some_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, QUICK)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_adapter_gives_the_same_steps_in_some_layouts(make: Make) -> None:
     assert_alike(make, ADAPTER, ("micro-batches of one", "2 workers, zero 3"))
 
@@ -294,6 +294,7 @@ def scores_of(model: Any, rows: list[dict[str, Any]]) -> list[list[float]]:
     ]
 
 
+@pytest.mark.slow
 def test_what_evaluations_tell_is_what_transformers_scores_with_the_export(make: Make, folder: Path) -> None:
     """Loss, accuracy and margin of the validation rows, from the export alone; and such an export trains on."""
     decision = make(data={"validation": 0.2}, evaluate={"every": 5}, checkpoint={"best": "eval_reward_accuracy"})
@@ -398,6 +399,7 @@ def test_what_is_refused(make: Make, name: str) -> None:
         make(**keys)
 
 
+@pytest.mark.slow
 def test_a_part_is_trained_with_the_head(make: Make, folder: Path) -> None:
     decision = make(train=["model.layers.1.*", "score.*"])
     run, out = run_of(decision), folder / "part"

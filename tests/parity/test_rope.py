@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3TextConfig
 
 from forked import train
+from selected import arguments_that_run
 from tiny import byte_tokenizer, llama_config
 from tonnage.decide.decision import Decision
 from tonnage.decide.exports import export_checkpoint
@@ -117,9 +118,9 @@ def logits(model: Any) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def runs(write: Callable[..., Decision]) -> dict[tuple[str, str], Decision]:
-    made = {(family, name): write(family, rope=TYPES[name][0]) for family, name in CASES}
-    made["llama", "adapter"] = write("llama", rope=TYPES["yarn"][0], adapter={"rank": 4})
+def runs(write: Callable[..., Decision], request: pytest.FixtureRequest) -> dict[tuple[str, str], Decision]:
+    cases = arguments_that_run(request, "family", "name")
+    made = {(family, name): write(family, rope=TYPES[name][0]) for family, name in CASES if (family, name) in cases}
     train((1, map(run_of, made.values())))
     return made
 
@@ -152,11 +153,9 @@ def test_steps_and_export_are_those_of_transformers(
 
 
 @pytest.mark.matrix
-def test_an_adapter_brings_the_positions_of_its_model(
-    runs: dict[tuple[str, str], Decision], write: Callable[..., Decision], tmp_path: Path
-) -> None:
-    decision = runs["llama", "adapter"]
-    run = run_of(decision)
+def test_an_adapter_brings_the_positions_of_its_model(write: Callable[..., Decision], tmp_path: Path) -> None:
+    run = run_of(write("llama", rope=TYPES["yarn"][0], adapter={"rank": 4}))
+    train((1, [run]))
     export_checkpoint(run, tmp_path / "adapter")
     export_checkpoint(run, tmp_path / "merged", wishes=Wishes(merge=True, dtype="fp32"))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)

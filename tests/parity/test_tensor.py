@@ -136,6 +136,7 @@ def train_all(decisions: list[Decision], references: References) -> None:
         assert_same_numbers(RunDirectory(decision.config.output), references(Path(decision.config.model).name))
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_one_does(folder: Path, references: References) -> None:
     keys = {"llama": "none", "neox": "selective"}
     train_all([decided(folder, name, 2, 2, memory={"recompute": kind}) for name, kind in keys.items()], references)

@@ -204,7 +204,7 @@ def test_what_is_frozen_of_a_divided_model_is_read_from_disk(adapter: dict[str, 
         assert_same_bits(run, runs[axis, "memory"])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_rests_elsewhere_goes_on_in_other_layouts_and_is_exported_alike(folder: Path) -> None:
     """Saved by two workers that divide matrices, with all on disk."""
     saved, alone = written(folder, "tensor", "all", "saved"), written(folder, "one", "memory", "alone")

@@ -26,7 +26,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
 
@@ -66,7 +66,7 @@ def measured(config: PreTrainedConfig, size: int, zero: int, tensor: int) -> dic
         with tracker:
             model(ids, use_cache=False, position_ids=ids, row=PackedRow((TOKENS,), None)).logits.sum().backward()
         (found,) = tracker.get_tracker_snapshot("current").values()
-        adamw = AdamW(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="fp32")
+        adamw = ShardedOptimizer(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="fp32")
     dist.destroy_process_group()
     return {str(getattr(key, "value", key)): held for key, held in found.items()} | {"OptState": adamw.state_bytes}
 

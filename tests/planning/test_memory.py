@@ -18,8 +18,8 @@ from tonnage.kernels import adamw as kernels
 from tonnage.kernels.moments import Codec, Moments
 from tonnage.model import stored
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import StateOnHost
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.planning import states as states_module
 from tonnage.planning.memory import MAPPED_BYTES, instants
 from tonnage.planning.stages import workers_parts
@@ -73,7 +73,7 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
     said: list[str] = []
     stays = resident * (64 << 10)
     host = partial(StateOnHost, device=torch.device("cpu"), resident_bytes=stays, log=said.append)
-    adamw = AdamW({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec, tier=host)
+    adamw = ShardedOptimizer({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec, tier=host)
     assert isinstance(adamw.tier, StateOnHost)
     on_device = sum(room.nbytes for room in adamw.tier._resident.values())
     on_device += sum(slot.memory.nbytes for slot in adamw.tier._ring._free or ())

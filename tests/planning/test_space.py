@@ -13,7 +13,6 @@ import pytest
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tonnage.errors import UserError
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.planning.plan import WeightFacts
 from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import Frozen
 from tonnage.planning.scales import Scales
@@ -26,6 +25,7 @@ from tonnage.planning.space import (
     resting_bytes,
 )
 from tonnage.planning.states import held_states, states
+from tonnage.rundir.weights import WeightFacts
 
 ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}
 
@@ -45,6 +45,13 @@ def test_what_rests_on_disk_is_counted() -> None:
         2 * 10_000_000 + 2 * 2_000_000 + 4_000_000,
     ]
     assert checkpoint_bytes(made[0]) == 12_000_000
+
+
+def test_matrices_that_muon_updates_have_one_moment_in_a_checkpoint() -> None:
+    model = replace(MODEL, matrix_share=0.75)  # of the 800,000 parameters in blocks
+    chosen = config(optimizer={"kind": "muon"}, memory={"moments": "fp32"})
+    plan = make_plan(chosen, Scales(model, DATA, MACHINE), threads_per_worker=1)
+    assert checkpoint_bytes(plan) == 600_000 * (4 + 4) + 400_000 * (4 + 8)
 
 
 def test_what_rests_on_disk_is_partly_in_memory() -> None:

@@ -33,8 +33,8 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.groups import matrices_of
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.tiers import Group, TrainedParameter
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.tensor import divide_in_shape
@@ -234,6 +234,7 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
+@pytest.mark.slow
 def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
     compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
@@ -258,6 +259,7 @@ def compare_ahead(folder: Path, config: PreTrainedConfig, settings: list[Setting
             assert made[moment]["total"] == pytest.approx(got, rel=2e-3), (setting, moment)
 
 
+@pytest.mark.slow
 def test_bytes_where_two_blocks_are_gathered_ahead(tmp_path: Path) -> None:
     """Some of ``test_bytes_of_all_settings_with_two_blocks_ahead``."""
     compare_ahead(tmp_path, TIED_LLAMA, AHEAD[:1])
@@ -524,7 +526,7 @@ def test_bytes_of_an_update_by_muon(moments: Literal["fp32", "bf16", "int8"]) ->
     matrices = matrices_of(model, dissect(model))
     held = {name: nn.Parameter(torch.zeros(one.shape, dtype=one.dtype)) for name, one in model.named_parameters()}
     groups = {name: Group(0.1, 1.0, Muon() if name in matrices else None) for name in held}
-    optimizer = AdamW(held, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=moments, groups=groups)
+    optimizer = ShardedOptimizer(held, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=moments, groups=groups)
     cut = replace(layout(workers=1, micro_batches=1, optimizer="muon"), moments=moments)
     assert states(cut, profile).optimizer == pytest.approx(optimizer.state_bytes, rel=5e-3)
     for parameter in held.values():

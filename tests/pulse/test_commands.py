@@ -184,6 +184,7 @@ def test_a_second_run_into_the_same_directory_is_refused(run: Path, folder: Path
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_a_model_and_says_how_to_go_on(folder: Path) -> None:
     output = folder / "interrupted"
     config = write_config(folder, output=str(output), steps=5000)

@@ -72,7 +72,7 @@ FILL = {
 }
 
 
-LONG = ("tonnage init", "tonnage profile", "tonnage doctor")
+LONG = ("tonnage init", "tonnage profile", "tonnage doctor", "tonnage bench")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,8 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
         words += ["--max-length", "1024", "--exact-match", "2", "--max-new-tokens", "4"]
     if words[1] == "profile":
         words += ["--steps", "1"]
+    if words[1] == "bench":
+        words += ["--shape", "llama-4m", "--steps", "1"]
     if words[1] == "doctor":
         words += ["--quick", "--json"]
     if words[1] == "import":
@@ -140,7 +142,9 @@ def test_ways_in_are_there() -> None:
     assert uv == ["uv", "tool", "install", "."]
     assert pip[2].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
     assert re.search(rf"^{make[1]}:", makefile, re.MULTILINE)
-    for number in re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", first):
+    numbers = re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", README.partition("## Beside others")[0])
+    assert len(numbers) == 3
+    for number in numbers:
         assert f">={number}" in f"{project['requires-python']} {project['dependencies']}", number
     assert (
         README.index("```")

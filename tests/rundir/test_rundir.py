@@ -7,12 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from tonnage.api.curve import SHOWN
+from tonnage.api.steps import Step
 from tonnage.errors import UserError
+from tonnage.report.curves import SERIES
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.records import MetricsRecord
 from tonnage.rundir.samples import read_samples, rewind_samples
 
 
@@ -70,6 +75,15 @@ with run.locked() as lock:
     subprocess.Popen([sys.executable, "-c", worker], pass_fds=[lock], cwd=run.path, stdout=subprocess.DEVNULL)
     os._exit(0)  # as if it were killed: nothing is cleaned up
 """
+
+
+def test_what_is_read_of_a_step_is_a_field_of_its_record(tmp_path: Path) -> None:
+    read_by_name = {*SERIES, *SHOWN, *(field.name for field in fields(Step))} - {"record"}
+    assert read_by_name <= {field.name for field in fields(MetricsRecord)}
+    run = RunDirectory(tmp_path)
+    run.metrics.write_text('{"step": 1, "loss": 1.0, "grad_norm": "large"}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl:1: grad_norm is"):
+        list(run.read_metrics())
 
 
 def test_workers_that_outlive_their_launcher_are_waited_for(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tonnage.model.adapters import DOWN, EVERYTHING, AdapterSpec, Trains, find_t
 from tonnage.model.anatomy import dissect
 from tonnage.model.files import ModelFiles, find_model, read_model_config
 from tonnage.parallel.parallelize import Precision
-from tonnage.parallel.recompute import Recompute
+from tonnage.parallel.recompute import RecomputeMode
 from tonnage.parallel.world import World, join_world
 from tonnage.planning.layout import PLAIN
 from tonnage.training.batch import MicroBatch
@@ -33,7 +33,7 @@ from tonnage.training.building import Blueprint, assemble_model
 from tonnage.training.isolation import FLOOR, TIMES, InDouble, Isolation, isolation_of, packed_rows, padded_rows
 
 SEEDS = (11, 12)
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RECOMPUTES: tuple[RecomputeMode, ...] = ("none", "selective", "full")
 NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 4, 2, 20, 200
 RANK, FACTOR, ADDED = 4, 2.0, 0.05
 LEAK = 1e-4
@@ -167,7 +167,7 @@ def _judge_training(
 
 
 def _ours(
-    files: ModelFiles, trains: Trains, isolation: Isolation, mode: Recompute, batch: MicroBatch, world: World
+    files: ModelFiles, trains: Trains, isolation: Isolation, mode: RecomputeMode, batch: MicroBatch, world: World
 ) -> tuple[nn.Module, _Computed]:
     layout = replace(PLAIN, recompute=mode, arrangement=isolation.arrangement, attention=isolation.attention)
     precision = Precision(torch.float32, torch.float32)

@@ -17,7 +17,7 @@ from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import Shared
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 from tonnage.training.preferences import PairLoss
@@ -36,7 +36,7 @@ WEIGHT = 0.5
 LENGTHS = (12, 20, 9)
 
 
-def loss_model(family: str, kind: Recompute = "none") -> LossModel:
+def loss_model(family: str, kind: RecomputeMode = "none") -> LossModel:
     model = build_on_meta(mixture_config(family), torch.float32)
     anatomy = dissect(model)
     found = LossModel(model, anatomy, routing=Routing(model, anatomy.blocks, num_experts(model), WEIGHT))
@@ -85,7 +85,7 @@ def theirs(found: LossModel, family: str) -> tuple[float, float, dict[str, torch
 
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
-def test_loss_and_gradients_in_every_layout_are_those_of_transformers(family: str, kind: Recompute) -> None:
+def test_loss_and_gradients_in_every_layout_are_those_of_transformers(family: str, kind: RecomputeMode) -> None:
     for layout in ([row(documents())], [row([one], filled_up=7) for one in documents()], [MicroBatch.blank()]):
         found = loss_model(family, kind)
         denominators: Any = (float(sum(LENGTHS) - len(LENGTHS)), None, float(sum(LENGTHS)))

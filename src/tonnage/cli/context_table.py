@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tonnage.decide.largest_context import MOST, TIERS, Contexts, as_json, largest_contexts, rounded
+from tonnage.decide.largest_context import INPUT_TIERS, MOST, Contexts, as_json, largest_contexts, rounded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def show_table(contexts: Contexts, console: Console) -> None:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for way in dict.fromkeys(cell.way for cell in contexts.cells):
-        for tier in TIERS:
+        for tier in INPUT_TIERS:
             table.add_column(f"{way}\n{INPUTS[tier]}", justify="right")
     for line in lines(contexts):
         table.add_row(*line)
@@ -68,6 +68,6 @@ def lines(contexts: Contexts) -> list[list[str]]:
     ways = dict.fromkeys(cell.way for cell in contexts.cells)
     shown = []
     for hardware in dict.fromkeys(cell.hardware for cell in contexts.cells):
-        cells = [by_place[hardware, way, tier] for way in ways for tier in TIERS]
+        cells = [by_place[hardware, way, tier] for way in ways for tier in INPUT_TIERS]
         shown.append([hardware, *((">= " if cell.is_open else "") + rounded(cell.tokens) for cell in cells)])
     return shown

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "Start here": ("demo", "init", "doctor", "page"),
+    "Start here": ("demo", "init", "doctor", "bench", "page"),
     "Train": ("train", "follow", "stop", "plan", "inspect", "profile", "launch", "import"),
     "Use a trained model": ("report", "eval", "chat", "generate", "serve", "export", "verify"),
 }

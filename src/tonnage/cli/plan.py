@@ -8,7 +8,6 @@ import typer
 
 from tonnage.cli.parameters import Overrides
 from tonnage.files.paths import word
-from tonnage.planning.words import describe, size, step_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,6 +155,8 @@ def show_instants(choice: Choice, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from tonnage.planning.words import size
+
     table = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
     width = min(60, console.width - 44)
     for instant in choice.instants:
@@ -168,6 +169,8 @@ def show_instants(choice: Choice, console: Console) -> None:
 def show_frontier(plan: Plan, console: Console) -> None:
     """Print what else could be done: what would be faster, and what would need less memory."""
     from rich.table import Table
+
+    from tonnage.planning.words import describe, size, step_time
 
     if not plan.frontier:
         return
@@ -189,6 +192,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
 
     from tonnage.decide.outcome import measure, timed_steps
     from tonnage.planning.seconds import disk_bytes
+    from tonnage.planning.words import size, step_time
     from tonnage.rundir.records import has_traffic
 
     if (outcome := measure(run, plan, since)) is None:
@@ -243,6 +247,8 @@ COLOURS = {
 def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
     """The peak as a stacked bar whose whole width is the budget, and a legend."""
     from rich.text import Text
+
+    from tonnage.planning.words import size
 
     parts = choice.parts(choice.peak)
     bar, legend = _stacked(parts, width / max(budget_bytes, choice.peak_bytes)), Text()

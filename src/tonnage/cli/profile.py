@@ -21,6 +21,10 @@ from tonnage.files.paths import path_word
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tonnage.data import Progress
+    from tonnage.decide.decision import Decision
+    from tonnage.rundir.directory import RunDirectory
+
 COLOURS = {
     "matrix products": ("blue", "#3b6fd4"),
     "attention": ("cyan", "#2aa5b8"),
@@ -81,10 +85,9 @@ def profile(
         tempfile.TemporaryDirectory(dir=folder) as inner,
     ):
         run = RunDirectory(Path(inner) / "run")
-        _take_steps(run, decision, steps, console)
-        ranks = range(decision.plan.workers)
-        figures = merge([json.loads((run.path / f"profile-{rank}.json").read_text()) for rank in ranks])
-        for rank in ranks:
+        with progress_bar(console) as progress:
+            figures = take_steps(run, decision, steps, progress)
+        for rank in range(decision.plan.workers):
             shutil.move(run.path / f"trace-{rank}.json.gz", folder / f"trace-{rank}.json.gz")
         write_json(folder / "profile.json", figures)
         write_whole(folder / "profile.svg", picture(figures))
@@ -111,25 +114,34 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
+def take_steps(run: RunDirectory, decision: Decision, steps: int, progress: Progress) -> dict[str, Any]:
+    """Take the steps of a profile in a run directory that is not there yet; returns the figures of all workers."""
     from tonnage.decide.written import write_run
     from tonnage.launch.local import run_workers
 
-    plan = decision.plan
+    plan, total = decision.plan, 2 * steps + 1
     write_run(run, decision)
     command = [sys.executable, "-m", "tonnage.training.profiling", str(run.path), str(steps)]
-    with console.status(f"{2 * steps + 1} steps of {plan.tokens_per_step:,} tokens on {plan.workers} worker(s)"):
-        run_workers(run, plan.workers, plan.threads_per_worker, command=command)
+    doing = f"{total} steps of {plan.tokens_per_step:,} tokens on {plan.workers} worker(s)"
+
+    def show() -> None:
+        taken = sum("loss" in record for record in run.read_metrics())
+        progress(doing, min(taken, total - 1), total)  # it is over when the figures are there
+
+    run_workers(run, plan.workers, plan.threads_per_worker, poll=show, command=command)
+    progress(doing, total, total)
+    return merge([json.loads((run.path / f"profile-{rank}.json").read_text()) for rank in range(plan.workers)])
 
 
 def merge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One account of all ranks: means of what differs between them, the operations of the first, and under
-    ``by_worker`` the time of each."""
+    """One account of all ranks: means of what differs between them, the sum of their peaks, the operations of the
+    first, and under ``by_worker`` the time of each."""
     merged = {**ranks[0], "workers": len(ranks)}
     names = ("step_seconds", "causes")
     merged["by_worker"] = [{name: rank[name] for name in names} for rank in ranks]
     for name in ("step_seconds", "recorded_step_seconds"):
         merged[name] = sum(rank[name] for rank in ranks) / len(ranks)
+    merged["peak_bytes"] = {kind: sum(rank["peak_bytes"][kind] for rank in ranks) for kind in ("host", "device")}
     causes = ranks[0]["causes"]
     merged["causes"] = {cause: sum(rank["causes"][cause] for rank in ranks) / len(ranks) for cause in causes}
     rate = sum(rank["product_flops_per_second"] for rank in ranks) / len(ranks)

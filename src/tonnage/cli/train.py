@@ -203,7 +203,7 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, fo
 def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
-    from tonnage.config import LocalLaunch, SlurmLaunch
+    from tonnage.config import LocalLaunch, RayLaunch, SlurmLaunch
     from tonnage.display.progress import RunDisplay
     from tonnage.launch import elsewhere, slurm
     from tonnage.planning.plan import Plan
@@ -214,20 +214,20 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
         _show_commands(run, plan, console)
         return
     assert not isinstance(launch, LocalLaunch)
-    if not isinstance(launch, SlurmLaunch) or slurm.in_allocation():
-        num_workers = plan.workers if isinstance(launch, SlurmLaunch) else None
-        shown = RunDisplay(run, plan.num_steps, num_workers=num_workers, console=console)
-        with reported_if_it_fails(run), shown as display:
-            status = to_their_end(elsewhere.started(launch, run), display.poll, display.tell)
-        _finish(run, Plan.read(run.plan), status, console)
+    if isinstance(launch, SlurmLaunch) and not slurm.in_allocation():
+        job = slurm.submit(launch, run)
+        say(
+            console,
+            f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.word}    "
+            f"to cancel it:  scancel {job}",
+        )
+        follow_job(run, job, plan, console)
         return
-    job = slurm.submit(launch, run)
-    say(
-        console,
-        f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.word}    "
-        f"to cancel it:  scancel {job}",
-    )
-    follow_job(run, job, plan, console)
+    num_workers = None if isinstance(launch, RayLaunch) else plan.workers  # whose number may change
+    shown = RunDisplay(run, plan.num_steps, num_workers=num_workers, console=console)
+    with reported_if_it_fails(run), shown as display:
+        status = to_their_end(elsewhere.started(launch, run), display.poll, display.tell)
+    _finish(run, Plan.read(run.plan), status, console)
 
 
 def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> None:

@@ -10,6 +10,7 @@ from tonnage.config.check_here import check_output, check_trackers
 from tonnage.config.read import config_text, overridden_key, read_config, write_config
 from tonnage.config.schema import (
     Adapter,
+    AnyLaunch,
     Batch,
     Config,
     Data,
@@ -24,6 +25,7 @@ from tonnage.config.values import as_overrides
 
 __all__ = [
     "Adapter",
+    "AnyLaunch",
     "Batch",
     "Change",
     "Config",

@@ -1,4 +1,4 @@
-"""What rows whose tokens workers divide (``parallel.context``) do not go with, as far as a config says it."""
+"""What rows whose tokens workers divide (the key ``parallel.context``) do not go with, as far as a config says it."""
 
 from __future__ import annotations
 

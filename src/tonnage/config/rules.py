@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.schema import Config
 
-TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
+TIER_KEYS = ("optimizer_tier", "gradient_tier", "parameter_tier")
 """Keys of ``memory`` that may say disk."""
 
 
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
     @property
     def on_disk(self) -> list[str]:
         """The keys of ``memory`` that are disk."""
-        return [key for key in TIERS if getattr(self, key) == "disk"]
+        return [key for key in TIER_KEYS if getattr(self, key) == "disk"]
 
     @property
     def together(self) -> int:
@@ -110,8 +110,12 @@ class Setting(NamedTuple):
         """What a config says."""
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
-        values: dict[str, Any] = {key: getattr(memory, key) for key in Setting._fields[:11]}
-        values |= {key: getattr(parallel, key) for key in ("replicate", "tensor", "context", "pipeline", "schedule")}
+        values = {
+            key: getattr(section, key)
+            for section in (memory, parallel)
+            for key in Setting._fields
+            if key in type(section).model_fields
+        }
         return Setting(
             **values,
             disk=memory.budget.disk,

@@ -29,7 +29,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -49,8 +49,7 @@ from pydantic import (
 
 from tonnage.config.bounds import SCORERS, Best, Bound, Gated
 from tonnage.files.paths import expanded, is_jinja
-from tonnage.forms.formats import NAMES as FORMATS
-from tonnage.forms.formats import RowPurpose
+from tonnage.forms.formats import FORMAT_NAMES, RowPurpose
 
 DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
@@ -166,7 +165,7 @@ Repository = Annotated[str, Field(max_length=96, pattern=_REPOSITORY), Words("a 
 if TYPE_CHECKING:
     FormatName = str
 else:
-    FormatName = Literal[FORMATS]
+    FormatName = Literal[FORMAT_NAMES]
 
 
 class Source(Section):
@@ -358,7 +357,7 @@ Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
 
 
 class Kernels(Section):
-    """Fast operations that tonnage brings along for CPUs; what is `off` is computed by torch's own."""
+    """Fast operations that tonnage brings along, most of them for CPUs; what is `off` is computed by torch's own."""
 
     attention: Switch = "on"
     """Attention within documents by loops; without them, document by document, and no prefixes are shared."""
@@ -723,9 +722,38 @@ class Launch(Section):
         assert self.workers != "auto", "planning.workers says how many"
         return self.workers
 
+    @property
+    def fewest_workers(self) -> int:
+        """With which the run goes on when others are lost."""
+        return self.num_workers
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the workers run on other machines than the one that starts them."""
+        return self.launcher != "local"
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that the workers are spread over, by a launcher that asks for them."""
+        return int(getattr(self, "nodes", 1))
+
+    @property
+    def node_hardware(self) -> Name:
+        """A node's hardware, where a launcher may be told and is."""
+        return cast(Name, getattr(self, "hardware", None))
+
+    @property
+    def reserved_cpus(self) -> int | Literal["auto"]:
+        """CPUs that each worker is given, where a launcher reserves some and it is said how many."""
+        return cast(int | Literal["auto"], getattr(self, "cpus_per_worker", "auto"))
+
     def with_workers(self, number: int) -> Self:
         """This section with so many workers written out."""
         return self.model_copy(update={"workers": number})
+
+    def on(self, kind: str) -> Self:
+        """This section as it is on devices of a ``kind``."""
+        return self
 
 
 class LocalLaunch(Launch):
@@ -815,8 +843,17 @@ class RayLaunch(Launch):
 
     @property
     def fewest_workers(self) -> int:
-        """With which the run goes on."""
+        """See ``Launch``."""
         return self.num_workers if self.least is None else self.least
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """See ``Launch``."""
+        return self.address is not None
+
+
+AnyLaunch = LocalLaunch | SlurmLaunch | RayLaunch
+"""Of each kind. Who asks which it is matches all of them, so that the type checker finds what a new kind needs."""
 
 
 def _launcher_of(value: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_trackers, read_config
+from tonnage.config import AnyLaunch, Config, check_trackers, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.guest import with_guest
 from tonnage.decide.hardware import Where, counted, where
@@ -49,10 +49,9 @@ class Decision:
     """Rows that are answered and scored at every evaluation."""
 
     @property
-    def launch(self) -> LocalLaunch | SlurmLaunch | RayLaunch:
+    def launch(self) -> AnyLaunch:
         """How the workers are started, with their number written out, and what each reserves."""
-        launch = self.config.launch.with_workers(self.plan.workers)
-        return launch.on(self.plan.layout.device) if isinstance(launch, RayLaunch) else launch
+        return self.config.launch.with_workers(self.plan.workers).on(self.plan.layout.device)
 
 
 def decide(

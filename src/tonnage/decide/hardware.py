@@ -6,9 +6,9 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
-from tonnage.config import Config, RayLaunch, SlurmLaunch
+from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch
 from tonnage.decide.models import check_family
 from tonnage.errors import UserError, user_error
 
@@ -83,14 +83,22 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
     """Refuse more workers than devices, and workers that reserve GPUs on nodes without, or none on nodes with GPUs.
     Raises ``UserError``."""
     launch = config.launch
-    nodes = launch.nodes if isinstance(launch, SlurmLaunch | RayLaunch) else 1
-    nodes = max(nodes, machine.nodes)
+    match launch:
+        case LocalLaunch():
+            key, reserved = "", 0
+        case SlurmLaunch():
+            key, reserved = "gpus_per_node", launch.gpus_per_node
+        case RayLaunch():
+            key, reserved = "gpus_per_worker", launch.num_gpus
+        case _:
+            assert_never(launch)
+    nodes = max(launch.num_nodes, machine.nodes)
     per_node, present = math.ceil(launch.num_workers / nodes), machine.devices_per_node
     if machine.kind == "cuda" and per_node > present:
         change = f"launch.workers={present * nodes}"
-        if isinstance(launch, SlurmLaunch) and launch.gpus_per_node and launch.hardware is None and not named:
+        if key == "gpus_per_node" and reserved and launch.node_hardware is None and not named:
             change = f"say what a node has, as launch.hardware={per_node}x{machine.name}"
-        elif isinstance(launch, SlurmLaunch) and launch.gpus_per_node:
+        elif key == "gpus_per_node" and reserved:
             change = f"launch.gpus_per_node={present}"
         elif nodes > 1:
             change += ", or more in launch.nodes"
@@ -100,10 +108,7 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
             change=change,
             where="launch.workers",
         )
-    reserved = launch.gpus_per_node if isinstance(launch, SlurmLaunch) else 0
-    if isinstance(launch, RayLaunch):
-        reserved = launch.num_gpus
-    if machine.kind == "cuda" and isinstance(launch, RayLaunch) and not reserved:
+    if machine.kind == "cuda" and key == "gpus_per_worker" and not reserved:
         raise user_error(
             found=f"launch.gpus_per_worker is 0, and a plan for {machine.name}: Ray hides GPUs from workers that "
             "reserve none",
@@ -113,7 +118,6 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
             where="launch.gpus_per_worker",
         )
     if machine.kind == "cpu" and reserved:
-        key = "gpus_per_node" if isinstance(launch, SlurmLaunch) else "gpus_per_worker"
         raise user_error(
             found=f"launch.{key} is {reserved}, and a plan for {machine.name}, which has no GPU",
             needed="a plan for the hardware of a node",
@@ -126,10 +130,7 @@ def _node_of(config: Config) -> Machine | None:
     """A node of the cluster, if the config describes one. Raises ``UserError`` for hardware that is not known."""
     from tonnage.planning.machine import parse_hardware
 
-    launch = config.launch
-    if not isinstance(launch, SlurmLaunch | RayLaunch) or launch.hardware is None:
-        return None
-    return parse_hardware(launch.hardware)
+    return None if (hardware := config.launch.node_hardware) is None else parse_hardware(hardware)
 
 
 def free_now(config: Config, machine: Machine) -> float | None:

@@ -33,7 +33,7 @@ STEP, MOST = 1024, 1 << 24
 """Lengths are multiples of the one and at most the other."""
 WEIGHED = 8192
 """Tokens of the rows with which a model is weighed."""
-TIERS = ("device", "host")
+INPUT_TIERS = ("device", "host")
 """Where inputs of blocks wait for their backward pass."""
 KEYS = (
     "data.max_length",
@@ -103,9 +103,9 @@ def largest_contexts(
     machines = [machine for name in hardware for machine in _machines(name)]
     cells: list[Cell] = []
     positions = None
-    total = len(machines) * len(TIERS) * len(WAYS)
+    total = len(machines) * len(INPUT_TIERS) * len(WAYS)
     for named, machine in machines:
-        for tier in TIERS:
+        for tier in INPUT_TIERS:
             question = supposed(model, [*words, *_words(machine, tier)], machine)
             positions = positions_of(question.model_config)
             for way in WAYS:

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from tonnage.config import Config, read_config
 from tonnage.decide.towers import trained_apart
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.switches import switch_off
-from tonnage.planning.plan import CarriedFacts, WeightFacts
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.weights import WeightFacts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -140,8 +140,7 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
         allow_unexpected=config.allow_unexpected,
         identifies=config.adapter != "none" or bool(config.train) or files.adapter is not None,
     )
-    carried = tuple(CarriedFacts(**asdict(one)) for one in weights.carried)
-    return files, model_config, WeightFacts(**asdict(weights) | {"carried": carried})
+    return files, model_config, weights
 
 
 def with_adapter(config: Config, model: ModelFound) -> Config:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
+from tonnage.config import Config, as_overrides, overridden_key, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.images import as_seen, is_better_computed, looks
@@ -203,13 +203,10 @@ def other_plans(
     config: Config, model: ModelFound, prepared: Prepared, place: Where, *, force: bool
 ) -> tuple[Plan, ...]:
     """Plans of all numbers of workers from the most to the least, the most left out: a run must fit with each."""
-    launch = config.launch
-    if not isinstance(launch, RayLaunch):
-        return ()
-    plans = []
+    launch, plans = config.launch, []
     most, fewest = launch.num_workers, launch.fewest_workers
     for workers in range(most - 1, fewest - 1, -1):
-        nodes = math.ceil(workers / math.ceil(most / launch.nodes))
+        nodes = math.ceil(workers / math.ceil(most / launch.num_nodes))
         fewer = config.model_copy(
             update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
         )
@@ -365,8 +362,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     model_config, data, machine, objective = subject.model_config, subject.data, place.machine, config.objective
     check_fp8(config, machine)
     if _is_elsewhere(config, place):  # on nodes that are taken to be like this one, where the config has no others
-        assert isinstance(config.launch, SlurmLaunch | RayLaunch)
-        machine = replace(machine, nodes=config.launch.nodes)
+        machine = replace(machine, nodes=config.launch.num_nodes)
     cache = default_directory()
     isolation = isolation_of(
         model_config,
@@ -441,9 +437,7 @@ def _tower_of(config: Config, subject: _Subject) -> TowerCost:
 
 def _is_elsewhere(config: Config, place: Where) -> bool:
     """Whether a plan that is made here is for other machines all the same."""
-    launch = config.launch
-    on_cluster = isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
-    return place.here and on_cluster
+    return place.here and config.launch.is_elsewhere
 
 
 def _free(config: Config, machine: Machine, place: Where) -> Free:
@@ -467,8 +461,8 @@ def _threads(config: Config, machine: Machine, place: Where) -> int:
     from tonnage.host.threads import threads_per_worker
 
     launch = config.launch
-    if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
-        return launch.cpus_per_worker
+    if launch.threads == "auto" and launch.reserved_cpus != "auto":
+        return launch.reserved_cpus
     cores = None if place.here else machine.cores * machine.nodes
     return threads_per_worker(launch.threads, launch.num_workers, cores)
 

@@ -23,7 +23,7 @@ from tonnage.host.locked import host_memory, lock
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.products import linear
 from tonnage.kernels.streams import Stream
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
@@ -191,7 +191,7 @@ def update_rates(device: torch.device, num_parameters: int, budget_seconds: floa
 def _update(weight: Tensor, gradient: Tensor, codec: Codec) -> Callable[[], object]:
     parameter = nn.Parameter(weight.clone())
     parameter.grad = gradient
-    adamw = AdamW({"weight": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec)
+    adamw = ShardedOptimizer({"weight": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec)
     return lambda: adamw.step(1e-4)
 
 

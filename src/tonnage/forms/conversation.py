@@ -19,6 +19,9 @@ Pieces = list[tuple[int, float]]
 """A text in pieces: the characters of each, and its weight in the loss."""
 
 ROLES = ("system", "user", "assistant", "tool")
+OPENS_THOUGHT, CLOSES_THOUGHT = "<think>", "</think>"
+"""The tags of most families around a thought in an answer's words. A thought is taken out of words, or put into
+``reasoning_content``, by these alone; ``data.text.thoughts.TAGS`` has those of all families, to refuse what was cut."""
 
 
 class RowError(Exception):

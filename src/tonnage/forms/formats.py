@@ -576,7 +576,7 @@ PRESETS: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Data sets by name: the form of their rows, and the columns that hold its fields."""
 
-NAMES: tuple[str, ...] = ("auto", *FORMATS, *PRESETS)
+FORMAT_NAMES: tuple[str, ...] = ("auto", *FORMATS, *PRESETS)
 """What a source's ``format`` may be."""
 
 

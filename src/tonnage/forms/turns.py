@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tonnage.forms.conversation import Image, Message, Pieces, RowError, Turn
+from tonnage.forms.conversation import CLOSES_THOUGHT, OPENS_THOUGHT, Image, Message, Pieces, RowError, Turn
 from tonnage.forms.images import MARK, MESSAGE_KEY, PART_TYPES, image_of_part
 from tonnage.forms.values import (
     FLAGS,
@@ -391,7 +391,7 @@ def _folded(name: str) -> str:
 
 def _thought_before(text: str) -> tuple[str, str]:
     """The reasoning that stands before a call, and the call."""
-    match = re.match(r"\s*<think>(.*?)</think>\s*", text, re.DOTALL)
+    match = re.match(rf"\s*{OPENS_THOUGHT}(.*?){CLOSES_THOUGHT}\s*", text, re.DOTALL)
     return (match[1].strip(), text[match.end() :]) if match else ("", text)
 
 

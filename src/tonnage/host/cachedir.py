@@ -7,17 +7,28 @@ is shared with that group on purpose, and what members put into it counts.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tonnage.errors import user_error
+from tonnage.errors import UserError, user_error
+from tonnage.files.reading import read_record
 from tonnage.files.visible import visible
+from tonnage.files.writing import write_json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
 
 
 def default_directory() -> Path:
@@ -112,6 +123,30 @@ def kept(path: Path, otherwise: str) -> Iterator[None]:
     except OSError as error:
         what = f"{path.parent}: cannot be written ({error.strerror})"
         say_once(f"{what}; {otherwise}; TONNAGE_CACHE names another directory")
+
+
+def remembered(
+    place: tuple[Path, str, str] | None, inputs: Sequence[Any], kind: type[R], find: Callable[[], R], otherwise: str
+) -> R:
+    """What ``find`` comes to, a record of a ``kind`` that follows from ``inputs``, kept for the next time.
+
+    ``place``: a cache, a folder in it, and what names of files there begin with; None keeps nothing. ``otherwise`` is
+    what a cache that cannot be written costs.
+
+    Raises:
+        UserError: others may have written the cache; or whatever ``find`` raises.
+    """
+    if place is None:
+        return find()
+    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    path = trusted(place[0], place[1], f"{place[2]}{key}.json")
+    with suppress(UserError):
+        return read_record(path, kind)
+    record = find()
+    with kept(path, otherwise):
+        room_for(path)
+        write_json(path, asdict(record))
+    return record
 
 
 @cache

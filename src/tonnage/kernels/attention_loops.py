@@ -1,17 +1,28 @@
-"""Attention within documents on the CPU: loops over documents and heads, forward and backward.
+"""Attention within documents on the CPU: loops over tiles of tokens and heads, forward and backward.
 
-A thread takes one part of a row (a document, a prefix that several share, or what follows such a prefix) and one head
-of keys. Keys and values of the part and of the prefixes that it goes on from are read once, made fp32 and laid out for
-``tiles``; queries come in blocks of rows that see keys as far as the last of them may, so nothing is computed that is
-hidden but what fills up a tile. Weights are fp32 and are gone with their block: forward, the softmax of a row and its
-normaliser (the log of the sum of exponentials) are found at once; backward, weights are made anew from that
-(FlashAttention-2, Dao 2023, algorithm 2).
+A row is cut into tiles of at most ``TILE`` tokens, none of which reaches into two parts (a document, a prefix that
+several share, or what follows such a prefix). A tile of queries sees its own tokens, and those of the tiles that come
+before it in its document, one by one (``before``), as far as a window reaches; ``attention_tiles`` lists them:
 
-Gradients of keys are summed by the thread that has their part: over its own queries and over those of all that goes on
-from it. No two threads write to one place, and the order of every sum is written down here.
+                 tiles of keys
+                  0   1   2   3
+    tiles of 0  [ 0           ]     in the backward pass pairs of tiles are computed in waves, of which no two pairs
+    queries  1  [ 1   0       ]     have a tile of queries or of keys in common; here, of one document of four tiles,
+             2  [ 2   1   0   ]     the number of the wave stands in each
+             3  [ 3   2   1   0 ]
 
-Numbers come as bf16, as bits, or as fp32. A tensor is given as a flat array and three numbers: the index of its first
-element, and the steps from token to token and from head to head; the numbers of a head lie side by side.
+Forward, a task is a tile of queries and a head: the softmax of its rows goes on from tile to tile of keys, with the
+largest score so far and the sum of exponentials, and at last both are kept as one number, the row's normaliser.
+Backward, a task is a pair of tiles and a head of keys: weights are made anew from normalisers (FlashAttention-2, Dao
+2023, algorithms 1 and 2), and what the pair adds to gradients of queries, keys and values is added to sums in fp32. As
+no two tasks of a wave write to one place, the order of every sum is written down here, whatever the number of threads.
+
+Within a pair, queries come in blocks of rows, and see no keys but those that one of the block's rows may see. Keys and
+values of a tile are read once for the task, made fp32 and laid out for ``tiles``. Nothing is ever as large as a
+document but inputs, outputs and sums.
+
+Numbers come as bf16, as bits, or as fp32. A tensor is given as a flat array and three numbers, in a tuple: the index of
+its first element, and the steps from token to token and from head to head; the numbers of a head lie side by side.
 """
 
 from __future__ import annotations
@@ -22,13 +33,14 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
+from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential, narrow, wide
 from tonnage.kernels.loops import loop
-from tonnage.kernels.tiles import COLUMNS, ROWS, add_product, largest, set_product, total, total_of_products, turn
+from tonnage.kernels.tiles import BLOCK, add_product, largest, set_product, total, total_of_products, turn
 
-BLOCK = 32
-"""Rows of queries at a time; a multiple of ``ROWS``."""
-
+WIDTH = TILE + 16
+"""Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
+columns would lie in few sets of a cache."""
 
 # Reading and writing, by type. The bodies in Python are never run: numba takes the overloads.
 
@@ -65,23 +77,37 @@ def _put_by_type(array, index, number):
 
 
 @njit(error_model="numpy")
-def _read(rows, width, first, tensor, place, head, token, count, size, factor):
-    """Rows ``first`` and on of a matrix, ``width`` apart: tokens of a head, times ``factor``."""
+def _read(rows, width, tensor, head, token, count, size, factor):
+    """Tokens of a head become rows of a matrix, ``width`` apart, times ``factor``; what fills up a block is zero."""
+    memory, place = tensor
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
-        source, target = begin + i * step, (first + i) * width
+        source, target = begin + i * step, i * width
         for j in range(size):
-            rows[np.uint64(target + j)] = factor * _number(tensor[np.uint64(source + j)])
+            rows[np.uint64(target + j)] = factor * _number(memory[np.uint64(source + j)])
+    rows[count * width : _up(count, BLOCK) * width] = np.float32(0.0)
 
 
 @njit(error_model="numpy")
-def _write(tensor, place, head, token, count, size, rows, width, factor):
-    """The other way: tokens of a head from rows of a matrix, times ``factor``."""
+def _write(tensor, head, token, count, size, rows, width):
+    """The other way: tokens of a head from rows of a matrix, ``width`` apart."""
+    memory, place = tensor
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
         target, source = begin + i * step, i * width
         for j in range(size):
-            _put(tensor, np.uint64(target + j), factor * rows[np.uint64(source + j)])
+            _put(memory, np.uint64(target + j), rows[np.uint64(source + j)])
+
+
+@njit(error_model="numpy")
+def _add(tensor, head, token, count, size, rows, width, factor):
+    """Add rows of a matrix, ``width`` apart, to tokens of a head, times ``factor``."""
+    memory, place = tensor
+    step, begin = place[1], place[0] + head * place[2] + token * place[1]
+    for i in range(count):
+        target, source = begin + i * step, i * width
+        for j in range(size):
+            memory[np.uint64(target + j)] += factor * rows[np.uint64(source + j)]
 
 
 @njit(inline="always")
@@ -90,162 +116,230 @@ def _up(number, multiple):
 
 
 @njit(error_model="numpy")
-def _softmax(weights, row, num_visible, columns):
-    """Turn a row's scores into weights, all but the first ``num_visible`` zero; returns the row's normaliser."""
-    for j in range(num_visible, columns):
-        weights[row + j] = -np.float32(np.inf)
-    most = largest(weights, row, columns)
+def _visible(place, key_place, count, window):
+    """From and to which of ``count`` keys, the first of them in place ``key_place``, a token in ``place`` sees."""
+    return max(0, min(count, place - window + 1 - key_place)), max(0, min(count, place + 1 - key_place))
+
+
+@njit(error_model="numpy", fastmath={"contract"})
+def _capped(scores, row, columns, cap):
+    """Squash scores to (-cap, cap): cap times the hyperbolic tangent of their part of it."""
     for j in range(columns):
-        weights[np.uint64(row + j)] = exponential(weights[np.uint64(row + j)] - most)
-    for j in range(num_visible, columns):
-        weights[row + j] = np.float32(0.0)
-    whole = total(weights, row, columns)
-    inverse = np.float32(1.0) / whole
+        at = np.uint64(row + j)
+        x = scores[at] / cap
+        shrunk = exponential(np.float32(-2.0) * abs(x))
+        squashed = (np.float32(1.0) - shrunk) / (np.float32(1.0) + shrunk)
+        scores[at] = cap * (squashed if x >= np.float32(0.0) else -squashed)
+
+
+@njit(error_model="numpy", fastmath={"contract"})
+def _exponentials(scores, row, first, last, columns, most):
+    """Turn a row's scores into exponentials, all but those from ``first`` to ``last`` zero; ``most`` is the largest
+    score of the row in the keys before. Returns the largest with these."""
+    for j in range(first):
+        scores[row + j] = -np.float32(np.inf)
+    for j in range(last, columns):
+        scores[row + j] = -np.float32(np.inf)
+    most = max(most, largest(scores, row, columns))
     for j in range(columns):
-        weights[np.uint64(row + j)] *= inverse
-    return most + np.log(whole)
+        scores[np.uint64(row + j)] = exponential(scores[np.uint64(row + j)] - most)
+    for j in range(first):
+        scores[row + j] = np.float32(0.0)
+    for j in range(last, columns):
+        scores[row + j] = np.float32(0.0)
+    return most
 
 
 @njit(error_model="numpy")
-def _tokens_before(parts, part):
-    """Tokens of the prefixes that a part goes on from."""
-    num_tokens, prefix = 0, parts[part, 3]
-    while prefix >= 0:
-        num_tokens += parts[prefix, 1]
-        prefix = parts[prefix, 3]
-    return num_tokens
+def _turn(turned, tensor, head, token, count, size, rows, deep):
+    """Tokens of a head become columns of a matrix; ``rows`` has them as rows afterwards."""
+    _read(rows, deep, tensor, head, token, count, size, np.float32(1.0))
+    turn(turned, WIDTH, rows, deep, _up(count, BLOCK), _up(size, 16))
 
 
 @njit(error_model="numpy")
-def _read_seen(rows, width, parts, part, before, tensor, place, head, size):
-    """All tokens of a head that a part may see: of the prefixes that it goes on from, and its own."""
-    while part >= 0:
-        _read(rows, width, before, tensor, place, head, parts[part, 0], parts[part, 1], size, np.float32(1.0))
-        part = parts[part, 3]
-        before -= parts[part, 1] if part >= 0 else 0
+def _columns(tiles, pair, start, window):
+    """Rows of the block of queries that begins at ``start`` of its tile, and from and to which of the other tile's keys
+    they see any, in whole blocks."""
+    rows = min(BLOCK, tiles[pair[0], 1] - start)
+    place, key_place, count = tiles[pair[0], 2] + start, tiles[pair[1], 2], tiles[pair[1], 1]
+    first, _ = _visible(place, key_place, count, window)
+    _, last = _visible(place + rows - 1, key_place, count, window)
+    return rows, first // BLOCK * BLOCK, _up(last, BLOCK) if last > first else first // BLOCK * BLOCK
+
+
+@njit(error_model="numpy")
+def _attend_pair(tiles, pair, numbers, operands, results):
+    """Add the values of a tile of keys to what a tile of queries has of those before."""
+    size, deep, window, cap = numbers
+    queries, keys, values, weights = operands
+    outputs, most, whole = results
+    place, key_place, count = tiles[pair[0], 2], tiles[pair[1], 2], tiles[pair[1], 1]
+    for start in range(0, tiles[pair[0], 1], BLOCK):
+        rows, first, last = _columns(tiles, pair, start, window)
+        if last == first:
+            continue
+        columns, at = last - first, start * deep
+        set_product(weights, 0, WIDTH, queries, at, deep, 1, keys, first, WIDTH, rows, columns, size)
+        for row in range(rows):
+            own = _visible(place + start + row, key_place, count, window)
+            i, before = start + row, most[start + row]
+            if cap > np.float32(0.0):
+                _capped(weights, row * WIDTH, columns, cap)
+            most[i] = _exponentials(weights, row * WIDTH, own[0] - first, own[1] - first, columns, before)
+            shrink = exponential(before - most[i])
+            whole[i] = whole[i] * shrink + total(weights, row * WIDTH, columns)
+            for j in range(size):
+                outputs[np.uint64(i * deep + j)] *= shrink
+        add_product(outputs, at, deep, weights, 0, WIDTH, 1, values, first * deep, deep, rows, size, columns)
 
 
 @loop
-def forward(
-    parts, query, at_query, key, at_key, value, at_value, output, at_output, normalisers, kv_heads, size, scale
-):
+def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size, scale, window, cap, threads):
     """Output and normalisers, fp32 (heads, tokens).
 
-    ``parts``, int64 (parts, 4): first token and length of each part of the row, number of tokens that go on from it,
-    and the part that it goes on from itself, -1 for none.
+    ``tiles``: int64 (tiles, 4), of each a ``Tile``. ``sinks``: fp32 (heads,), -inf for none. ``window``: tokens that
+    one sees, itself among them. ``cap``: what scores are squashed to, fp32, 0 for none.
+    ``threads``: how many there are (numba cannot keep a loop that asks).
     """
-    num_parts, group, unit_scale = len(parts), normalisers.shape[0] // kv_heads, np.float32(1.0)
-    deep = _up(size, COLUMNS)
-    for task in prange(num_parts * kv_heads):
-        part, kv_head = task % num_parts, task // num_parts
-        token, length, before = parts[part, 0], parts[part, 1], _tokens_before(parts, part)
-        width = _up(before + length, COLUMNS)
-        keys, values = np.empty(deep * width, np.float32), np.zeros(width * deep, np.float32)
-        _read_seen(values, deep, parts, part, before, key, at_key, kv_head, size)
-        turn(keys, width, values, deep, width, deep)
-        _read_seen(values, deep, parts, part, before, value, at_value, kv_head, size)
-        queries, outputs = np.zeros(BLOCK * deep, np.float32), np.empty(BLOCK * deep, np.float32)
-        weights = np.empty(BLOCK * width, np.float32)
-        for head in range(kv_head * group, (kv_head + 1) * group):
-            for start in range(0, length, BLOCK):
-                rows = min(BLOCK, length - start)
-                columns = _up(before + start + rows, COLUMNS)
-                _read(queries, deep, 0, query, at_query, head, token + start, rows, size, scale)
-                set_product(weights, 0, width, queries, 0, deep, 1, keys, 0, width, rows, columns, size)
-                for row in range(rows):
-                    num_visible = before + start + row + 1
-                    normalisers[head, token + start + row] = _softmax(weights, row * width, num_visible, columns)
-                set_product(outputs, 0, deep, weights, 0, width, 1, values, 0, deep, rows, size, columns)
-                _write(output, at_output, head, token + start, rows, size, outputs, deep, unit_scale)
+    heads, deep = normalisers.shape[0], _up(size, 32) + 16
+    numbers = (size, deep, window, cap)
+    for thread in prange(threads):
+        queries, values, outputs = (
+            np.zeros(TILE * deep, np.float32),
+            np.zeros(TILE * deep, np.float32),
+            np.zeros(TILE * deep, np.float32),
+        )
+        keys, weights = np.empty(deep * WIDTH, np.float32), np.empty(BLOCK * WIDTH, np.float32)
+        most, whole = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+        # A thread takes every n-th task, beginning with the ends of documents, which see most.
+        for task in range(thread, len(tiles) * heads, threads):
+            tile, head = len(tiles) - 1 - task // heads, task % heads
+            token, length, place, kv_head = tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], head // (heads // kv_heads)
+            _read(queries, deep, query, head, token, length, size, scale)
+            outputs[:], most[:], whole[:] = np.float32(0.0), -np.float32(np.inf), np.float32(0.0)
+            key_tile = tile
+            while key_tile >= 0 and tiles[key_tile, 2] + tiles[key_tile, 1] > place - window + 1:
+                key_token, count = tiles[key_tile, 0], tiles[key_tile, 1]
+                _turn(keys, key, kv_head, key_token, count, size, values, deep)
+                _read(values, deep, value, kv_head, key_token, count, size, np.float32(1.0))
+                operands, results = (queries, keys, values, weights), (outputs, most, whole)
+                _attend_pair(tiles, (tile, key_tile), numbers, operands, results)
+                key_tile = tiles[key_tile, 3]
+            for row in range(length):
+                before, most[row] = most[row], max(most[row], sinks[head])
+                shrink = exponential(before - most[row])
+                all_of_row = whole[row] * shrink + exponential(sinks[head] - most[row])
+                normalisers[head, token + row] = most[row] + np.log(all_of_row)
+                for j in range(size):
+                    outputs[np.uint64(row * deep + j)] *= shrink / all_of_row
+            _write(output, head, token, length, size, outputs, deep)
+
+
+@njit(error_model="numpy", fastmath={"contract"})
+def _slopes(weights, slopes, row, own, columns, normaliser, along, cap):
+    """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
+    ``along`` is the dot product of the row's output with its gradient, ``own`` which of the columns the row sees."""
+    if cap > np.float32(0.0):
+        _capped(weights, row, columns, cap)
+        for j in range(columns):
+            at = np.uint64(row + j)
+            part = weights[at] / cap
+            weight = exponential(weights[at] - normaliser)
+            weights[at] = weight
+            slopes[at] = weight * (slopes[at] - along) * (np.float32(1.0) - part * part)
+    else:
+        for j in range(columns):
+            at = np.uint64(row + j)
+            weight = exponential(weights[at] - normaliser)
+            weights[at] = weight
+            slopes[at] = weight * (slopes[at] - along)
+    for j in range(own[0]):
+        weights[row + j] = slopes[row + j] = np.float32(0.0)
+    for j in range(own[1], columns):
+        weights[row + j] = slopes[row + j] = np.float32(0.0)
 
 
 @njit(error_model="numpy")
-def _slopes(weights, slopes, row, num_visible, columns, normaliser, along):
-    """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
-    ``along`` is the dot product of the row's output with its gradient."""
-    for j in range(columns):
-        at = np.uint64(row + j)
-        weight = exponential(weights[at] - normaliser)
-        weights[at] = weight
-        slopes[at] = weight * (slopes[at] - along)
-    for j in range(num_visible, columns):
-        weights[row + j] = slopes[row + j] = np.float32(0.0)
+def _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch):
+    """Add what a head's queries of one tile and keys of another have of gradients: to those of queries in their tensor,
+    to those of keys and values in ``of_keys``."""
+    size, deep, scale, window, cap = numbers
+    query, output, gradient, normalisers, to_query = tensors
+    keys, keys_turned, values_turned, key_gradients, value_gradients = of_keys
+    queries, outputs, output_gradients, query_gradients, weights, slopes = scratch
+    place, key_place, count = tiles[pair[0], 2], tiles[pair[1], 2], tiles[pair[1], 1]
+    for start in range(0, tiles[pair[0], 1], BLOCK):
+        rows, first, last = _columns(tiles, pair, start, window)
+        if last == first:
+            continue
+        columns, token, at = last - first, tiles[pair[0], 0] + start, first * deep
+        _read(queries, deep, query, head, token, rows, size, scale)
+        _read(outputs, deep, output, head, token, rows, size, np.float32(1.0))
+        _read(output_gradients, deep, gradient, head, token, rows, size, np.float32(1.0))
+        set_product(weights, 0, WIDTH, queries, 0, deep, 1, keys_turned, first, WIDTH, rows, columns, size)
+        set_product(slopes, 0, WIDTH, output_gradients, 0, deep, 1, values_turned, first, WIDTH, rows, columns, size)
+        for row in range(rows):
+            own = _visible(place + start + row, key_place, count, window)
+            along = total_of_products(outputs, row * deep, output_gradients, row * deep, deep)
+            normaliser = normalisers[head, token + row]
+            own = (own[0] - first, own[1] - first)
+            _slopes(weights, slopes, row * WIDTH, own, columns, normaliser, along, cap)
+        set_product(query_gradients, 0, deep, slopes, 0, WIDTH, 1, keys, at, deep, rows, size, columns)
+        _add(to_query, head, token, rows, size, query_gradients, deep, scale)
+        add_product(key_gradients, at, deep, slopes, 0, 1, WIDTH, queries, 0, deep, columns, size, rows)
+        add_product(value_gradients, at, deep, weights, 0, 1, WIDTH, output_gradients, 0, deep, columns, size, rows)
 
 
 @loop
 def backward(
-    parts,
+    tiles,
+    pairs,
+    waves,
     query,
-    at_query,
     key,
-    at_key,
     value,
-    at_value,
     output,
-    at_output,
     gradient,
-    at_gradient,
     normalisers,
     to_query,
-    at_to_query,
     to_key,
-    at_to_key,
     to_value,
-    at_to_value,
     kv_heads,
     size,
     scale,
+    window,
+    cap,
+    threads,
 ):
-    """Gradients of query, key and value; ``parts`` and ``normalisers`` as in ``forward``."""
-    num_parts, group, unit_scale = len(parts), normalisers.shape[0] // kv_heads, np.float32(1.0)
-    deep = _up(size, COLUMNS)
-    for task in prange(num_parts * kv_heads):
-        part, kv_head = task % num_parts, task // num_parts
-        token, length, rest = parts[part, 0], parts[part, 1], parts[part, 2]
-        before = _tokens_before(parts, part)
-        width = _up(before + length, COLUMNS) + COLUMNS
-        keys, keys_turned = np.zeros(width * deep, np.float32), np.empty(deep * width, np.float32)
-        values_turned = np.empty(deep * width, np.float32)
-        _read_seen(keys, deep, parts, part, before, value, at_value, kv_head, size)
-        turn(values_turned, width, keys, deep, width, deep)
-        _read_seen(keys, deep, parts, part, before, key, at_key, kv_head, size)
-        turn(keys_turned, width, keys, deep, width, deep)
-        queries, output_gradients = np.zeros(BLOCK * deep, np.float32), np.zeros(BLOCK * deep, np.float32)
-        outputs, query_gradients = np.zeros(BLOCK * deep, np.float32), np.empty(BLOCK * deep, np.float32)
-        weights, slopes = np.empty(BLOCK * width, np.float32), np.empty(BLOCK * width, np.float32)
-        for_keys, for_values = (
-            np.zeros(_up(length, ROWS) * deep, np.float32),
-            np.zeros(_up(length, ROWS) * deep, np.float32),
-        )
-        for head in range(kv_head * group, (kv_head + 1) * group):
-            # The part's own rows see its prefixes, and the part up to themselves. Rows of what goes on from it see all
-            # of the part; of them, only the gradients of the part's keys and values are computed here.
-            for start in range(0, _up(length, BLOCK) + rest, BLOCK):
-                owns = start < length
-                start = start if owns else start - _up(length, BLOCK) + length
-                rows = min(BLOCK, (length if owns else length + rest) - start)
-                num_visible = start + rows if owns else length
-                first = 0 if owns else before
-                columns = _up(before - first + _up(num_visible, ROWS), COLUMNS)
-                _read(queries, deep, 0, query, at_query, head, token + start, rows, size, scale)
-                _read(output_gradients, deep, 0, gradient, at_gradient, head, token + start, rows, size, unit_scale)
-                _read(outputs, deep, 0, output, at_output, head, token + start, rows, size, unit_scale)
-                set_product(weights, 0, width, queries, 0, deep, 1, keys_turned, first, width, rows, columns, size)
-                set_product(
-                    slopes, 0, width, output_gradients, 0, deep, 1, values_turned, first, width, rows, columns, size
-                )
-                for row in range(rows):
-                    along = total_of_products(outputs, row * deep, output_gradients, row * deep, deep)
-                    normaliser = normalisers[head, token + start + row]
-                    last = before + start + row + 1 if owns else length
-                    _slopes(weights, slopes, row * width, last, columns, normaliser, along)
-                if owns:
-                    set_product(query_gradients, 0, deep, slopes, 0, width, 1, keys, 0, deep, rows, size, columns)
-                    _write(to_query, at_to_query, head, token + start, rows, size, query_gradients, deep, scale)
-                own = before - first
-                add_product(for_keys, 0, deep, slopes, own, 1, width, queries, 0, deep, num_visible, size, rows)
-                add_product(
-                    for_values, 0, deep, weights, own, 1, width, output_gradients, 0, deep, num_visible, size, rows
-                )
-        _write(to_key, at_to_key, kv_head, token, length, size, for_keys, deep, unit_scale)
-        _write(to_value, at_to_value, kv_head, token, length, size, for_values, deep, unit_scale)
+    """Add gradients of query, key and value to sums in fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64
+    (waves + 1,), are those of ``in_waves``; the others as in ``forward``."""
+    group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
+    numbers = (size, deep, scale, window, cap)
+    large = np.zeros((threads, 3, TILE * deep), np.float32)
+    turned = np.zeros((threads, 2, deep * WIDTH), np.float32)
+    small = np.zeros((threads, 4, BLOCK * deep), np.float32)
+    wide_ones = np.zeros((threads, 2, BLOCK * WIDTH), np.float32)
+    for wave in range(len(waves) - 1):
+        for thread in prange(threads):
+            tensors = (query, output, gradient, normalisers, to_query)
+            keys, key_gradients, value_gradients = large[thread, 0], large[thread, 1], large[thread, 2]
+            of_keys = (keys, turned[thread, 0], turned[thread, 1], key_gradients, value_gradients)
+            scratch = (
+                small[thread, 0],
+                small[thread, 1],
+                small[thread, 2],
+                small[thread, 3],
+                wide_ones[thread, 0],
+                wide_ones[thread, 1],
+            )
+            for task in range(thread, (waves[wave + 1] - waves[wave]) * kv_heads, threads):
+                pair, kv_head = pairs[waves[wave] + task // kv_heads], task % kv_heads
+                token, count = tiles[pair[1], 0], tiles[pair[1], 1]
+                _turn(of_keys[2], value, kv_head, token, count, size, keys, deep)
+                _turn(of_keys[1], key, kv_head, token, count, size, keys, deep)
+                key_gradients[:], value_gradients[:] = np.float32(0.0), np.float32(0.0)
+                for head in range(kv_head * group, (kv_head + 1) * group):
+                    _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch)
+                _add(to_key, kv_head, token, count, size, key_gradients, deep, np.float32(1.0))
+                _add(to_value, kv_head, token, count, size, value_gradients, deep, np.float32(1.0))

@@ -6,7 +6,7 @@ arXiv 2502.16982, for the second of the learning rates), with Nesterov's momentu
     g = scale * gradient
     m = m + (1 - momentum) (g - m)
     u = g + momentum (m - g)                      in fp32, then rounded to bf16
-    o = orthogonalised(u)                         of the whole matrix, in bf16
+    o = orthogonalised(u)                         of the whole matrix, in bf16 or, where that is slower, fp32
     w = w (1 - lr decay) - adjusted(lr) o         in fp32, on the master (``adamw``)
 
 Momentum and weights are updated element by element, in parts; only what lies between takes the whole matrix.
@@ -24,6 +24,7 @@ from torch import Tensor
 from tonnage.host.moments import UPDATE_ELEMENTS
 from tonnage.kernels.adamw import join, signed, split
 from tonnage.kernels.moments import Momentum, cut
+from tonnage.kernels.widening import processor_is_slow
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of the quintic iteration: its slope at zero is as steep as can be."""
@@ -52,13 +53,18 @@ class Muon:
 def orthogonalised(matrix: Tensor) -> Tensor:
     """A bf16 matrix with its singular values between about 0.7 and 1.2; what is given is left as it is."""
     lies = matrix.size(0) <= matrix.size(1)
-    x = matrix if lies else matrix.T
+    x = (matrix if lies else matrix.T).to(iteration_dtype(matrix.device.type))
     x = x / x.norm().clamp(min=SMALLEST_NORM)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x if lies else x.T
+    return (x if lies else x.T).to(matrix.dtype)
+
+
+def iteration_dtype(device_type: str) -> torch.dtype:
+    """The type in which ``orthogonalised`` computes: fp32 on processors whose products of bf16 are slower."""
+    return torch.float32 if device_type == "cpu" and processor_is_slow(torch.bfloat16) else torch.bfloat16
 
 
 def orthogonal_flops(shape: tuple[int, ...]) -> float:

@@ -1,10 +1,16 @@
 """Products of small fp32 matrices within loops that numba compiles, at the rate of the processor.
 
 A library's product is made for large matrices: it is called, divides its operands among threads, and lays them out
-anew. The matrices of attention within a document are small, and are in a cache already. Here a tile of eight rows and
-thirty-two columns of the result stays in registers while it is summed up, which LLVM does not find by itself, so its
-instructions are written down (16 vectors of sums, 2 of the right operand, each number of the left one in all lanes of
-one more): 112 GFLOP/s of 115 that a core of an EPYC can, 67 without AVX-512.
+anew. The matrices of attention within a document are small, and are in a cache already. Here a tile of the result stays
+in registers while it is summed up, which LLVM does not find by itself, so its instructions are written down: vectors of
+sums, one or two of the right operand, and each number of the left one in all lanes of one more. A tile is as large as
+the registers allow:
+
+    AVX-512   32 registers of 16 numbers    8 rows x 32 columns    112 GFLOP/s of 115 that a core of an EPYC can
+    others    16 registers of  8 numbers    6 rows x 16 columns     95 GFLOP/s of a core of an EPYC without AVX-512,
+                                                                    23 with the tile above
+
+A number is the sum of the same products in the same order, whatever the tile.
 """
 
 from __future__ import annotations
@@ -17,8 +23,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-ROWS, COLUMNS = 8, 32
-"""Of a tile."""
+from tonnage.host.processor import processor
+
+ROWS, COLUMNS, BLOCK = (8, 32, 64) if "avx512f" in processor()[1] else (6, 16, 48)
+"""Of a tile; and a number of rows or columns that is made of whole tiles."""
 _LANES = 16
 
 

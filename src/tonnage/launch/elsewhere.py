@@ -6,20 +6,26 @@ They take the lock of the run's directory themselves.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import assert_never
 
-from tonnage.config import LocalLaunch, RayLaunch, SlurmLaunch
+from tonnage.config import AnyLaunch, LocalLaunch, RayLaunch, SlurmLaunch
 from tonnage.errors import user_error
 from tonnage.launch import ray, slurm
 from tonnage.launch.watch import AtWork
 from tonnage.rundir.directory import RunDirectory
 
 
-def check_launcher(launch: LocalLaunch | SlurmLaunch | RayLaunch) -> None:
+def check_launcher(launch: AnyLaunch) -> None:
     """Refuse a machine that cannot start what is asked for. Raises ``UserError``."""
-    if isinstance(launch, RayLaunch):
-        ray.check_installed()
-    elif isinstance(launch, SlurmLaunch):
-        slurm.check_commands(*(["srun"] if slurm.in_allocation() else ["sbatch", "scontrol", "scancel"]))
+    match launch:
+        case LocalLaunch():
+            return
+        case RayLaunch():
+            ray.check_installed()
+        case SlurmLaunch():
+            slurm.check_commands(*(["srun"] if slurm.in_allocation() else ["sbatch", "scontrol", "scancel"]))
+        case _:
+            assert_never(launch)
 
 
 def refuse_while_in_queue(run: RunDirectory) -> None:
@@ -43,8 +49,10 @@ def refuse_while_in_queue(run: RunDirectory) -> None:
 def started(launch: SlurmLaunch | RayLaunch, run: RunDirectory) -> AbstractContextManager[AtWork]:
     """Have the workers of a written run started. On leaving the context none is left running, except that a Slurm job
     goes on. Raises ``UserError``."""
-    if isinstance(launch, RayLaunch):
-        return ray.started(launch, run)
-    if slurm.in_allocation():
-        return slurm.started(launch, run)
-    return nullcontext(slurm.SlurmJob(run, slurm.submit(launch, run), launch.num_workers))
+    match launch:
+        case RayLaunch():
+            return ray.started(launch, run)
+        case SlurmLaunch() if slurm.in_allocation():
+            return slurm.started(launch, run)
+        case SlurmLaunch():
+            return nullcontext(slurm.SlurmJob(run, slurm.submit(launch, run), launch.num_workers))

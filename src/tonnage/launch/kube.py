@@ -103,7 +103,7 @@ class PodShape:
             case SlurmLaunch() as launch:
                 gpus = int(launch.gpus_per_node > 0)
                 return PodShape(launch.num_workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)
-            case launch:
+            case LocalLaunch() as launch:
                 return PodShape(launch.num_workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
 
 
@@ -122,17 +122,15 @@ def check_pods(pods: Pods) -> None:
 def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
     """A ConfigMap and a RayJob."""
     shape, name = PodShape.of(config), name_of(config)
-    fewest = config.launch.fewest_workers if isinstance(config.launch, RayLaunch) else shape.workers
-    hardware = config.launch.hardware if isinstance(config.launch, RayLaunch | SlurmLaunch) else None
     of_ray = {"max_failures", "resize_seconds", "wait_seconds", "runtime_env"}
     launch = RayLaunch.model_validate(
         {
             "with": "ray",
             "address": "auto",
             "workers": shape.workers,
-            "least": fewest if fewest < shape.workers else None,
+            "least": fewest if (fewest := config.launch.fewest_workers) < shape.workers else None,
             "nodes": shape.nodes,
-            "hardware": hardware,
+            "hardware": config.launch.node_hardware,
             "cpus_per_worker": shape.cpus_per_worker,
             "gpus_per_worker": shape.gpus_per_worker,
             "threads": config.launch.threads,

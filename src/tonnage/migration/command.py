@@ -55,9 +55,9 @@ _SCRIPT_OF_SWIFT = re.compile(r"swift[/.]cli[/.](sft|pt|rlhf)(?:\.py)?$")
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
 OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY, "swift": SWIFT}
+"""Programs that are started by themselves, and tables of the keys that they take."""
 OF_A_TRAINER = (ARGUMENTS, TORCHTUNE, *OWN_PROGRAMS.values())
 """Tables of what is told to what is started, and not to what starts it."""
-"""Programs that are started by themselves, and whose keys they take."""
 OF_SWIFT = ("NPROC_PER_NODE", "NNODES")
 """Variables by which ms-swift is told how many processes there are."""
 LONGEST_QUOTE = 200

@@ -61,7 +61,7 @@ def _around(fields: Mapping[str, object]) -> dict[str, object]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-FORMATS = {name: ChatFormat(**_around(entry)) for name, entry in _TABLE["tokenizers"].items()}  # type: ignore[arg-type]
+CHAT_FORMATS = {name: ChatFormat(**_around(entry)) for name, entry in _TABLE["tokenizers"].items()}  # type: ignore[arg-type]
 """By what the name of a tokenizer's builder begins with."""
 PROMPTS = {name: PromptTemplate(**_around(entry)) for name, entry in _TABLE["around"].items()}  # type: ignore[arg-type]
 NAMED = {component: PROMPTS[name] for component, name in _TABLE["prompts"].items()}

@@ -9,7 +9,7 @@ from typing import Any
 from tonnage.migration import lengths, rendering
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.sources import ImportedSources
-from tonnage.migration.torchtune_chats import FORMATS, NAMED, PROMPTS, PromptTemplate, jinja
+from tonnage.migration.torchtune_chats import CHAT_FORMATS, NAMED, PROMPTS, PromptTemplate, jinja
 from tonnage.migration.values import flag, optional, text, texts, whole
 from tonnage.migration.yaml_files import read_data
 
@@ -238,7 +238,7 @@ def _template(draft: Draft, sources: ImportedSources, systems: list[Pick[str] | 
     prompts = draft.every("tune_prompt", lambda value: value)
     chat = None if tokenizer is None else _format_of(tokenizer.value)
     if tokenizer is None or chat is None:
-        draft.refuse(tokenizer, f"Tokenizers whose conversations are known: {', '.join(FORMATS)}.")
+        draft.refuse(tokenizer, f"Tokenizers whose conversations are known: {', '.join(CHAT_FORMATS)}.")
         draft.refuse(prompts, "Belongs to a tokenizer whose conversations are not known.")
         return
     messages = {pick.value: pick for pick in systems if pick is not None}
@@ -272,7 +272,7 @@ def _template(draft: Draft, sources: ImportedSources, systems: list[Pick[str] | 
 def _format_of(component: str) -> Any:
     """What a tokenizer writes, by the name of its builder."""
     name = re.fullmatch(r"torchtune\.models\.\w+\.(\w+)_tokenizer", component)
-    return FORMATS.get(name[1]) if name is not None else None
+    return CHAT_FORMATS.get(name[1]) if name is not None else None
 
 
 def _prompt(picks: list[Pick[Any]], usual: PromptTemplate, draft: Draft) -> PromptTemplate:

@@ -6,9 +6,10 @@ alone. The function is registered with transformers under ``NAME`` through its `
 that is not registered as a mask maker makes transformers build no mask at all, so no ``tokens x tokens`` matrix
 ever exists.
 
-* CPU: loops of our own over documents and heads (``attention_loops``).
-* CPU with a window that hides something or capped scores, or where the loops are switched off
-  (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
+* CPU: loops of our own over tiles of documents and heads, windows, capped scores and sinks included
+  (``attention_loops``).
+* CPU with dropout, or where the loops are switched off (``kernels.switches``): one ``scaled_dot_product_attention`` per
+  document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row, or a newer FlashAttention in its place
   (``flash``); on cards before Ampere, and for heads that it does not take, as with a window on a CPU. Capped scores,
   and those beside sinks, are computed for some queries at a time, so that there is no ``tokens x tokens`` matrix
@@ -47,8 +48,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.host.locked import sent
 from tonnage.kernels import attention_loops
+from tonnage.kernels.attention_tiles import EVERYTHING, cut, in_waves
 from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
+from tonnage.kernels.threads import num_threads
 from tonnage.model import flash
 from tonnage.model.cached import Cached, Scores, attend
 from tonnage.model.context import Context
@@ -132,17 +135,17 @@ class PackedRow:
         """Which tokens see some that come after them, if any do."""
         self.context: Context | None = None
         """The ranks that divide its tokens, if any do."""
-        ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
+        parents = [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
         for span in sorted(shared, key=lambda span: span.part):  # from the outside in
-            going_on[span.part] = ends[span.part + 1 + span.parts] - ends[span.part + 1]
             for part in range(span.part + 1, span.part + 1 + span.parts):
                 self.before[part] += lengths[span.part]
                 parents[part] = span.part
-        self.parts = torch.tensor(list(zip(ends[:-1], lengths, going_on, parents, strict=True)))
-        """int64 (parts, 4): first token and length of each part, tokens that go on from it, and the part that it goes
-        on from itself, -1 for none."""
+        self._cut = cut(lengths, self.before, parents)
+        self.tiles = torch.tensor(self._cut)
+        """int64 (tiles, 4): of each what ``attention_tiles.Tile`` is."""
+        self._waves: dict[int, tuple[Tensor, Tensor]] = {}
         self.arrived = False
         """Whether any attention was told of the row."""
         self.heads: set[tuple[int, int, int, int]] = set()
@@ -155,6 +158,13 @@ class PackedRow:
     def longest(self) -> int:
         """Tokens of the longest document."""
         return max(map(sum, zip(self.before, self.lengths, strict=True)))
+
+    def waves(self, window: int) -> tuple[Tensor, Tensor]:
+        """Pairs of tiles, int64 (pairs, 2), and the first one of each wave, int64 (waves + 1,): ``in_waves``."""
+        if window not in self._waves:
+            pairs, starts = in_waves(self._cut, window)
+            self._waves[window] = torch.tensor(pairs), torch.tensor(starts)
+        return self._waves[window]
 
     def positions(self) -> Tensor:
         """Place of every token in its document, int64 (tokens,)."""
@@ -280,10 +290,9 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     row.arrived = True
     row.heads.add((query.shape[1], key.shape[1], query.shape[3], value.shape[3]))
     on_cpu = query.device.type == "cpu"
-    sees_all = scores.window is None or row.longest <= scores.window
     images = (None,) * len(row.lengths) if row.ahead is None else row.ahead.in_layer(scores.window)
     is_causal = all(of_part is None for of_part in images)
-    by_loops = on_cpu and is_causal and scores.are_plain and sees_all and is_on("attention")
+    by_loops = on_cpu and is_causal and not scores.dropout and is_on("attention")
     row.can_share &= by_loops
     assert by_loops or not row.shared, "a plan lets documents share prefixes only where attention can"
     if row.borders is not None and is_causal and scores.are_plain and _varlen_takes(query, value):
@@ -296,7 +305,7 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
             query, key, value = (
                 F.pad(tensor, (0, max(size, of_values) - tensor.shape[-1])) for tensor in (query, key, value)
             )
-        output: Tensor = _PackedAttention.apply(query, key, value, row, scores.scaling)  # type: ignore[no-untyped-call]
+        output: Tensor = _PackedAttention.apply(query, key, value, scores.sinks, row, scores)  # type: ignore[no-untyped-call]
         return output if output.shape[-1] == of_values else output[..., :of_values]
     split = (tensor.split(row.lengths, dim=2) for tensor in (query, key, value))
     on_gpu = row.borders is not None
@@ -365,13 +374,17 @@ def _check_known(
 
 
 @torch.library.custom_op("tonnage::packed_attention", mutates_args=())
-def _attend(query: Tensor, key: Tensor, value: Tensor, parts: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, tiles: Tensor, window: int, numbers: list[float]
+) -> tuple[Tensor, Tensor]:
+    """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens). ``numbers``:
+    scaling, and the cap of scores, 0 for none."""
     _, heads, tokens, size = query.shape
     output, normalisers = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
-    by_head = (query, key, value, output.transpose(1, 2))
-    loops = [part for one in by_head for part in _flat(one)]
-    attention_loops.forward(parts.numpy(), *loops, normalisers.numpy(), key.shape[1], size, np.float32(scaling))
+    by_head = [_flat(tensor) for tensor in (query, key, value, output.transpose(1, 2))]
+    scaling, cap = map(np.float32, numbers)
+    beside = sinks.numpy(), normalisers.numpy()
+    attention_loops.forward(tiles.numpy(), *by_head, *beside, key.shape[1], size, scaling, window, cap, num_threads())
     return output, normalisers
 
 
@@ -391,35 +404,40 @@ def _with_whole_heads(tensor: Tensor) -> Tensor:
 
 
 @_attend.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, parts: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     _, heads, tokens, size = query.shape
     return query.new_empty(1, tokens, heads, size), query.new_empty(heads, tokens, dtype=torch.float32)
 
 
 @torch.library.custom_op("tonnage::packed_attention_backward", mutates_args=())
 def _attend_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    normalisers: Tensor,
-    parts: Tensor,
-    scaling: float,
+    gradient: Tensor, saved: list[Tensor], schedule: list[Tensor], window: int, numbers: list[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
-    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    operands = (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))
-    loops = [[part for one in some for part in _flat(one)] for some in (operands, gradients)]
+    """Gradients of query, key and value, in fp32. ``saved``: these, output and normalisers; ``schedule``: tiles of the
+    row, their pairs and waves."""
+    query, key, value, output, normalisers = saved
+    gradients = _zeros_for_sums(query), _zeros_for_sums(key), _zeros_for_sums(value)
+    operands = [_flat(tensor) for tensor in (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))]
+    results = [_flat(tensor) for tensor in gradients]
+    scaling, cap = map(np.float32, numbers)
     attention_loops.backward(
-        parts.numpy(), *loops[0], normalisers.numpy(), *loops[1], key.shape[1], query.shape[3], np.float32(scaling)
+        *(tensor.numpy() for tensor in schedule),
+        *operands,
+        normalisers.numpy(),
+        *results,
+        key.shape[1],
+        query.shape[3],
+        scaling,
+        window,
+        cap,
+        num_threads(),
     )
     return gradients
 
 
 @_attend_backward.register_fake
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+def _(gradient: Tensor, saved: list[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _zeros_for_sums(saved[0]), _zeros_for_sums(saved[1]), _zeros_for_sums(saved[2])
 
 
 def compile_loops(dtype: torch.dtype) -> None:
@@ -433,18 +451,30 @@ class _PackedAttention(torch.autograd.Function):
     """Attention of all documents of a row on the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, row: PackedRow, scores: Scores
+    ) -> Tensor:
         query, key, value = _with_whole_heads(query), _with_whole_heads(key), _with_whole_heads(value)
+        beside = query.new_full(query.shape[1:2], float("-inf")) if sinks is None else sinks
+        ctx.row, ctx.window = row, EVERYTHING if scores.window is None else scores.window
+        ctx.numbers = [scores.scaling, scores.softcap or 0.0]
         output: Tensor
-        output, normalisers = _attend(query, key, value, row.parts, scaling)
-        ctx.save_for_backward(query, key, value, output, normalisers)
-        ctx.row, ctx.scaling = row, scaling
+        output, normalisers = _attend(query, key, value, beside.float(), row.tiles, ctx.window, ctx.numbers)
+        ctx.save_for_backward(query, key, value, output, normalisers, sinks)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _attend_backward(_with_whole_heads(gradient), *ctx.saved_tensors, ctx.row.parts, ctx.scaling)
-        return (*gradients, None, None)
+        *saved, sinks = ctx.saved_tensors
+        gradient = _with_whole_heads(gradient)
+        schedule = [ctx.row.tiles, *ctx.row.waves(ctx.window)]
+        sums = _attend_backward(gradient, saved, schedule, ctx.window, ctx.numbers)
+        of_sinks = None
+        if sinks is not None:
+            *_, output, normalisers = saved
+            along = (output.float() * gradient).sum(-1)[0].T  # (heads, tokens)
+            of_sinks = -((sinks.float()[:, None] - normalisers).exp() * along).sum(-1).to(sinks.dtype)
+        return (*(total.to(tensor.dtype) for total, tensor in zip(sums, saved, strict=False)), of_sinks, None, None)
 
 
 def _one_document(

@@ -33,41 +33,15 @@ from tonnage.model.quantised import method_of, quantised
 from tonnage.model.scorer import HEAD, as_causal, is_scorer
 from tonnage.model.stored import StoredTensor, read, read_headers
 from tonnage.model.stored_layers import forms_of
-from tonnage.model.towers import Carried, described, digest, find_whole
+from tonnage.model.towers import described, digest, find_whole
 from tonnage.model.zeroed import zeroed_rows
+from tonnage.rundir.weights import WeightFacts
 
 ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|base_layer|modules_to_save|ia3_l|oft_[A-Za-z]+|vera_[A-Za-z_]+)(\.|$)")
 ANY = ("*",)
 """Patterns that match all names."""
 SHOWN = 5
 ROWS = 4096
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What is to be said of a model's weight files, and whoever reads them must know."""
-
-    missing: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    scores: bool = False
-    """Whether the model is a scorer, whose head files of a model of logits lack, and which leaves out theirs."""
-    unwrapped: bool = False
-    untied: bool = False
-    """Whether the head is stored, with other values than the embedding to which the configuration ties it."""
-    once_quantised: str | None = None
-    """The method by which the configuration says that the weights are quantised, although they are not."""
-    unpacked: str | None = None
-    """How the weights are packed that are not read as they are stored."""
-    stored: tuple[tuple[str, str], ...] = ()
-    """Parameters that may keep the form in which they are packed, and the form."""
-    carried: tuple[Carried, ...] = ()
-    """What is not trained, and taken over into an export."""
-    carried_digest: str = ""
-    """Tells whether that is still the same; empty where there is nothing."""
-    base_digest: str = ""
-    """Tells these weights from others; empty where nobody asked."""
-    base_stamp: str = ""
-    """Tells these files from others, by names, sizes and times; empty where nobody asked."""
 
 
 def check_weights(
@@ -78,7 +52,7 @@ def check_weights(
     allow_unexpected: Sequence[str] = (),
     unpacks: bool = False,
     identifies: bool = False,
-) -> Weights:
+) -> WeightFacts:
     """Check that ``files`` hold the weights of the model that ``config`` describes; headers alone are read.
 
     A head that is stored and differs from the embedding that it is said to be tied to is kept, as transformers keeps
@@ -101,7 +75,7 @@ def check_weights(
         matched = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
     except _Quantised:
         if unpacks and method is not None:
-            return Weights()
+            return WeightFacts()
         raise
     untied = bool(Names(model).tied) and _head_differs(matched)
     if untied:
@@ -116,7 +90,7 @@ def check_weights(
             )
         whole = find_whole(model, described_whole)
         matched = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
-    return Weights(
+    return WeightFacts(
         missing=matched.missing,
         left_out=matched.left_out,
         scores=is_scorer(config),

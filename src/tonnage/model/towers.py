@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -31,6 +30,7 @@ from tonnage.errors import user_error
 from tonnage.model.names import Names, Whole
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import StoredTensor, read
+from tonnage.rundir.weights import Carried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,16 +39,6 @@ HEAD_WEIGHT = "lm_head.weight"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOWER = "tower"
 """Where in the model of text what sees is attached, if it is."""
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Stored tensors of one kind that are not trained, and that an export takes over as they are."""
-
-    part: str
-    """What they belong to, in words."""
-    num_tensors: int
-    num_bytes: int
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -72,8 +72,8 @@ class Tensors(Home[Unit]):
 
 
 @dataclass(eq=False)
-class Visit:
-    """A unit's memory of the device."""
+class Slot:
+    """Memory of the device for a unit."""
 
     memory: Tensor
     mark: Any = None
@@ -91,21 +91,21 @@ class Ring(Generic[Unit]):
         """Called with a unit that has given its slot to another."""
         self.came: Callable[[Unit, Tensor], None] = lambda unit, memory: None
         """Called with a unit that begins to come, and its memory."""
-        self.here: dict[Unit, Visit] = {}
+        self.here: dict[Unit, Slot] = {}
         """Units that are on the device, or on their way there."""
-        self.leaving: dict[Unit, Visit] = {}
+        self.leaving: dict[Unit, Slot] = {}
         """Units without a slot whose memory may still be read."""
-        self._free: deque[Visit] | None = None
+        self._free: deque[Slot] | None = None
 
     def open(self, memories: Iterable[Tensor], mark: Any = None) -> None:
         """Have slots in some memory of the device, which others have left when ``mark`` is passed."""
-        self._free = deque(Visit(memory, mark) for memory in memories)
+        self._free = deque(Slot(memory, mark) for memory in memories)
 
     def __del__(self) -> None:
         """Let whoever takes the memory next wait for units that came and that nobody asked for."""
         if not sys.is_finalizing():
-            for visit in self.here.values():
-                self._join(visit)
+            for slot in self.here.values():
+                self._join(slot)
 
     def have(self, unit: Unit, following: Unit | None = None) -> Tensor:
         """The memory of a unit, which is there for what is done from now on: as it left, if that is still there and it
@@ -139,7 +139,7 @@ class Ring(Generic[Unit]):
             self.inward.wait(slot.mark)
         with self.inward:
             self.copy_in(pairs)
-        self.here[unit] = Visit(slot.memory, self.inward.mark())
+        self.here[unit] = Slot(slot.memory, self.inward.mark())
         self.home.sent(self.here[unit].mark)
         self.came(unit, slot.memory)
 
@@ -151,20 +151,20 @@ class Ring(Generic[Unit]):
         self.outward.follow()
         with self.outward:
             self.copy_out(self.home.pairs(unit, content))
-        visit = Visit(content, self.outward.mark())
+        slot = Slot(content, self.outward.mark())
         if self._free is None:
-            self.leaving[unit] = visit
+            self.leaving[unit] = slot
             self.settle(self._num_leaving)
         else:
-            self._free.append(visit)
+            self._free.append(slot)
 
     def drop(self, unit: Unit) -> None:
         """Have no use for a unit any more that is as it came."""
-        visit = self.here.pop(unit)
+        slot = self.here.pop(unit)
         if self._free is None:
-            self._join(visit)
+            self._join(slot)
         else:
-            self._free.append(visit)
+            self._free.append(slot)
 
     def settle(self, number: int = 0) -> None:
         """Keep the memory of at most so many units that are leaving."""
@@ -187,10 +187,10 @@ class Ring(Generic[Unit]):
         for at_home, memory in pairs:
             at_home.copy_(memory, non_blocking=True)
 
-    def _slot(self, unit: Unit, keeping: Unit | None) -> Visit:
+    def _slot(self, unit: Unit, keeping: Unit | None) -> Slot:
         """Memory for a unit, and the mark after which it may come; None: after all that the caller has done."""
         if self._free is None:
-            return Visit(self.home.new(unit))
+            return Slot(self.home.new(unit))
         if self._free:
             return self._free.popleft()
         other = next(other for other in self.here if other != keeping)
@@ -199,15 +199,15 @@ class Ring(Generic[Unit]):
         self._join(slot)
         return slot
 
-    def _join(self, visit: Visit) -> Tensor:
+    def _join(self, slot: Slot) -> Tensor:
         """Let what is done next wait for a unit that comes."""
-        if visit.mark is not None:
-            self.inward.join(visit.mark)
-            visit.mark = None
-        return visit.memory
+        if slot.mark is not None:
+            self.inward.join(slot.mark)
+            slot.mark = None
+        return slot.memory
 
-    def _let_go(self, unit: Unit) -> Visit:
+    def _let_go(self, unit: Unit) -> Slot:
         """It has left when anything else is done with its memory."""
-        visit = self.leaving.pop(unit)
-        self.outward.join(visit.mark)
-        return Visit(visit.memory)
+        slot = self.leaving.pop(unit)
+        self.outward.join(slot.mark)
+        return Slot(slot.memory)

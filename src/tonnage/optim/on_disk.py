@@ -26,13 +26,13 @@ from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.offload.store import Counters, StoreShape, TileStore
-from tonnage.optim.tiers import StatePiece, Tier, TrainedParameter
+from tonnage.offload.store import StoreShape, TileStore
+from tonnage.optim.tiers import StatePiece, StateTier, TrainedParameter
 from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
 
-class StateOnDisk(Tier):
-    """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
+class StateOnDisk(StateTier):
+    """The disk tier (``tiers.StateTier``). Parameters must be on the CPU."""
 
     hands_out_copies = True
 
@@ -67,14 +67,15 @@ class StateOnDisk(Tier):
         num_tiles = max(1, len(self._streamed))
         shape = StoreShape(largest, num_tiles, min(OPTIMIZER["disk"].slots, num_tiles))
         self._ahead = max(1, shape.num_buffers - 2)
-        self._store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
+        self.store = TileStore(directories, shape, log, spare_bytes=self.state_bytes)
+        """The tiles that do not stay, on disk, and what was read and written of them."""
         log(
             f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {len(self._tiles)} tiles, "
             f"{len(self._resident)} of them in memory, which takes {self.host_bytes / 1e6:.0f} MB"
         )
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """See ``Tier``. Tiles without any of ``names`` are not touched."""
+        """See ``StateTier``. Tiles without any of ``names`` are not touched."""
         selected_names = set(names)
         chosen = [
             n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
@@ -86,12 +87,12 @@ class StateOnDisk(Tier):
                         yield place.over(tile)
 
     def prefetch(self) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         for index in range(min(self._ahead, len(self._streamed))):
-            self._store.prefetch(index)
+            self.store.prefetch(index)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See ``Tier``; a copy as of now, mapped from a file that vanishes with it.
+        """See ``StateTier``; a copy as of now, mapped from a file that vanishes with it.
 
         Raises:
             UserError: no space for the copy.
@@ -104,7 +105,7 @@ class StateOnDisk(Tier):
         return named
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         for tile, places in self._visit(range(len(self._tiles)), changes=True):
             for place in places:
                 for name, part, values in place.parts(tile):
@@ -112,31 +113,22 @@ class StateOnDisk(Tier):
 
     @property
     def state_bytes(self) -> int:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         return sum(map(num_bytes, whole_streams(self._trained, self._codec).values()))
 
     @property
     def host_bytes(self) -> int:
         """Memory that it takes: the ring of buffers, and what stays."""
-        return self._store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
-
-    @property
-    def counters(self) -> Counters:
-        """What was read and written, and what was waited for."""
-        return self._store.counters
+        return self.store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
 
     @property
     def waited_seconds(self) -> float:
-        """See ``Tier``."""
-        return self._store.counters.waited_seconds
-
-    def flush(self) -> None:
-        """Wait until everything stored is written."""
-        self._store.flush()
+        """See ``StateTier``."""
+        return self.store.counters.waited_seconds
 
     def close(self) -> None:
         """Give the state up."""
-        self._store.close()
+        self.store.close()
 
     def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[PieceInTile]]]:
         """Tiles in ascending order, those on disk read ahead."""
@@ -146,12 +138,12 @@ class StateOnDisk(Tier):
             index = bisect_left(self._streamed, number)
             start = bisect_left(coming, index)
             for later in coming[start : start + self._ahead]:
-                self._store.prefetch(later)
+                self.store.prefetch(later)
             if number in self._resident:
                 yield self._resident[number], self._tiles[number]
             else:
-                yield torch.frombuffer(self._store.fetch(index), dtype=torch.uint8), self._tiles[number]
-                self._store.store(index) if changes else self._store.drop(index)
+                yield torch.frombuffer(self.store.fetch(index), dtype=torch.uint8), self._tiles[number]
+                self.store.store(index) if changes else self.store.drop(index)
 
     def _map_copy(self) -> dict[str, Tensor]:
         """Room for a copy of all state, in a file without a name."""

@@ -21,7 +21,7 @@ from tonnage.kernels.moments import Codec
 from tonnage.kernels.streams import Stream
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.offload.ring import Home, Pairs, Ring
-from tonnage.optim.tiers import StatePiece, Tier, TrainedParameter
+from tonnage.optim.tiers import StatePiece, StateTier, TrainedParameter
 from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, locked_tensors, staying, whole_streams
 
 
@@ -39,8 +39,8 @@ class _Tiles(Home[int]):
                 yield self._whole[name].view(-1)[part], values
 
 
-class StateOnHost(Tier):
-    """The host tier (``tiers.Tier``)."""
+class StateOnHost(StateTier):
+    """The host tier (``tiers.StateTier``)."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class StateOnHost(Tier):
         )
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """See ``Tier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
+        """See ``StateTier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
         selected_names = set(names)
         chosen = [
             n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
@@ -99,16 +99,16 @@ class StateOnHost(Tier):
                 self._ring.give(number, memory)
 
     def prefetch(self) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         self._inward.wait(self._outward.mark())
         self._bring([number for number in range(len(self._tiles)) if number not in self._resident])
 
     def settle(self) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         self._work.finish()
 
     def tensors(self) -> dict[str, Tensor]:
-        """See ``Tier``; not copies."""
+        """See ``StateTier``; not copies."""
         for number, memory in self._resident.items():
             with self._outward:
                 self._ring.copy_out(self._ring.home.pairs(number, memory))
@@ -116,7 +116,7 @@ class StateOnHost(Tier):
         return dict(self._whole)
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         self._outward.finish()
         self._ring.forget()
         for name, own in self._whole.items():
@@ -134,7 +134,7 @@ class StateOnHost(Tier):
 
     @property
     def state_bytes(self) -> int:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         return sum(tensor.nbytes for tensor in self._whole.values())
 
     def _bring(self, coming: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Where the optimizer's state rests: the interface, and the tier that needs nothing, memory beside the parameters.
 
-A tier hands out the state of a step piece by piece, to be changed in place. Who asks for the next piece has updated the
-last one. The update does not know which tier it works on.
+A tier hands out the state of a step piece by piece, to be changed in place: the last one is updated when the next one
+is asked for. The update does not know which tier it works on.
 """
 
 from __future__ import annotations
@@ -55,6 +55,16 @@ class TrainedParameter:
     """Distinguishes its random bits from those of others: the name, and its columns where it has only some."""
     copy: nn.Parameter | None = None
     """The copy that a device computes with, where the parameter itself is in the host's memory."""
+
+    @property
+    def has_second_moment(self) -> bool:
+        """Whether its state is both moments; else momentum alone."""
+        return self.muon is None
+
+    @property
+    def takes_whole_matrices(self) -> bool:
+        """Whether no part of it can be updated by itself: moments come first, whole, and then weights."""
+        return self.muon is not None
 
     @property
     def computed(self) -> nn.Parameter:
@@ -112,17 +122,16 @@ class Visit:
 
 
 def visits(trained: Iterable[TrainedParameter]) -> Iterator[Visit]:
-    """In which order the state of parameters is handed out: by turns, and in each those that AdamW updates first.
+    """In which order the state of parameters is handed out: by turns, and in each whole matrices last.
 
-    An update by Muon takes a whole matrix: the state of its moments comes first, whole, and then that of its weights.
     Matrices that several ranks have parts of are updated in windows of as many, each whole on one of them.
     """
     window = 0
     by_turns = sorted(trained, key=lambda parameter: parameter.turn)
     for _, in_turn in groupby(by_turns, key=lambda parameter: parameter.turn):
         of_turn = list(in_turn)
-        yield from (Visit(parameter) for parameter in of_turn if parameter.muon is None)
-        matrices = [parameter for parameter in of_turn if parameter.muon is not None]
+        yield from (Visit(parameter) for parameter in of_turn if not parameter.takes_whole_matrices)
+        matrices = [parameter for parameter in of_turn if parameter.takes_whole_matrices]
         while matrices:
             together, matrices = matrices[: matrices[0].ranks], matrices[matrices[0].ranks :]
             yield from (Visit(parameter, "moments", window) for parameter in together)
@@ -130,7 +139,7 @@ def visits(trained: Iterable[TrainedParameter]) -> Iterator[Visit]:
             window += 1
 
 
-class Tier(Protocol):
+class StateTier(Protocol):
     """Where state rests; by default, in memory, where nothing is waited for."""
 
     hands_out_copies: bool = False
@@ -169,7 +178,7 @@ class Tier(Protocol):
         return 0.0
 
 
-class StateInMemory(Tier):
+class StateInMemory(StateTier):
     """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
 
     def __init__(self, trained: Sequence[TrainedParameter], codec: Codec) -> None:
@@ -178,12 +187,12 @@ class StateInMemory(Tier):
         for one in trained:
             shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
-            form = Moments if one.muon is None else Momentum
+            form = Moments if one.has_second_moment else Momentum
             moments = form.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         selected_names = set(names)
         for visit in self._visits:
             if visit.trained.name not in selected_names:
@@ -198,7 +207,7 @@ class StateInMemory(Tier):
                     yield replace(piece, moments=None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See ``Tier``; not copies."""
+        """See ``StateTier``; not copies."""
         named: dict[str, Tensor] = {}
         for name, piece in self._pieces.items():
             assert piece.moments is not None
@@ -208,14 +217,14 @@ class StateInMemory(Tier):
         return named
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``Tier``; nothing to do for what ``tensors`` returned."""
+        """See ``StateTier``; nothing to do for what ``tensors`` returned."""
         for name, own in self.tensors().items():
             if tensors[name].data_ptr() != own.data_ptr():
                 own.copy_(tensors[name])
 
     @property
     def state_bytes(self) -> int:
-        """See ``Tier``."""
+        """See ``StateTier``."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
 

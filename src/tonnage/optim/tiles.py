@@ -92,7 +92,7 @@ def streams_of(
     dtype = LOW.get(trained_parameter.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
     moments = streams(codec, num_elements, trained_parameter.row)
-    if trained_parameter.muon is not None:  # which has no second moment
+    if not trained_parameter.has_second_moment:
         moments = {name: form for name, form in moments.items() if not name.startswith("v")}
     return moments | low
 

@@ -48,7 +48,7 @@ from tonnage.page.plans import hardware, inspected, planned
 from tonnage.page.rows import Row
 from tonnage.page.tags import Tags, write_tags
 from tonnage.page.watched import Watched
-from tonnage.page.words import as_yaml, checked, checked_model, checked_name
+from tonnage.page.words import as_yaml, check_author, checked, checked_model, checked_name
 from tonnage.report.gathered import gather
 from tonnage.report.page import MOST_RUNS, render_sections
 from tonnage.rundir.directory import RunDirectory
@@ -147,7 +147,7 @@ class Page:
         return await self._of_a_run(request, "stop")
 
     async def resume(self, request: Request) -> Response:
-        """``tonnage train --resume RUN``."""
+        """``tonnage train --resume RUN``, of a run whose config no stranger has written."""
         return await self._of_a_run(request, "train", "--resume")
 
     async def verify(self, request: Request) -> Response:
@@ -204,6 +204,7 @@ class Page:
             raise user_error(f"{body['config'][:60]!r}, {body['rows']} rows", f"a config, and 1 to {MOST_ROWS:,} rows")
         words = checked(self.folder, self.commands.folder, body["words"])
         line = ["inspect", self.shown(config), *words, "--rows", str(body["rows"]), "--json"]
+        check_author(config, line)
         return answer(self.commands.start(line, in_place_of=body["in_place_of"]).tell())
 
     async def inspected(self, request: Request) -> Response:
@@ -219,6 +220,7 @@ class Page:
             raise user_error(f"template {template[:60]!r}", "the name of a template, or auto", "auto")
         path = self.folder.inside(model)
         word = self.shown(path) if path.is_dir() else checked_model(self.folder, self.commands.folder, model)
+        check_author(RunDirectory(path).config, ["serve", word])
         return answer(self.chats.open(word, template).tell())
 
     async def served(self, request: Request) -> Response:
@@ -264,7 +266,10 @@ class Page:
     async def _of_a_run(self, request: Request, *words: str) -> Response:
         """Carry out a command whose last word is the run that is asked for."""
         run = self.folder.run((await body_of(request, run=str))["run"])
-        return answer(self.commands.start([*words, self.shown(run.path)]).tell())
+        line = [*words, self.shown(run.path)]
+        if words[0] == "train":
+            check_author(run.config, line, runs_code=True)
+        return answer(self.commands.start(line).tell())
 
     def _run(self, request: Request) -> RunDirectory:
         return self.folder.run(name_of(request))

@@ -59,7 +59,8 @@ class Folder:
         """The run of a name.
 
         Raises:
-            UserError: there is none, or a file of it lies outside the folder.
+            UserError: there is none, a file of it lies outside the folder, or is something else than a file: whoever
+                read a pipe would wait for a writer.
         """
         path = self.inside(name)
         run = RunDirectory(path)
@@ -68,6 +69,8 @@ class Folder:
         for entry in _entries(path):
             if entry.is_symlink():
                 self.inside(os.path.relpath(entry.path, self.path))
+            if not (entry.is_file() or entry.is_dir()) and Path(entry.path).exists():
+                raise user_error("no file and no directory", "a file that tonnage wrote", "remove it", entry.path)
         return run
 
     def runs(self) -> list[str]:

@@ -1,17 +1,20 @@
 """What the page asks of the command line, as the words of a command: checked, so that none of them is an option that
-nobody meant, and none names a file outside of the folder."""
+nobody meant, none names a file outside of the folder, and no code runs because a stranger's config says so."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tonnage.config import read_config
 from tonnage.errors import user_error
+from tonnage.host.cachedir import why_untrusted
 from tonnage.page.folder import Folder
 
 OVERRIDE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -52,6 +55,24 @@ def check_file(folder: Folder, base: Path, text: str) -> None:
     if is_path and text:
         path = Path(text).expanduser() if text.startswith("~") else base / text
         folder.inside(os.path.relpath(path, folder.path))
+
+
+def check_author(config: Path, words: Sequence[str], *, runs_code: bool = False) -> None:
+    """Refuse a command that would run code because a config says so that a stranger wrote, or could have.
+
+    ``runs_code``: it does whatever the config says; else only where that trusts the code of its model.
+
+    Raises:
+        UserError: so it is, or the config cannot be read.
+    """
+    why = config.is_file() and (why_untrusted(config.parent) or why_untrusted(config))
+    if why and (runs_code or read_config(str(config), check_files=False).trust_remote_code):
+        raise user_error(
+            f"a config, or its directory, that {why}",
+            "one that is yours or root's and that not all may write: it says which code runs here",
+            f"read it, and if you trust it type the command in a terminal: {shlex.join(['tonnage', *words])}",
+            str(config),
+        )
 
 
 def as_yaml(model: str, overrides: Sequence[str]) -> str:

@@ -26,8 +26,6 @@ Block = tuple[int, int]
 class HostHome(Home[Block]):
     """Every block in one locked piece of memory, which is taken when the block is first asked for."""
 
-    pages = None
-
     def __init__(self, blocks: Sequence[Places], device: torch.device, otherwise: str) -> None:
         """Taking the memory raises ``UserError`` where so much of it cannot be locked; ``otherwise`` is what to change
         then."""

@@ -22,7 +22,7 @@ from tonnage.model.packed_layers import UNDIVIDED, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import compile_blocks
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide
 from tonnage.parallel.tiled import TiledWeight
@@ -62,7 +62,7 @@ class Transforms:
     drawn: Drawn | None = None
     """What has the keys of tokens by which adapters drop, where they do."""
     compile: bool = False
-    recompute: Recompute = "none"
+    recompute: RecomputeMode = "none"
     recomputed: int | None = None
     """How many blocks recompute, the first ones; None is all."""
     keep_inputs: Callable[[Sequence[nn.Module]], BlockInputs] | None = None

@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tonnage.model.attention import is_computed_anew
 
-Recompute = Literal["none", "selective", "full"]
+RecomputeMode = Literal["none", "selective", "full"]
 
 _aten = torch.ops.aten
 _DEAR = frozenset(
@@ -70,7 +70,7 @@ _DEAR_NAMES = frozenset(
 """The same, for operations that exist only once their module is imported."""
 
 
-def recompute_blocks(blocks: Sequence[nn.Module], mode: Recompute) -> None:
+def recompute_blocks(blocks: Sequence[nn.Module], mode: RecomputeMode) -> None:
     """Let each block recompute as ``mode`` says. Names of parameters do not change."""
     if mode == "none":
         return

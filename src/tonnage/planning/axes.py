@@ -24,11 +24,12 @@ MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 of it; ``micro_batch: auto`` goes no further."""
 
 
-def settings(config: Config, machine: Machine, before: Layout | None) -> Iterator[Setting]:
-    """Everything that memory may hold, and how: what the config says, what it was before, or all that can be."""
+def searched(config: Config, machine: Machine, before: Layout | None) -> dict[str, Sequence[Any]]:
+    """What may be chosen for each key of ``memory``: what the config says, what it was before, or all that can be. They
+    are fields of ``Setting`` and of ``Layout``."""
     memory, on_cpu = config.memory, machine.kind == "cpu"
-    open_setting = setting_of(config, machine)
-    on_host = memory.parameter_tier == "host" and open_setting.trains_all  # where they are updated, on any machine
+    trains_all = setting_of(config, machine).trains_all
+    on_host = memory.parameter_tier == "host" and trains_all  # where they are updated, on any machine
     states = ("device", "disk") if on_cpu and not on_host else ("device", "host", "disk")
     otherwise: dict[str, Sequence[Any]] = {
         "zero": (3,) if config.data_workers == 1 else (0, 1, 2, 3),
@@ -41,11 +42,15 @@ def settings(config: Config, machine: Machine, before: Layout | None) -> Iterato
         "tiles": (1,),
         "sequence_tiles": (1,),
     }
-    values = [_values(key, getattr(memory, key), before, every) for key, every in otherwise.items()]
-    if memory.recompute_blocks != "auto":
-        values[1] = ("full",)
-    for chosen in product(*values):
-        at = open_setting._replace(**dict(zip(otherwise, chosen, strict=True)))
+    values = {key: _values(key, getattr(memory, key), before, every) for key, every in otherwise.items()}
+    return values | ({} if memory.recompute_blocks == "auto" else {"recompute": ("full",)})
+
+
+def settings(config: Config, machine: Machine, before: Layout | None) -> Iterator[Setting]:
+    """Everything that memory may hold, and how, as far as it goes together."""
+    values, open_setting = searched(config, machine, before), setting_of(config, machine)
+    for chosen in product(*values.values()):
+        at = open_setting._replace(**dict(zip(values, chosen, strict=True)))
         if not any(rule.is_broken(at) for rule in SEARCHED):
             yield at
 
@@ -93,10 +98,11 @@ def layouts(
     micro_batches = _values("micro_batch", memory.micro_batch, before, worth_trying)
     of_rows = [_of_rows(min(number, packs_per_worker), steps, rows, workers, context) for number in micro_batches]
     uncompiled = {"selective", "full"} if config.precision.startswith("fp8") else {"selective"}
+    chosen = searched(config, machine, before)
     for at in settings(config, machine, before):
         update = update_tier(at)
         stays = memory.optimizer_resident if at.optimizer_tier != "device" else 0
-        of_memory: dict[str, Any] = {key: getattr(at, key) for key in CHOSEN}
+        of_memory: dict[str, Any] = {key: getattr(at, key) for key in chosen}
         of_memory |= {
             "replicate": config.data_workers if at.zero == 0 else parallel.replicate,
             "recomputed": recomputed_blocks(config, before, blocks) if at.recompute == "full" else None,
@@ -107,10 +113,6 @@ def layouts(
         }
         for sizes, returns in product(of_rows, (False, True) if on_cpu else (False,)):
             yield Layout(**of_all, **of_memory, **sizes, returns_memory=returns)
-
-
-CHOSEN = Setting._fields[:9]
-"""What the search tries of memory."""
 
 
 def recomputed_blocks(config: Config, before: Layout | None, blocks: int) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from tonnage.config import Batch, Config, RayLaunch
+from tonnage.config import Batch, Config
 
 EPOCH_STEPS = 20
 MOST_TOKENS = 65536
@@ -42,7 +42,7 @@ def resolved(config: Config, num_packs: int | None) -> tuple[Config, str]:
         if packs < most_packs:
             why += f" by the {workers} workers"
     launch = config.launch
-    if isinstance(launch, RayLaunch) and launch.fewest_workers < launch.num_workers:
+    if launch.fewest_workers < launch.num_workers:
         why += f"; with fewer than {launch.num_workers} workers some take one more than others in a step"
     batch = Batch(tokens=packs * length) if config.data.pack else Batch(sequences=packs)
     return config.model_copy(update={"batch": batch}), f"auto: {why}"

@@ -1,4 +1,4 @@
-"""What it costs to divide the tokens of rows among workers (``parallel.context``), beside a part of all else.
+"""What it costs to divide the tokens of rows among workers (the key ``parallel.context``), beside a part of all else.
 
 Attention exchanges heads (``model.context``): each worker sends its tokens' queries, keys and values, and gets back
 what heads made of all tokens. What attention keeps for its backward pass is what was received, as much as it had

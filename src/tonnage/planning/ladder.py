@@ -1,7 +1,12 @@
-"""The order in which things are given up for memory. ``LADDER`` is that policy: the rest of this file only follows it.
+"""The order in which things are given up for memory (``tonnage plan --why`` shows it).
 
-    climb      weigh what the config allows until something fits: whole, then on disks that are divided, then in tiles
+    climb      weigh what the config allows until something fits: whole, with rows in tiles, with what several workers
+               divide on disk, with large weights in tiles
     choose     the first rung on which something fits, or a lower one that is so much faster that it is worth it
+
+The rungs of ``LADDER`` are data: how many of exact moments and of state in memory are given up, and who updates. Tiles,
+of rows and of weights, are no lines of it: each number of them is a search of its own, which ``climb`` makes where it
+comes to that and ``costs`` adds as rungs. Axes and recompute are no rungs at all: on each the fastest way counts.
 
 A rung is what a way to run the step gives up, and where its state is updated. Of as many things that are given up the
 fastest way counts, but the host updates only where that is ``worth`` it. Moments of less than fp32 and what rests on
@@ -29,7 +34,7 @@ that."""
 TILES = (2, 4, 8, 16, 32, 64)
 """Numbers of tiles worth trying where weights, or rows in MLPs, do not fit whole."""
 OF_ROWS = ("activations", "workspace")
-"""What of a moment's bytes grows with rows, and may come in tiles of the sequence."""
+"""What of an instant's bytes grows with rows, and may come in tiles of the sequence."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
@@ -45,9 +50,10 @@ class Rung:
     stays: bool | None = None
     """Whether the state rests on the device, and nothing on disk; None where it may or may not."""
     worth: float = 0.0
-    """So many times as fast it must be as the rungs above it that give up as much."""
+    """How many times as fast it must be as those rungs above it that give up as much."""
     worth_rounding: float = math.inf
-    """The same of rungs above it that give up less, where all of their state travels; others it never replaces."""
+    """How many times as fast it must be as those above it that give up less. It replaces these only where the state of
+    all of them travels."""
 
     def has(self, choice: Choice) -> bool:
         """Whether a choice is on this rung."""
@@ -74,7 +80,7 @@ LADDER = (
     Rung("rounded moments that stay on the device", 1, stays=True, worth_rounding=WORTH_ROUNDING),
     Rung("rounded moments, or one kind of state on disk", 1, stays=False),
     Rung("the same, updated by the host", 1, updates="host", worth=WORTH_MOVING),
-    Rung("two of rounded moments and three kinds on disk", 2),
+    Rung("two of: rounded moments, three kinds on disk", 2),
     Rung("the same, updated by the host", 2, updates="host", worth=WORTH_MOVING),
     Rung("three of them", 3),
     Rung("three of them, updated by the host", 3, updates="host", worth=WORTH_MOVING),
@@ -235,22 +241,21 @@ def costs(search: Search, chosen: Choice) -> list[Cost]:
     """What every rung would have cost, with weights that come whole and, last, in tiles."""
     assert search.budget is not None
     every = [less_on_disk(choice, search) for choice in candidates(search, last_resort=None)]
-    rungs, open_tiles, of_rows = list(map(rung_of, every)), search.tiles_are_open, chosen.layout.sequence_tiles
+    rungs, taken, of_rows = list(map(rung_of, every)), rung_of(chosen), chosen.layout.sequence_tiles
     rows = [
         _cost(rung.name, [choice for choice, at in zip(every, rungs, strict=True) if at == number], search)
         for number, rung in enumerate(LADDER)
     ]
-    row_tiles, weight_tiles = len(rows), len(rows) + int(search.rows_may_divide)
     if search.rows_may_divide:
+        taken = len(rows) if of_rows > 1 else taken
         divided = in_row_tiles(search, of_rows) if of_rows > 1 else rows_divided(every, search)
         number = divided[0].layout.sequence_tiles if divided else TILES[-1]
         rows.append(_cost(f"MLPs over rows in {number} tiles", divided, search))
-    if open_tiles:
+    if search.tiles_are_open:
+        taken = len(rows) if chosen.layout.tiles > 1 else taken
         tiled = {number: in_tiles(search, number) for number in TILES}
         helps = next((number for number in TILES if any(map(search.holds, tiled[number]))), TILES[-1])
         rows.append(_cost(f"large weights in {helps} tiles", tiled[helps], search))
-    taken = row_tiles if search.rows_may_divide and of_rows > 1 else rung_of(chosen)
-    taken = weight_tiles if open_tiles and chosen.layout.tiles > 1 else taken
     return [replace(row, chosen=number == taken) for number, row in enumerate(rows)]
 
 

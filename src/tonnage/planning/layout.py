@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tonnage.config.rules import TIER_KEYS
 from tonnage.planning.schedule import Schedule, passes_held
 
 Recompute = Literal["none", "selective", "full"]
-Moments = Literal["fp32", "bf16", "int8"]
 Tier = Literal["device", "host", "disk"]
 Arrangement = Literal["packed", "padded"]
 """Documents of a forward in one row, one after another, or each in a row of its own, padded at the right."""
@@ -30,7 +30,7 @@ class Layout:
     recompute: Recompute
     precision: Literal["bf16", "fp16", "fp32"]
     """Type of weights and activations in the forward and backward pass."""
-    moments: Moments
+    moments: Literal["fp32", "bf16", "int8"]
     optimizer_tier: Tier
     gradient_tier: Tier
     parameter_tier: Tier
@@ -111,7 +111,8 @@ class Layout:
 
     @property
     def recomputed_part(self) -> float:
-        """The part of the blocks that are recomputed whole."""
+        """The part of the blocks whose forward pass runs twice, products and all: none of those that are recomputed
+        selectively."""
         if self.recompute != "full":
             return 0.0
         return self.recomputed[0] / self.recomputed[1] if self.recomputed else 1.0
@@ -131,8 +132,8 @@ class Layout:
         """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
         return self.data_workers // self.replicate
 
-    def uses(self, kernel: str) -> bool:
-        """Whether a kernel for CPUs is used."""
+    def uses_on_cpu(self, kernel: str) -> bool:
+        """Whether a kernel computes in its loops for CPUs. What a GPU has of it costs what its plain twin does."""
         return self.device == "cpu" and kernel not in self.kernels_off
 
     @property
@@ -154,19 +155,12 @@ class Layout:
     @property
     def tiers_on_disk(self) -> list[str]:
         """The keys of what rests on disk."""
-        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
-        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
+        return [f"memory.{key}" for key in TIER_KEYS if getattr(self, key) == "disk"]
 
     @property
     def uses_host(self) -> bool:
         """Whether anything rests in the host's memory, or is updated there."""
-        return "host" in (
-            self.optimizer_tier,
-            self.gradient_tier,
-            self.activation_tier,
-            self.parameter_tier,
-            self.update_tier,
-        )
+        return any(getattr(self, key) == "host" for key in (*TIER_KEYS, "activation_tier", "update_tier"))
 
     @property
     def gathers_frozen(self) -> bool:
@@ -182,7 +176,7 @@ class Layout:
 
     @property
     def gathers(self) -> bool:
-        """Whether gathered parameters take memory besides that of the shard."""
+        """Whether parameters are computed with in other memory than that of their shard."""
         return self.shards > 1 or self.precision != "fp32"
 
 

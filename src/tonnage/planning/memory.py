@@ -1,7 +1,7 @@
 """Bytes of one worker at every instant of a run, by category. The peak is the largest instant, and it has a name.
 
 What stays through a step (weights, masters, moments, gradients of several micro-batches) and what comes and goes
-(activations, gathered parameters, the loss) are added up at the moments at which one of them is largest:
+(activations, gathered parameters, the loss) are added up at the instants at which one of them is largest:
 
     load │ forward: last block, loss │ backward: last ... first block, embedding or reduction │ update │ evaluation
 
@@ -45,7 +45,7 @@ MAPPED_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Instant:
-    """A moment of a step."""
+    """An instant of a run."""
 
     name: str
     bytes: dict[str, float]
@@ -62,12 +62,12 @@ class Instant:
 
 
 def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) -> list[Instant]:
-    """What a worker holds at the moments of a run, in their order, where every row is as full as ``layout`` says; in
+    """What a worker holds at the instants of a run, in their order, where every row is as full as ``layout`` says; in
     a pipeline, the worker that holds most."""
     parts = workers_parts(model, layout.stages, layout.pipeline)
     first = {id(part): worker for worker, part in reversed([*enumerate(parts)])}  # of those alike, the fullest
     of_workers = [_instants(layout, parts[worker], worker, evaluates) for worker in first.values()]
-    return max(of_workers, key=lambda moments: max(moment.total for moment in moments))
+    return max(of_workers, key=lambda held: max(instant.total for instant in held))
 
 
 def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool) -> list[Instant]:
@@ -96,14 +96,14 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
     rest = model if layout.tiles == 1 else without_tiles(layout, model)
-    moments = (_sharded if layout.sharded else _alone)(layout, rest)
+    parts_at = (_sharded if layout.sharded else _alone)(layout, rest)
     if model.tower is not None:
-        moments = _looking(layout, rest, model.tower, moments)
+        parts_at = _looking(layout, rest, model.tower, parts_at)
     if evaluates:
-        moments += [_evaluation(layout, rest)]
+        parts_at += [_evaluation(layout, rest)]
     if layout.tiles > 1:
-        moments = [(name, beside_tiles(layout, model, name, parts)) for name, parts in moments]
-    held_at = [(LOADING, load), *((name, stays | parts) for name, parts in moments)]
+        parts_at = [(name, beside_tiles(layout, model, name, parts)) for name, parts in parts_at]
+    held_at = [(LOADING, load), *((name, stays | parts) for name, parts in parts_at)]
     return [Instant(name, {key: float(size) for key, size in parts.items() if size}) for name, parts in held_at]
 
 
@@ -119,8 +119,8 @@ def _read_bytes(layout: Layout, model: ModelProfile) -> float:
     return max(mapped, packed) + max(min(tensor, MAPPED_BYTES), packed)
 
 
-def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
-    """The fullest moment of an evaluation, which goes forward only, in rows like those of training."""
+def _evaluation(layout: Layout, model: ModelProfile) -> PartsAt:
+    """The fullest instant of an evaluation, which goes forward only, in rows like those of training."""
     row, stays, comes, received = _Row.of(layout, model), 0.0, 0.0, 0.0
     first: dict[str, float] = {}
     if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
@@ -303,7 +303,7 @@ class _Row:
         )
 
 
-Moment = tuple[str, dict[str, float]]
+PartsAt = tuple[str, dict[str, float]]
 
 
 def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: float = 0.0) -> dict[str, float]:
@@ -363,43 +363,43 @@ class _Gradients:
 
 def _adds_sums(layout: Layout) -> bool:
     """Whether ``kernels.sums``, which takes whole weights alone, adds gradients to their sums."""
-    return layout.tensor == 1 and layout.uses("sums")
+    return layout.tensor == 1 and layout.uses_on_cpu("sums")
 
 
 def _adds_rows(layout: Layout) -> bool:
     """Whether ``kernels.embedding``, which takes whole weights alone, adds the rows of an embedding's gradient."""
-    return layout.tensor == 1 and layout.uses("embedding")
+    return layout.tensor == 1 and layout.uses_on_cpu("embedding")
 
 
-def _moment(name: str, **parts: float) -> Moment:
+def _parts_at(name: str, **parts: float) -> PartsAt:
     return name, parts
 
 
-def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
-    """The moments of one worker that holds its parameters as they are."""
+def _alone(layout: Layout, model: ModelProfile) -> list[PartsAt]:
+    """The instants of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
     gradients = _Gradients.of(layout, model)
     stay = gradients.stay
     return [
-        _moment(
+        _parts_at(
             "forward of the last block",
             gradients=stay,
             activations=row.kept(blocks - 1) + row.first_input + row.held,
             workspace=row.late.forward,
         ),
-        _moment(
+        _parts_at(
             "forward of the final norm",
             gradients=stay,
             activations=row.kept(blocks) + row.held_by_norm,
             workspace=row.final_forward,
         ),
-        _moment("loss", gradients=stay, activations=row.kept(blocks) + row.final, loss=row.loss),
+        _parts_at("loss", gradients=stay, activations=row.kept(blocks) + row.final, loss=row.loss),
         *_backward_alone(layout, model, row, gradients),
-        _moment("update", gradients=gradients.whole, **_beside_an_update(layout, model, row)),
+        _parts_at("update", gradients=gradients.whole, **_beside_an_update(layout, model, row)),
     ]
 
 
-def _backward_alone(layout: Layout, model: ModelProfile, row: _Row, gradients: _Gradients) -> list[Moment]:
+def _backward_alone(layout: Layout, model: ModelProfile, row: _Row, gradients: _Gradients) -> list[PartsAt]:
     """Those of the backward pass, in which the gradients come that the blocks, the head and the embedding keep."""
     blocks, stay, leave = model.num_blocks, gradients.stay, gradients.leave
     head: float = layout.width * model.head_parameters if model.trains_head else 0
@@ -414,27 +414,27 @@ def _backward_alone(layout: Layout, model: ModelProfile, row: _Row, gradients: _
         return block.bare_backward if leave else block.backward
 
     return [
-        _moment(
+        _parts_at(
             "gradient of the head",
             gradients=stay,
             activations=row.kept(blocks) + row.saved_by_norm,
             loss=row.slopes,
             workspace=workspace,
         ),
-        _moment(
+        _parts_at(
             "backward of the final norm",
             gradients=stay + of_head,
             activations=row.kept(blocks),
             workspace=row.final_backward,
         ),
-        _moment(
+        _parts_at(
             "backward of the last block",
             gradients=stay + of_head + gradients.of_block,
             activations=row.kept(blocks),
             workspace=backward(blocks - 1),
         ),
         *(
-            _moment(
+            _parts_at(
                 f"backward of the {name} block",
                 gradients=stay + head + (blocks - 1 - number) * mean + gradients.of_block,
                 activations=row.kept(number + 1),
@@ -442,7 +442,7 @@ def _backward_alone(layout: Layout, model: ModelProfile, row: _Row, gradients: _
             )
             for number, name in (row.last_recomputed | {0: "first"}).items()
         ),
-        _moment(
+        _parts_at(
             "backward of the embedding",
             gradients=stay + head + blocks * mean + gradients.of_first_block,
             activations=row.slope,
@@ -459,7 +459,7 @@ def _made_for_the_head(layout: Layout, model: ModelProfile, row: _Row, added: in
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         _adds_sums(layout)
-        and layout.uses("products")
+        and layout.uses_on_cpu("products")
         and layout.micro_batches > 1
         and layout.gradient_tier == "device"
         and not row.in_chunks
@@ -490,15 +490,15 @@ def _made_for_the_embedding(layout: Layout, model: ModelProfile, added: int) -> 
     return (added + as_made) * vocabulary + additions
 
 
-def _looking(layout: Layout, model: ModelProfile, tower: TowerCost, moments: Sequence[Moment]) -> list[Moment]:
-    """The moments of a step with those in which a tower looks at images, and learns."""
-    by_name, tokens = dict(moments), layout.row_image_tokens
+def _looking(layout: Layout, model: ModelProfile, tower: TowerCost, parts_at: Sequence[PartsAt]) -> list[PartsAt]:
+    """The instants of a step with those in which a tower looks at images, and learns."""
+    by_name, tokens = dict(parts_at), layout.row_image_tokens
     forward = by_name["forward of the last block"]
     stays = {name: size for name, size in forward.items() if name in ("gradients", "gathered")}
     images = 2 * tower.input_bytes * tokens if layout.device == "cpu" else 0.0  # these, and the next ones
     saves = tower.saved if tower.trained else layout.width * float(model.hidden_size)
     looks = {**stays, "workspace": tower.most(tower.forward, tokens, saves=saves), "images": images}
-    around = [_moment("forward of the tower", **looks), *moments]
+    around = [_parts_at("forward of the tower", **looks), *parts_at]
     if not tower.trained:
         return around
     if layout.sharded:
@@ -513,7 +513,7 @@ def _looking(layout: Layout, model: ModelProfile, tower: TowerCost, moments: Seq
         vocabulary = model.vocabulary_parameters if model.trains_embedding and not leave and not model.is_tied else 0
         gradients = before["gradients"] + layout.width * vocabulary
         peak = tower.bare_backward if leave else tower.backward
-    learns = _moment(
+    learns = _parts_at(
         "backward of the tower",
         gathered=gathered,
         gradients=gradients,
@@ -635,16 +635,16 @@ def _reduced_once(layout: Layout) -> bool:
     return layout.micro_batches == 1 or layout.zero <= 1
 
 
-def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
-    """The moments of a worker that gathers its parameters from shards (FSDP2)."""
+def _sharded(layout: Layout, model: ModelProfile) -> list[PartsAt]:
+    """The instants of a worker that gathers its parameters from shards (FSDP2)."""
     row, blocks = _Row.of(layout, model), model.num_blocks
     gathering, reduction = _Gathering.of(layout, model), _Reduction.of(layout, model)
     after_forward, received = gathering.after_forward, gathering.received
     head = layout.width * model.head_parameters if model.has_head and not model.frozen.head else 0
     gradients = reduction.stay + reduction.unreduced * model.trained_parameters
 
-    def forward(number: int, name: str) -> Moment:
-        return _moment(
+    def forward(number: int, name: str) -> PartsAt:
+        return _parts_at(
             f"forward of the {name}",
             gathered=gathering.forward(number),
             gradients=gradients,
@@ -655,7 +655,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     return [
         *([forward(max(0, blocks - 3), "last block but two")] if layout.blocks_ahead > 1 else []),
         forward(blocks - 1, "last block"),
-        _moment(
+        _parts_at(
             "loss",
             gathered=after_forward + received,
             gradients=gradients,
@@ -663,7 +663,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             workspace=reduction.sent_before,
             loss=row.loss,
         ),
-        _moment(
+        _parts_at(
             "gradient of the head",
             gathered=after_forward + (received if layout.zero == 3 else 0),
             gradients=gradients,
@@ -672,7 +672,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             loss=row.slopes,
         ),
         *_backward_sharded(layout, model, gathering, reduction, head),
-        _moment(
+        _parts_at(
             "update",
             gradients=reduction.updated,
             **_beside_an_update(layout, model, row, gathering.outside + 2 * gathering.unit),
@@ -682,7 +682,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
 
 def _backward_sharded(
     layout: Layout, model: ModelProfile, gathering: _Gathering, reduction: _Reduction, head: float
-) -> list[Moment]:
+) -> list[PartsAt]:
     """Those of the backward pass, with a gradient of the head of so many bytes."""
     row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
     outside, copy, unreduced = model.trained_outside, reduction.copy, reduction.unreduced
@@ -693,11 +693,11 @@ def _backward_sharded(
     last = 0 if model.is_tied or alone or model.frozen.head else own * model.head_parameters
     reducing = max(own + copy, copies * copy + copy / shards) * model.trained_block
 
-    def backward(number: int, name: str) -> Moment:
+    def backward(number: int, name: str) -> PartsAt:
         reduced, cost = blocks - 1 - number, row.block(number)
         unreduced_numbers = outside + (number + 1) * model.mean_trained_block
         copied = max(cost.backward + copy * model.trained_block, reducing - cost.saved)
-        return _moment(
+        return _parts_at(
             f"backward of the {name} block",
             gathered=gathering.backward(number),
             gradients=reduction.stay
@@ -715,7 +715,7 @@ def _backward_sharded(
         names |= {layout.blocks_ahead: "third"}
     return [
         *(backward(number, names[number]) for number in sorted(names, reverse=True) if 0 <= number < blocks),
-        _moment(
+        _parts_at(
             "reduction outside the blocks",
             gathered=0 if _reduced_once(layout) or layout.zero == 3 else gathering.everything,
             gradients=reduction.stay + blocks * reduction.grown + 4 / shards * outside + reduction.leaving,

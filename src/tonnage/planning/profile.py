@@ -325,6 +325,8 @@ class ModelProfile:
     """The part of what is trained in blocks that is matrices, which Muon updates whole."""
     orthogonal_flops: float = 0.0
     """Products of their update, for each of their parameters."""
+    orthogonal_width: int = 2
+    """Bytes of the numbers that are multiplied there."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
     token_ranks: int = 1

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Literal
 
 from tonnage.config import Config
-from tonnage.config.rules import TIERS, WITHIN, Rule, Setting, broken
+from tonnage.config.rules import TIER_KEYS, WITHIN, Rule, Setting, broken
 from tonnage.errors import Problem, UserError
 from tonnage.host.moments import BLOCK
 from tonnage.planning.catalogue import DEVICES
@@ -293,7 +293,7 @@ def check_slices(config: Config, models: Mapping[int, ModelProfile]) -> None:
 
 def no_layout(config: Config) -> Problem:
     """Keys of ``memory`` that do not go together on this machine."""
-    said = {key: tier for key in TIERS if (tier := getattr(config.memory, key)) != "auto"}
+    said = {key: tier for key in TIER_KEYS if (tier := getattr(config.memory, key)) != "auto"}
     return Problem(
         where=" ".join(f"memory.{key}" for key in said) or "memory",
         found=" and ".join(f"{key} {tier}" for key, tier in said.items()) or "no way to lay out a step",

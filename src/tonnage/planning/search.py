@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tonnage.config import Config
-from tonnage.config.rules import TIERS
+from tonnage.config.rules import TIER_KEYS
 from tonnage.offload.residency import OPTIMIZER
 from tonnage.planning.axes import divided, divisions, layouts
 from tonnage.planning.catalogue import COMPILE_SECONDS
@@ -94,9 +94,9 @@ def packs_of_run(config: Config, packs_of_data: int) -> int:
 def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it.
 
-    Where workers divide the model, states rest elsewhere only in ways that do not fit the budget otherwise, and on disk
-    only as a ``last_resort``, which is these ways alone: the more axes are open, the more there are. With None it is
-    every way.
+    Where workers divide the model, which can be in many ways, states rest elsewhere only where these would not fit the
+    budget otherwise, and not on disk: the ways of which some rest there are the ``last_resort``, asked for by
+    themselves. With None it is every way.
     """
     config, scales, before = search.config, search.scales, search.before
     choices: list[Choice] = []
@@ -115,7 +115,7 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
             if layout.recompute not in model.blocks:  # it would change gradients
                 continue
             in_ways = refined(search.weigh(layout), search)
-            resident = all(getattr(layout, key) == "device" for key in TIERS)
+            resident = all(getattr(layout, key) == "device" for key in TIER_KEYS)
             if search.budget is not None and resident and all(map(search.holds, in_ways)):
                 roomy.add(_in_memory(layout))
             choices += in_ways
@@ -125,7 +125,7 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
 def _in_memory(layout: Layout) -> Layout:
     """A layout as it would be with all states on the device: no slower, if there is room. Whether blocks are compiled
     follows from that."""
-    on_device: dict[str, Any] = dict.fromkeys((*TIERS, "update_tier"), "device")
+    on_device: dict[str, Any] = dict.fromkeys((*TIER_KEYS, "update_tier"), "device")
     return replace(layout, **on_device, optimizer_resident=0, compiled=False)
 
 

@@ -12,7 +12,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory, trusted
 from tonnage.host.moments import MOMENT_BYTES
 from tonnage.planning.plan import Plan
-from tonnage.planning.states import is_packed, packed_on_disk, resting_on_disk
+from tonnage.planning.states import is_packed, packed_on_disk, resting_on_disk, without_second_moments
 from tonnage.rundir.directory import RunDirectory
 
 PACKED_VERSION = 1
@@ -77,8 +77,9 @@ def packed_base(config: Config, plan: Plan) -> tuple[int, int]:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of one checkpoint: fp32 masters and both moments."""
-    return int(plan.model.trained_parameters * (4 + MOMENT_BYTES[plan.layout.moments]))
+    """Bytes of one checkpoint: fp32 masters and both moments, or the one that matrices have which Muon updates."""
+    both = plan.model.trained_parameters * (4 + MOMENT_BYTES[plan.layout.moments])
+    return int(both - without_second_moments(plan.layout, plan.model, shards=1))
 
 
 def check_space(config: Config, plan: Plan, checkpoints_there: int = 0, *, workers: int | None = None) -> None:

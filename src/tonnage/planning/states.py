@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from tonnage.host.moments import LOW_BYTES, MOMENT_BYTES, MUON_BYTES, UPDATE_BYTES, UPDATE_ELEMENTS
 from tonnage.offload.residency import BLOCKS, GRADIENTS, OPTIMIZER, TILES, blocks_in_memory
@@ -44,7 +44,7 @@ def states(layout: Layout, model: ModelProfile) -> States:
             weights=layout.width * parameters + frozen.num_bytes,
             gathered=0,
             gradients=(4 if sums else layout.width) * parameters,
-            optimizer=round((low + moments) * parameters - _no_second_moments(layout, model)),
+            optimizer=round((low + moments) * parameters - without_second_moments(layout, model, layout.shards)),
         )
     part = model.part(layout.shards)
     # FSDP2 makes room for as many shards as large as the largest.
@@ -57,26 +57,25 @@ def states(layout: Layout, model: ModelProfile) -> States:
         weights=4 * part + frozen_bytes(layout, model),
         gathered=(stays if layout.gathers else 0) + (frozen.outside_bytes if layout.gathers_frozen else 0),
         gradients=4 * (parameters if whole_gradients else part),
-        optimizer=round(moments * part - _no_second_moments(layout, model)),
+        optimizer=round(moments * part - without_second_moments(layout, model, layout.shards)),
     )
 
 
-def _no_second_moments(layout: Layout, model: ModelProfile) -> float:
-    """Bytes that a worker does not have of matrices which Muon updates: they have one moment."""
-    if layout.optimizer != "muon":
-        return 0.0
-    return MOMENT_BYTES[layout.moments] / 2 * model.matrices_part(layout.shards)
+def without_second_moments(layout: Layout, model: ModelProfile, shards: int) -> float:
+    """Bytes that the fullest of ``shards`` does not have of matrices which Muon updates: they have one moment."""
+    return MOMENT_BYTES[layout.moments] / 2 * model.matrices_part(shards) if layout.optimizer == "muon" else 0.0
 
 
 def of_a_matrix(layout: Layout, model: ModelProfile) -> int:
-    """Bytes between the operations of Muon's update of the largest matrix: what an iteration makes of it in bf16, with
-    the parts that come and go where several workers have them; or before that, its momentum and the last update in
-    bf16, and what a part of it takes in fp32."""
+    """Bytes between the operations of Muon's update of the largest matrix: the update in bf16, what an iteration makes
+    of it, and the parts that come and go where several workers have them; or before that, its momentum and the last
+    update in bf16, and what a part of it takes in fp32."""
     if layout.optimizer != "muon":
         return 0
     largest = layout.tensor * (model.largest_matrix or model.block_parameters)
-    copies = 5 + 2 * (layout.shards > 1) + 2 * (layout.tensor > 1)
-    return 2 * max(copies * largest, 2 * largest + MUON_BYTES // 2 * min(UPDATE_ELEMENTS, largest))
+    copies = 1 + 2 * (layout.shards > 1) + 2 * (layout.tensor > 1)
+    iterating = (2 * copies + 4 * model.orthogonal_width) * largest
+    return max(iterating, 2 * (2 * largest + MUON_BYTES // 2 * min(UPDATE_ELEMENTS, largest)))
 
 
 def held_states(layout: Layout, model: ModelProfile) -> States:
@@ -216,13 +215,8 @@ def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> 
 
 def fullest_states(layout: Layout, model: ModelProfile) -> States:
     """Of each kind those of the worker that has most of it, wherever they rest."""
-    found = [states(layout, part) for part in different_parts(model, layout.stages, layout.pipeline)]
-    return States(
-        weights=max(one.weights for one in found),
-        gathered=max(one.gathered for one in found),
-        gradients=max(one.gradients for one in found),
-        optimizer=max(one.optimizer for one in found),
-    )
+    of_workers = (astuple(states(layout, part)) for part in different_parts(model, layout.stages, layout.pipeline))
+    return States(*map(max, zip(*of_workers, strict=True)))
 
 
 def _copied_to_save(layout: Layout, model: ModelProfile) -> int:

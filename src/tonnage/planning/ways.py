@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tonnage.config import Adapter, Config
-from tonnage.config.rules import TIERS
+from tonnage.config.rules import TIER_KEYS
 from tonnage.config.schema import MOST_BYTES
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import SAFETY, Plan
@@ -75,7 +75,7 @@ def _compared(way: Way, config: Config, planned: Planned) -> Compared:
 def without_sacrifices(config: Config, device: str) -> Config:
     """The config, with nothing open that gives up something for memory: moments are fp32 and, where states could come
     to rest on disk alone, which is on a CPU, they stay. What the config says is kept."""
-    exact = {"moments": "fp32"} | (dict.fromkeys(TIERS, "device") if device == "cpu" else {})
+    exact = {"moments": "fp32"} | (dict.fromkeys(TIER_KEYS, "device") if device == "cpu" else {})
     left_open = {key: value for key, value in exact.items() if getattr(config.memory, key) == "auto"}
     return config.model_copy(update={"memory": config.memory.model_copy(update=left_open)})
 
@@ -84,7 +84,7 @@ def _exact(config: Config, planned: Planned, device: str) -> Sequence[Plan]:
     """The plans of a config without sacrifices: beside a GPU, what they would let rest on disk is in host memory."""
     asked = without_sacrifices(config, device)
     plans = planned(asked, True)
-    on_disk = [key for key in TIERS for plan in plans if getattr(plan.layout, key) == "disk"]
+    on_disk = [key for key in TIER_KEYS for plan in plans if getattr(plan.layout, key) == "disk"]
     if still_open := dict.fromkeys((key for key in on_disk if getattr(asked.memory, key) == "auto"), "host"):
         memory = asked.memory.model_copy(update=still_open)
         plans = planned(asked.model_copy(update={"memory": memory}), True)
@@ -150,7 +150,7 @@ def _reason(
 def _terms(config: Config) -> str:
     """On which a way is taken, in words."""
     memory = config.memory
-    if memory.moments in ("auto", "fp32") and "disk" not in (getattr(memory, tier) for tier in TIERS):
+    if memory.moments in ("auto", "fp32") and "disk" not in (getattr(memory, tier) for tier in TIER_KEYS):
         return "with fp32 moments and nothing on disk"
     return "and gives up no more for memory than the config asks for"
 
@@ -207,7 +207,7 @@ def _given_up(config: Config, plans: Sequence[Plan]) -> dict[str, str]:
     found: dict[str, str] = {}
     for plan in plans:
         layout = plan.layout
-        exact = {"moments": layout.moments == "fp32"} | {key: getattr(layout, key) != "disk" for key in TIERS}
+        exact = {"moments": layout.moments == "fp32"} | {key: getattr(layout, key) != "disk" for key in TIER_KEYS}
         for key, kept in exact.items():
             if not kept and getattr(config.memory, key) == "auto":
                 found[f"memory.{key}"] = f"memory.{key}={getattr(layout, key)}"

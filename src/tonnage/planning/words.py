@@ -83,10 +83,8 @@ def kernels_in_words(layout: Layout) -> str:
     off = ", ".join(layout.kernels_off)
     if not off:
         return ""
-    if layout.device != "cpu" and "attention" in layout.kernels_off:
-        return f"{off} off: attention is torch's own, whatever FlashAttention is installed; most others are for CPUs"
     if layout.device != "cpu":
-        return f"{off} off, which changes nothing: they are for CPUs"
+        return f"{off} off: torch's own instead, of those that a GPU has; seconds are counted as with all kernels on"
     return (
         f"{off} off: torch's own instead. Bytes are counted so; seconds are not quite, as rates were measured with all "
         "kernels on: steps may take several times as long"

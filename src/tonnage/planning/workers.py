@@ -7,7 +7,7 @@ launchers have the number, and the config of a run keeps ``auto``.
 
 from __future__ import annotations
 
-from tonnage.config import Config, Launch, RayLaunch, SlurmLaunch
+from tonnage.config import AnyLaunch, Config, LocalLaunch, RayLaunch, SlurmLaunch
 from tonnage.config.check import contradictions
 from tonnage.errors import Problem, UserError
 from tonnage.planning.machine import Machine, parse_hardware
@@ -20,8 +20,7 @@ def decided(config: Config, machine: Machine) -> Config:
     Raises:
         UserError: what the config says does not go together with so many.
     """
-    if isinstance(launch := config.launch, RayLaunch):
-        config = config.model_copy(update={"launch": launch.on(machine.kind)})
+    config = config.model_copy(update={"launch": config.launch.on(machine.kind)})
     if config.launch.workers != "auto":
         return config
     return with_workers(config, workers_on(config.launch, machine))
@@ -38,8 +37,7 @@ def with_workers(config: Config, number: int) -> Config:
 
 def decided_for_pods(config: Config) -> Config:
     """As ``decided``, for machines of which nothing is known but what the config says. Raises ``UserError``."""
-    launch = config.launch
-    hardware = launch.hardware if isinstance(launch, RayLaunch | SlurmLaunch) else None
+    launch, hardware = config.launch, config.launch.node_hardware
     if launch.workers == "auto" and isinstance(launch, RayLaunch) and launch.gpus_per_worker == 1 and hardware is None:
         raise UserError(
             Problem(
@@ -52,7 +50,7 @@ def decided_for_pods(config: Config) -> Config:
     return decided(config, parse_hardware(hardware or "cpu:1c:1GB"))
 
 
-def workers_on(launch: Launch, machine: Machine) -> int:
+def workers_on(launch: AnyLaunch, machine: Machine) -> int:
     """As many as there are GPUs for: those that a job of Slurm asks for, those of the nodes of Ray unless its workers
     reserve none, or all that this process may see."""
     match launch:
@@ -60,5 +58,5 @@ def workers_on(launch: Launch, machine: Machine) -> int:
             return launch.nodes * max(1, asked)
         case RayLaunch(gpus_per_worker=asked):
             return launch.nodes * (machine.devices_per_node if asked else 1)
-        case _:
+        case LocalLaunch():
             return machine.num_devices

@@ -10,6 +10,7 @@
     kit.py          wheels for a machine that reaches no registry
     page.py         the record as one page
 
+    bench.py        a known shape trained in a known way, for ``tonnage bench``: no piece, no tolerance
     material.py     tiny models, rows and shapes, made here
     runs.py         runs in this process, and in one that sees no GPU
     the rest        pieces, by what they show

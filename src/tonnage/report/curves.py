@@ -6,7 +6,7 @@ least and the greatest value, between which a band is drawn. Numbers have five d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,8 @@ FEWEST = 200
 Record = Mapping[str, Any]
 
 
-SERIES: dict[str, Callable[[Record], float | None]] = {
-    "loss": lambda record: record.get("loss"),
-    "reward_margin": lambda record: record.get("reward_margin"),
-    "reward_accuracy": lambda record: record.get("reward_accuracy"),
-    "lr": lambda record: record.get("lr"),
-    "grad_norm": lambda record: record.get("grad_norm"),
-    "tokens_per_second": lambda record: record.get("tokens_per_second"),
-    "memory": peak_memory,
-    "loss_scale": lambda record: record.get("loss_scale"),
-}
-"""What is drawn of a step."""
+SERIES = ("loss", "reward_margin", "reward_accuracy", "lr", "grad_norm", "tokens_per_second", "memory", "loss_scale")
+"""What is drawn of a step: fields of ``MetricsRecord``, of ``memory`` the peak."""
 
 
 class Measured:
@@ -51,20 +42,16 @@ class Measured:
         steps = [record for record in records if is_step(record)]
         evaluations = [record for record in records if "eval_loss" in record]
         if steps:
-            tokens = np.cumsum(np.nan_to_num(_column(steps, lambda record: record.get("tokens"))))
-            hours = np.cumsum(np.nan_to_num(_column(steps, lambda record: record.get("step_seconds")))) / 3600
-            new = {name: _column(steps, of) for name, of in SERIES.items()} | {
-                "step": _column(steps, lambda record: record["step"]),
+            tokens = np.cumsum(np.nan_to_num(_column(steps, "tokens")))
+            hours = np.cumsum(np.nan_to_num(_column(steps, "step_seconds"))) / 3600
+            new = {name: _column(steps, name) for name in ("step", *SERIES)} | {
                 "tokens": tokens + (self._columns["tokens"][-1:].sum()),
                 "hours": hours + (self._columns["hours"][-1:].sum()),
                 "skipped": np.array([bool(record.get("skipped")) for record in steps]),
             }
             self._columns = {name: np.append(column, new[name]) for name, column in self._columns.items()}
         if evaluations:
-            new = {
-                "step": _column(evaluations, lambda record: record["step"]),
-                "loss": _column(evaluations, lambda record: record["eval_loss"]),
-            }
+            new = {"step": _column(evaluations, "step"), "loss": _column(evaluations, "eval_loss")}
             self._evaluations = {name: np.append(column, new[name]) for name, column in self._evaluations.items()}
 
     def thinned(self, stretches: int, since: int = 0) -> dict[str, Any]:
@@ -102,10 +89,10 @@ def curves(records: Sequence[Record], num_runs: int = 1) -> dict[str, Any]:
     return Measured(records).thinned(max(FEWEST, min(STRETCHES, 2 * STRETCHES // max(1, num_runs))))
 
 
-def _column(records: Sequence[Record], of: Callable[[Record], Any]) -> np.ndarray:
+def _column(records: Sequence[Record], name: str) -> np.ndarray:
     """A number of each record, NaN where it has none: float64 (records,)."""
-    found = [value if isinstance(value := of(record), int | float) else np.nan for record in records]
-    return np.array(found, dtype=np.float64)
+    values = [peak_memory(record) if name == "memory" else record.get(name) for record in records]
+    return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64)
 
 
 def _thinned(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | None]]:

@@ -60,14 +60,22 @@ class PhasePeak:
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """What a line of ``metrics.jsonl`` may say, as far as anybody reads it."""
+    """What a line of ``metrics.jsonl`` may say, as far as our own code reads it by name."""
 
     step: Annotated[int, Ge(0)]
+    epoch: float | None = None
     loss: float | None = None
-    eval_loss: float | None = None
+    grad_norm: float | None = None
     lr: float | None = None
-    tokens: Annotated[int, Ge(0)] | None = None
+    loss_scale: float | None = None
+    reward_margin: float | None = None
+    reward_accuracy: float | None = None
     skipped: bool | None = None
+    not_finite: str | None = None
+    eval_loss: float | None = None
+    evaluation: dict[str, Any] | None = None
+    tokens: Annotated[int, Ge(0)] | None = None
+    supervised_tokens: Annotated[int, Ge(0)] | None = None
     step_seconds: float | None = None
     tokens_per_second: float | None = None
     core_wait: float | None = None

@@ -18,8 +18,8 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
@@ -163,7 +163,7 @@ def _prepare_process(setting: WorkerSetting) -> None:
         set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
 
 
-def _pipeline(setting: WorkerSetting, stages: Stages, optimizer: AdamW) -> Pipeline:
+def _pipeline(setting: WorkerSetting, stages: Stages, optimizer: ShardedOptimizer) -> Pipeline:
     blocks = [block for loss_model in stages.loss_models for block in loss_model.anatomy.blocks]
     return Pipeline(
         {number: stage.loss_model for number, stage in stages.by_number.items()},
@@ -271,7 +271,7 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
     )
 
 
-def _go_on(checkpoint: Path, optimizer: AdamW, stages: Stages, setting: WorkerSetting) -> Cursor:
+def _go_on(checkpoint: Path, optimizer: ShardedOptimizer, stages: Stages, setting: WorkerSetting) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
     tensors, saves_all = optimizer.tensors(), trains_of_run(setting.config, setting.plan).all
     saved = {name: parameter for name, parameter in stages.parameters.items() if parameter.requires_grad or saves_all}

@@ -382,6 +382,8 @@ def _draft(blueprint: Blueprint) -> _Draft:
     if world.device.type == "cpu" and products_widen(world, precision.compute):
         compute = str(precision.compute).removeprefix("torch.")
         blueprint.log(f"products of {compute} are computed in fp32, and rounded: that is faster on this processor")
+    if world.device.type == "cpu" and blueprint.layout.optimizer == "muon":
+        products_widen(world, torch.bfloat16)  # those that make an update orthogonal, alike on all workers
     anatomy, weights = dissect(model), None
     if blueprint.recipe is not None:
         attach_tower(model, blueprint.files, precision.compute)

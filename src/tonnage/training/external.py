@@ -34,7 +34,7 @@ from tonnage.planning.space import check_space
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import rewind_samples
 
-QUESTION, VERDICT, READ, CLOCKS = "question", "verdict", "verdict read", "clocks"
+QUESTION, VERDICT, READ, CLOCKS, ENDED = "question", "verdict", "verdict read", "clocks", "ended"
 FAREWELL_SECONDS = 10.0
 """How long worker 0 waits until the others have read why it ends: with it goes the store that says so."""
 SEE_SECONDS = 30.0
@@ -75,6 +75,18 @@ def admitted(run: RunDirectory, place: Place, config: Config, plan: Plan) -> Ite
             if problems:
                 raise UserError(*problems)
         yield store
+
+
+def stop_after_first(store: Store, place: Place, seconds: float) -> None:
+    """Let worker 0 end first where a run was stopped, within a time: mpirun and srun may kill the workers that are left
+    as soon as one of them ends with another status than 0, and worker 0 still has the report to write."""
+    with contextlib.suppress(RuntimeError):  # the store is gone, and worker 0 with it
+        if place.rank == 0:
+            store.set(ENDED, "")
+            return
+        deadline = time.monotonic() + seconds
+        while not store.check([ENDED]) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def check_size(run: RunDirectory, place: Place, plan: Plan) -> None:

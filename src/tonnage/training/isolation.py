@@ -13,12 +13,9 @@ family is refused. How a block may recompute is asked in the same way: gradients
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,17 +32,15 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tonnage.data import Pack
 from tonnage.data.packs.prefixes import Prefix
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.files.reading import read_record
-from tonnage.files.writing import write_json
-from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.host.cachedir import remembered
 from tonnage.model import attention
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.quietly import quietly
 from tonnage.model.scorer import as_causal
 from tonnage.model.tiny import draw, shorten, shrink
-from tonnage.parallel.recompute import Recompute, recompute_blocks
-from tonnage.planning.layout import Arrangement
+from tonnage.parallel.recompute import recompute_blocks
+from tonnage.planning.layout import Arrangement, Recompute
 from tonnage.training.batch import MicroBatch, PackedDocument
 from tonnage.training.loss import LossModel
 from tonnage.training.slices_trial import why_undivided
@@ -140,18 +135,13 @@ def isolation_of(
     described.pop("use_cache", None)  # which whoever builds a model for training sets, before or after
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     inputs = [described, device.type, long_documents, FORMAT, versions]
-    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-    path = None if cache is None else trusted(cache, "isolation", f"{key}.json")
-    if path is not None:
-        with suppress(UserError):
-            return read_record(path, Isolation)
-    with quietly(), warnings.catch_warnings(action="ignore"):
-        isolation = _ask(config, small, device)
-    if path is not None:
-        with kept(path, "models are asked again every time"):
-            room_for(path)
-            write_json(path, asdict(isolation))
-    return isolation
+
+    def ask() -> Isolation:
+        with quietly(), warnings.catch_warnings(action="ignore"):
+            return _ask(config, small, device)
+
+    place = None if cache is None else (cache, "isolation", "")
+    return remembered(place, inputs, Isolation, ask, "models are asked again every time")
 
 
 def inexact_recompute(where: str, mode: Recompute, config: PreTrainedConfig, isolation: Isolation) -> Problem:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tonnage.checkpoint.save import Cursor
 from tonnage.data import PackedDataset
 from tonnage.offload.pages import Pages
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.world import World
@@ -36,7 +36,7 @@ class Job:
     """The model, or this rank's stages of it, ending in its loss; what the loop runs."""
     parameters: Mapping[str, nn.Parameter]
     """Of this rank's stages by name, sharded; an evaluation may leave gathered ones in their place there."""
-    optimizer: AdamW
+    optimizer: ShardedOptimizer
     schedule: Schedule
     clip: float
     """Largest global gradient norm; 0 is none."""

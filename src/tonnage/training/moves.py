@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tonnage.offload.traffic import Traffic
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.homes import FileHome
 from tonnage.parallel.host_blocks import BlocksElsewhere
@@ -16,8 +16,8 @@ from tonnage.parallel.streaming import StreamedBlocks
 class DiskUse:
     """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
 
-    def __init__(self, optimizer: AdamW, blocks: Sequence[StreamedBlocks | FileHome]) -> None:
-        self._waiting: list[AdamW | StreamedBlocks | FileHome] = [optimizer, *blocks]
+    def __init__(self, optimizer: ShardedOptimizer, blocks: Sequence[StreamedBlocks | FileHome]) -> None:
+        self._waiting: list[ShardedOptimizer | StreamedBlocks | FileHome] = [optimizer, *blocks]
         self._traffic, self._waited = Traffic.now(), 0.0
 
     def take(self) -> dict[str, float]:
@@ -36,7 +36,10 @@ class HostUse:
     seconds in which training waited for the optimizer."""
 
     def __init__(
-        self, optimizer: AdamW, inputs: Sequence[BlockInputs], weights: Sequence[BlocksElsewhere | HostMasters]
+        self,
+        optimizer: ShardedOptimizer,
+        inputs: Sequence[BlockInputs],
+        weights: Sequence[BlocksElsewhere | HostMasters],
     ) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
         self._copying = [optimizer.tier, optimizer.gradients, *inputs, *weights]

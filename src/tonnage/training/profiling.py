@@ -42,7 +42,7 @@ from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
 from tonnage.training.job import Job
 from tonnage.training.loop import BetweenSteps, train
-from tonnage.training.memory import Phases
+from tonnage.training.memory import Peak, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.setting import WorkerSetting
 
@@ -155,13 +155,15 @@ class _Enough(Exception):
 class _Steps:
     """The loop's question whether to stop, which comes before every step, as the place to start and stop recording."""
 
-    def __init__(self, num_steps: int, profiler: torch.profiler.profile, job: Job) -> None:
-        self._num_steps, self._profiler, self._job = num_steps, profiler, job
+    def __init__(self, num_steps: int, profiler: torch.profiler.profile, job: Job, phases: Phases) -> None:
+        self._num_steps, self._profiler, self._job, self._phases = num_steps, profiler, job, phases
         self._taken, self._began, self._began_recording, self._waited_before = -1, 0.0, 0.0, 0.0
         self.plain: list[float] = []
         self.recorded_seconds = 0.0
         self.waited_seconds = 0.0
         """For other stages of a pipeline, while steps were recorded."""
+        self.peak = Peak()
+        """Until recording began, which takes memory of its own."""
 
     def __call__(self) -> bool:
         self._job.optimizer.finish()  # what goes on in the background belongs to the step that began it
@@ -170,6 +172,7 @@ class _Steps:
         if 2 <= self._taken <= self._num_steps + 1:
             self.plain.append(now - self._began)
         if self._taken == self._num_steps + 1:
+            self.peak = self._phases.peak
             self._profiler.start()
         elif self._taken == 2 * self._num_steps + 1:
             self.recorded_seconds = now - self._began_recording
@@ -193,13 +196,14 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
     axes: dict[str, Any] = {key: getattr(layout, key) for key in ("tensor", "pipeline", "context")}
     axes |= {"device_type": layout.device}
     with join_world(layout.replicate, **axes) as world:
+        phases.device = world.device
         job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
         phases.end()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if world.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         profiler = torch.profiler.profile(activities=activities, acc_events=True)
-        steps = _Steps(num_steps, profiler, job)
+        steps = _Steps(num_steps, profiler, job, phases)
         with suppress(_Enough):
             # Of a step more than the run has, or the loop would not ask after its last one; and no step overlaps
             # another, so that each has its own time.
@@ -237,6 +241,7 @@ def _account(
         "step_seconds": step_seconds,
         "recorded_step_seconds": steps.recorded_seconds / num_steps,
         **sizes,
+        "peak_bytes": {"host": steps.peak.host, "device": steps.peak.device},
         "causes": {cause: seconds * scale for cause, seconds in causes.items()},
         "operations": [
             operation | {"calls": operation["calls"] / num_steps, "seconds": operation["seconds"] * scale}

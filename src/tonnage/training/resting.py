@@ -15,10 +15,10 @@ from tonnage.kernels.moments import Codec
 from tonnage.kernels.muon import Muon
 from tonnage.model.anatomy import undecayed
 from tonnage.optim import gradients
-from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import StateOnDisk
 from tonnage.optim.on_host import StateOnHost
-from tonnage.optim.tiers import Group, StateInMemory, Tier, TrainedParameter
+from tonnage.optim.optimizer import ShardedOptimizer
+from tonnage.optim.tiers import Group, StateInMemory, StateTier, TrainedParameter
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
 from tonnage.planning.layout import Layout
@@ -36,7 +36,7 @@ def check_tiers(layout: Layout, world: World) -> None:
         raise user_error(f"disk, with parameters on {world.device.type}", needed, change, where)
 
 
-def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
+def optimizer_of(setting: WorkerSetting, stages: Stages) -> ShardedOptimizer:
     """The optimizer of a rank's parameters, with its state and their gradients where the plan lets them rest."""
     layout, settings = setting.layout, setting.config.optimizer
     parameters, loss_models = stages.parameters, stages.loss_models
@@ -46,7 +46,7 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> AdamW:
     divided = copies_of(parameters)
     away = layout.optimizer_tier != "device"
     exchanges = settings.kind == "muon" and layout.shards > 1  # which no thread does beside those of a forward pass
-    optimizer = AdamW(
+    optimizer = ShardedOptimizer(
         parameters,
         betas=settings.betas,
         eps=settings.eps,
@@ -91,7 +91,7 @@ def _groups(settings: Optimizer, stages: Stages) -> dict[str, Group]:
     return groups
 
 
-def _tier(setting: WorkerSetting) -> Callable[[Sequence[TrainedParameter], Codec], Tier]:
+def _tier(setting: WorkerSetting) -> Callable[[Sequence[TrainedParameter], Codec], StateTier]:
     layout, resident = setting.layout, setting.layout.optimizer_resident
     match layout.optimizer_tier:
         case "device":
@@ -130,7 +130,7 @@ def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:
     return {name: turn_of[id(parameter)] for name, parameter in named}
 
 
-def wait_for_turns(stages: Sequence[LossModel], optimizer: AdamW) -> None:
+def wait_for_turns(stages: Sequence[LossModel], optimizer: ShardedOptimizer) -> None:
     """Let every block, and before them its stage, wait until its parameters are updated; before they are gathered."""
     for turn, module in enumerate(_waiting(stages)):
         module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)

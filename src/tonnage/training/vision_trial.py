@@ -11,11 +11,8 @@ How many tokens an image has, and what else the family is told of it, the model'
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
-import json
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from tonnage.data.images.processing import ImageRecipe, tower_inputs, versions
 from tonnage.data.packs.features import images_of
 from tonnage.errors import UserError, user_error
-from tonnage.files.reading import read_record
-from tonnage.files.writing import write_json
-from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.host.cachedir import remembered
 from tonnage.model.attention import IN_ALL, IN_WINDOWS, looking_ahead, packing_arguments, register
 from tonnage.model.names import Whole
 from tonnage.model.tiny import VOCABULARY, draw, shrink
@@ -68,18 +63,8 @@ def check_sight(whole: PreTrainedConfig, recipe: ImageRecipe, cache: Path | None
     described = whole.to_dict()
     described.pop("_name_or_path", None)
     inputs = [described, recipe.key(), versions(), torch.__version__, FORMAT]
-    key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-    path = None if cache is None else trusted(cache, "sight", f"{key}.json")
-    sight = None
-    if path is not None:
-        with suppress(Exception):
-            sight = read_record(path, Trial)
-    if sight is None:
-        sight = _sight(whole, recipe)
-        if path is not None:
-            with kept(path, "the model is asked again every time"):
-                room_for(path)
-                write_json(path, asdict(sight))
+    place = None if cache is None else (cache, "sight", "")
+    sight = remembered(place, inputs, Trial, lambda: _sight(whole, recipe), "the model is asked again every time")
     if sight.fault:
         raise user_error(
             where=f"model type {whole.model_type}",

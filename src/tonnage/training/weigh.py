@@ -14,14 +14,12 @@ What it cannot see: workspaces that kernels allocate by themselves, and what the
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,13 +30,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.errors import TonnageError, UserError, user_error
-from tonnage.files.reading import read_record
-from tonnage.files.writing import write_json
-from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.errors import TonnageError, user_error
+from tonnage.host.cachedir import remembered
 from tonnage.kernels.fake_quantized import check_torchao
 from tonnage.kernels.moments import keeps_blocks, row_length
-from tonnage.kernels.muon import orthogonal_flops
+from tonnage.kernels.muon import iteration_dtype, orthogonal_flops
 from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
@@ -62,10 +58,10 @@ from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.tiny import SHARING_LAYERS, count_layers, is_by_layer, overrides_of
 from tonnage.parallel.parallelize import Precision
-from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.recompute import recompute_blocks
 from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide_in_shape
-from tonnage.planning.layout import PACKED, Arrangement
+from tonnage.planning.layout import PACKED, Arrangement, Recompute
 from tonnage.planning.profile import (
     NOTHING_FROZEN,
     BlockCost,
@@ -86,7 +82,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 38
+FORMAT = 39
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -154,15 +150,8 @@ def weigh_once(
         slow = processor_is_slow(conditions.dtype)
         processor = (slow, processor_turns()) if conditions.device_type == "cpu" else ()
         inputs = [described, vocab_size, fields_by_name, processor, FORMAT, versions, off]
-        key = hashlib.blake2b(json.dumps(inputs, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-        path = trusted(cache, "profiles", f"{key}.json")
-        with suppress(UserError):
-            return read_record(path, ModelProfile)
-        profile = weigh(config, vocab_size, conditions)
-    with kept(path, "models are weighed again every time"):
-        room_for(path)
-        write_json(path, asdict(profile))
-    return profile
+        place, otherwise = (cache, "profiles", ""), "models are weighed again every time"
+        return remembered(place, inputs, ModelProfile, lambda: weigh(config, vocab_size, conditions), otherwise)
 
 
 def weigh(
@@ -211,7 +200,6 @@ def _weigh(
     whole = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     token_ranks = _divide(model, anatomy, whole, conditions) if tensor > 1 else 1
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
-    largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     matrix_share, flops_of_each = _matrices(model, anatomy, whole)
     traced = _trace(backbone, kinds, recomputes, model, anatomy) if conditions.document_tokens else _Traced()
     return ModelProfile(
@@ -234,7 +222,7 @@ def _weigh(
         attention=conditions.attention,
         attending_blocks=len(traced.heads) if conditions.document_tokens else None,
         frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains),
-        largest_matrix=largest_matrix,
+        largest_matrix=max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters()),
         adapted_matrices=counts,
         adapted=tuple(dict.fromkeys(target.path.rpartition(".")[2] for target in targets)),
         adapts_experts=any(target.experts for target in targets),
@@ -249,6 +237,7 @@ def _weigh(
         large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
         matrix_share=matrix_share,
         orthogonal_flops=flops_of_each,
+        orthogonal_width=iteration_dtype(conditions.device_type).itemsize,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
         heads=traced.kinds_of_heads,

@@ -8,11 +8,10 @@ are those of a real run. On CUDA tensors are taken to be as large as on a CPU.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig
 
-from tonnage.errors import UserError, user_error
-from tonnage.files.reading import read_record
-from tonnage.files.writing import write_json
-from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.errors import user_error
+from tonnage.host.cachedir import remembered
 from tonnage.model.adapters import Trains, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate_part, on_meta
@@ -58,15 +55,8 @@ def weigh_tower_once(
     whole = json.loads((files.directory / "config.json").read_text(encoding="utf-8"))
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     parts = [whole, asdict(trains), str(dtype), described, tokens, FORMAT, versions]
-    key = hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-    path = trusted(cache, "profiles", f"tower-{key}.json")
-    with suppress(UserError):
-        return read_record(path, TowerCost)
-    cost = weigh_tower(config, files, trains, dtype, inputs, tokens)
-    with kept(path, "towers are weighed again every time"):
-        room_for(path)
-        write_json(path, asdict(cost))
-    return cost
+    find = partial(weigh_tower, config, files, trains, dtype, inputs, tokens)
+    return remembered((cache, "profiles", "tower-"), parts, TowerCost, find, "towers are weighed again every time")
 
 
 def weigh_tower(

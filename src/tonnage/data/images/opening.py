@@ -27,7 +27,7 @@ MOST_PIXELS = 100_000_000
 """Of an image; RGB takes three bytes for each."""
 MOST_RATIO = 200
 """Of the longer side to the shorter one, beyond which processors fail or take all memory."""
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """In the words of Pillow, of what is read; others start programs, or are no images."""
 WIDE = ("I;16", "I;16L", "I;16B", "I;16N")
 NARROW = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -107,7 +107,9 @@ def decode(encoded: EncodedImage) -> Pixels:
     try:
         with warnings.catch_warnings(action="ignore"):  # of sizes, which are looked at here
             Pillow.init()
-            opened = Pillow.open(io.BytesIO(encoded.content), formats=[name for name in FORMATS if name in Pillow.OPEN])
+            opened = Pillow.open(
+                io.BytesIO(encoded.content), formats=[name for name in IMAGE_FORMATS if name in Pillow.OPEN]
+            )
             _check_size(opened, name)
             opened.load()
             turned = ImageOps.exif_transpose(opened)
@@ -115,7 +117,7 @@ def decode(encoded: EncodedImage) -> Pixels:
     except RowError:
         raise
     except UnidentifiedImageError:
-        raise _bad(f"{name} is no image of a kind that is read ({', '.join(FORMATS)})") from None
+        raise _bad(f"{name} is no image of a kind that is read ({', '.join(IMAGE_FORMATS)})") from None
     except Pillow.DecompressionBombError:
         raise _bad(f"{name} says that it has far too many pixels; at most {MOST_PIXELS:,} are decoded") from None
     except MemoryError:

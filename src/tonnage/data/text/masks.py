@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from tonnage.data.text.rendering import ChatTemplate, Request
 from tonnage.data.text.shape import TurnShape, agreement, agreement_at_end, closing
 from tonnage.data.text.thoughts import check_rendered
-from tonnage.forms.conversation import Conversation, Message, RowError
+from tonnage.forms.conversation import CLOSES_THOUGHT, OPENS_THOUGHT, Conversation, Message, RowError
 from tonnage.forms.images import MARK
 
 Span = tuple[int, int, float]
@@ -44,7 +44,7 @@ class Marked(NamedTuple):
     spans: Sequence[Span]
 
 
-_THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+_THOUGHT = re.compile(rf"\A\s*(?:{OPENS_THOUGHT})?(.*?){CLOSES_THOUGHT}\s*", re.DOTALL)
 
 
 def requests(conversation: Conversation, shape: TurnShape, train_on: str) -> list[Request]:
@@ -242,15 +242,15 @@ def _last_question(messages: Sequence[Message]) -> int:
 
 def has_thought(message: Message) -> bool:
     """Whether a message of the assistant holds what it thinks: in a field of its own, or in its words."""
-    return message["role"] == "assistant" and ("reasoning_content" in message or "</think>" in message["content"])
+    return message["role"] == "assistant" and ("reasoning_content" in message or CLOSES_THOUGHT in message["content"])
 
 
 def _without_thought(message: Message) -> Message:
     if not has_thought(message):
         return message
     message = {key: value for key, value in message.items() if key != "reasoning_content"}
-    if "</think>" in message["content"]:
-        message["content"] = message["content"].rsplit("</think>", 1)[1].lstrip("\n")
+    if CLOSES_THOUGHT in message["content"]:
+        message["content"] = message["content"].rsplit(CLOSES_THOUGHT, 1)[1].lstrip("\n")
     return message
 
 
@@ -261,10 +261,10 @@ def _with_other_words(message: Message) -> Message:
         return _mark_outside(text) * 3
 
     content = message["content"]
-    if message["role"] == "assistant" and "</think>" in content:
-        thought, answer = content.rsplit("</think>", 1)
-        opened = "<think>\n" if "<think>" in thought else ""
-        content = f"{opened}{other(content)}\n</think>\n\n{other(content + answer)}"
+    if message["role"] == "assistant" and CLOSES_THOUGHT in content:
+        thought, answer = content.rsplit(CLOSES_THOUGHT, 1)
+        opened = f"{OPENS_THOUGHT}\n" if OPENS_THOUGHT in thought else ""
+        content = f"{opened}{other(content)}\n{CLOSES_THOUGHT}\n\n{other(content + answer)}"
     elif content or "tool_calls" not in message:
         content = other(content)
     changed = {**message, "content": content}

@@ -8,10 +8,10 @@ opens a thought.
 
 from __future__ import annotations
 
-from tonnage.forms.conversation import Message, RowError
+from tonnage.forms.conversation import CLOSES_THOUGHT, OPENS_THOUGHT, Message, RowError
 
 TAGS = (
-    ("<think>", "</think>"),
+    (OPENS_THOUGHT, CLOSES_THOUGHT),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),

@@ -15,7 +15,7 @@ export async function showChat(place, words) {
   const chosen = words.getAll("run"), before = { sides: [], ...kept() };
   const system = h("textarea", { rows: 2, placeholder: "No system prompt", value: before.system || "" });
   const temperature = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: before.temperature || "0", class: "few" });
-  const length = h("input", { type: "number", min: 1, max: 8192, value: before.length || "256", class: "few" });
+  const length = h("input", { type: "number", min: 1, max: 8192, value: before.length || "", placeholder: "up to 512", class: "few" });
   const template = h("input", { type: "text", value: before.template || "auto", class: "few", list: "templates", spellcheck: "false" });
   const shows = h("input", { type: "checkbox", checked: Boolean(before.shows) });
   const question = h("textarea", { rows: 2, placeholder: "Say something", "aria-label": "Your message", required: true });
@@ -45,7 +45,7 @@ export async function showChat(place, words) {
     question.value = "";
     send.disabled = true;
     stop.hidden = false;
-    const how = { temperature: Number(temperature.value), max_tokens: Number(length.value), system: system.value.trim() };
+    const how = { temperature: Number(temperature.value), max_tokens: Number(length.value) || undefined, system: system.value.trim() };
     await Promise.all(ready.map((side) => side.ask(text, how)));
     send.disabled = false;
     stop.hidden = true;

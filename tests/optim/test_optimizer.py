@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tonnage.kernels.adamw import join
 from tonnage.kernels.regions import region_of
-from tonnage.optim.adamw import AdamW
+from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.tiers import Group
 
 
@@ -26,8 +26,8 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
     }
 
 
-def optimizer(named: dict[str, nn.Parameter], decay: float = 0.5) -> AdamW:
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=decay)
+def optimizer(named: dict[str, nn.Parameter], decay: float = 0.5) -> ShardedOptimizer:
+    return ShardedOptimizer(named, betas=(0.9, 0.95), eps=1e-8, decay=decay)
 
 
 def test_decay_spares_vectors_and_frozen_parameters() -> None:
@@ -44,7 +44,7 @@ def test_decay_spares_vectors_and_frozen_parameters() -> None:
 
 def test_decay_spares_what_is_named() -> None:
     named = {name: nn.Parameter(torch.ones(4, 3)) for name in ("weight", "experts_bias")}
-    adamw = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.5, groups={"experts_bias": Group(0.0)})
+    adamw = ShardedOptimizer(named, betas=(0.9, 0.95), eps=1e-8, decay=0.5, groups={"experts_bias": Group(0.0)})
     for parameter in named.values():
         parameter.grad = torch.zeros_like(parameter)
     adamw.step(lr=0.1)
@@ -113,7 +113,7 @@ def test_state_of_a_shard_is_sharded_as_its_parameter() -> None:
             DTensor.from_local(torch.zeros(size), mesh, placements, run_check=False, shape=shape, stride=(300, 1))
         )
         assert offset[0] == 6
-        adamw = AdamW({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
+        adamw = ShardedOptimizer({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
         for name, tensor in adamw.tensors().items():
             assert isinstance(tensor, DTensor)
             assert list(tensor.placements) == placements
@@ -126,11 +126,11 @@ def test_state_of_a_shard_is_sharded_as_its_parameter() -> None:
             local = torch.zeros(7, number)
             return {"w": nn.Parameter(DTensor.from_local(local, mesh, [Replicate(), Shard(1)], run_check=False))}
 
-        between = AdamW(of_columns(512), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8").tensors()
+        between = ShardedOptimizer(of_columns(512), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8").tensors()
         assert between["w.m"].shape == (7, 2048)
         assert between["w.m_scale"].shape == (7, 8)
         assert region_of(between["w.m_scale"])[1] == (slice(0, 7), slice(6, 8))
         with pytest.raises(NotImplementedError, match="parts of blocks"):
-            AdamW(of_columns(75), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
+            ShardedOptimizer(of_columns(75), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
     finally:
         dist.destroy_process_group()

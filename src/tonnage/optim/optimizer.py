@@ -1,9 +1,9 @@
-"""AdamW over sharded parameters, with its state as named tensors.
+"""The optimizer over sharded parameters, with its state as named tensors: AdamW and, of matrices that it is told, Muon.
 
-The state of each trainable parameter is the two moments of the local shard (``moments``) and, where the parameter is of
-16 bits, what is missing of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``), where
-gradients do another's (``gradients``); parameters may rest on disk too (``offload.pages``). The update is the same
-everywhere.
+The state of each trainable parameter is the moments of the local shard (``kernels.moments``), two or, of Muon's
+matrices, one; and where the parameter is of 16 bits, what is missing of its fp32 master (``kernels.adamw``). A tier
+says where state rests (``tiers``), ``gradients`` where gradients do; parameters may rest on disk too
+(``offload.pages``). The update is the same everywhere.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients
 from tonnage.optim.muon import Updates
-from tonnage.optim.tiers import Group, StateInMemory, StatePiece, Tier, TrainedParameter, Visit, content, visits
+from tonnage.optim.tiers import Group, StateInMemory, StatePiece, StateTier, TrainedParameter, Visit, content, visits
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
 
 
-class AdamW:
-    """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
+class ShardedOptimizer:
+    """AdamW (decoupled decay), or Muon where a group says so, with exact fp32 masters, whatever the parameters' type.
 
     ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole blocks.
     ``decay`` is applied to parameters with two or more dimensions. ``groups`` says by name which are updated otherwise:
@@ -69,7 +69,7 @@ class AdamW:
         decay: float,
         groups: Mapping[str, Group] | None = None,
         moments: Codec = "fp32",
-        tier: Callable[[Sequence[TrainedParameter], Codec], Tier] = StateInMemory,
+        tier: Callable[[Sequence[TrainedParameter], Codec], StateTier] = StateInMemory,
         gradients: Callable[[Sequence[TrainedParameter]], Gradients] = gradient_tiers.GradientsInMemory,
         pages: Pages | None = None,
         turns: Mapping[str, int] | None = None,
@@ -140,7 +140,7 @@ class AdamW:
         """Whether ``step`` returns before the device has made the update, or computed the scale of its gradients."""
         devices = {local_part(trained.parameter).device for trained in self._trained.values()}
         beside = isinstance(self.tier, StateInMemory) and isinstance(self.gradients, gradient_tiers.GradientsInMemory)
-        has_matrices = any(trained.muon is not None for trained in self._trained.values())
+        has_matrices = any(trained.takes_whole_matrices for trained in self._trained.values())
         return beside and not self._lazy and not has_matrices and all(map(kernels.is_unseen, devices))
 
     def wait_for(self, turn: int) -> None:
@@ -184,10 +184,10 @@ class AdamW:
                 key=noise_key(self.seed, step, trained.noise),
                 first=trained.first + piece.start,
             )
-            if trained.muon is None:
-                self._update_piece(piece, hyper)
-            else:
+            if trained.takes_whole_matrices:
                 self._update_matrix(piece, hyper, updates, order[number].window)
+            else:
+                self._update_piece(piece, hyper)
         updates.finish_all()
         self.tier.settle()
         self.gradients.turn_to([])
@@ -196,11 +196,11 @@ class AdamW:
     def _order(self, names: Sequence[str]) -> tuple[list[Visit], Updates]:
         """In which order the state of ``names`` is handed out, and the updates of the matrices among them."""
         present = set(names)
-        empty = {name for name, one in self._trained.items() if one.muon and not local_part(one.parameter).numel()}
         order = [visit for visit in self._visits if visit.trained.name in present]
         windows: dict[int, list[TrainedParameter]] = {}
-        for visit in self._visits:
-            if visit.part == "moments" and visit.trained.name in present | empty:
+        for visit in self._visits:  # and those of which this rank has nothing: the others need it for their updates
+            is_empty = not local_part(visit.trained.parameter).numel()
+            if visit.part == "moments" and (visit.trained.name in present or is_empty):
                 windows.setdefault(visit.window, []).append(visit.trained)
         return order, Updates(windows)
 
@@ -262,8 +262,8 @@ class AdamW:
     def tensors(self) -> dict[str, Tensor]:
         """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
 
-        ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a parameter of 16 bits
-        ``NAME.low``. What goes on in the background is waited for.
+        ``NAME.m`` and, of second moments, ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a
+        parameter of 16 bits ``NAME.low``. What goes on in the background is waited for.
         """
         self.finish()
         return {
