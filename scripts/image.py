@@ -4,7 +4,7 @@
     python scripts/image.py cpu --debian BASE [--mount SOURCE:TARGET ...]
 
 Each is built by docker, podman or buildah, whichever works here, and its command is carried out in it, by the image's
-own user: help, and the demo's run, shortened, planned, trained, asked and verified.
+own user: help, the doctor, and the demo's run, shortened, planned, trained, asked and verified.
 
 ``--debian`` is for machines that reach no registry of images: a Debian with the same Python, made by debootstrap in the
 folder ``BASE`` and kept there, stands for the one that the file begins with, and buildah works in a chroot (as root).
@@ -37,6 +37,7 @@ PACKAGES = "python3,python3-dev,python3-pip,python3-venv,ca-certificates"
 COMMANDS = (
     ["--version"],
     ["--help"],
+    ["doctor"],
     ["plan", "runs/demo/config.yaml"],
     ["train", "runs/demo/config.yaml", *SHORT],
     ["generate", "runs/demo/run", "--prompt", "Sort these numbers: 9 4 7", "--max-new-tokens", "4"],

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+import tiny
 from page.conftest import furnished
 from report.browser import Browser, chromium
 from report.recorded import decided
@@ -58,6 +59,9 @@ def page_over(folder: Path) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("browser")
+    shape = tiny.llama_config(num_hidden_layers=1, initializer_range=0.3, max_position_embeddings=256)
+    tiny.write_model(folder / "model", shape)  # whose answers are shorter than the longest where nobody says
+    tiny.write_rows(folder / "rows.jsonl", tiny.alpaca_rows(60))
     made = decided(folder, output=str(folder / "made"), steps=40)
     furnished(made, folder / "runs")
     shutil.rmtree(made.path)
@@ -215,13 +219,14 @@ def test_markup_stays_text(browser: Browser, served: Served) -> None:
 
 
 def check_that_nothing_is_markup(browser: Browser) -> None:
-    assert browser.run("document.querySelectorAll('main img, main script, main b').length") == 0
+    assert browser.run("document.querySelectorAll('main img, main script').length") == 0
 
 
 def test_markup_in_rows_stays_text(browser: Browser, served: Served) -> None:
     row = {"instruction": "<script>alert(1)</script>", "output": "<img src=x onerror=alert(2)> <b>bold</b>"}
     (served.folder / "<b>rows.jsonl").write_text(json.dumps(row) + "\n")
-    config = {"model": "model", "data": {"train": "<b>rows.jsonl", "template": "plain"}, "output": "never"}
+    data = {"train": "<b>rows.jsonl", "template": "plain", "max_length": 128}
+    config = {"model": "model", "data": data, "output": "never"}
     (served.folder / "<b>.yaml").write_text(yaml.safe_dump(config))
     go(browser, "runs", "document.querySelector('table.runs')")
     go(browser, "data", "[...document.querySelectorAll('option')].some((option) => option.value === '<b>.yaml')")
@@ -318,10 +323,10 @@ def check_that_what_was_said_is_kept(browser: Browser, served: Served) -> None:
     browser.wait(is_ready)
     assert text(browser, ".talk") == said
     browser.run("document.querySelector('.check input').click()")
-    browser.run("document.querySelector('form.ask textarea').value = 'And <b>b</b>'")
+    browser.run("document.querySelector('form.ask textarea').value = 'And <img src=x>'")
     click(browser, "Send")
     browser.wait("document.querySelectorAll('.turn').length === 4 && !document.querySelector('button.main').disabled")
-    assert "And <b>b</b>" in text(browser, ".talk")
+    assert "And <img src=x>" in text(browser, ".talk")
     check_that_nothing_is_markup(browser)
     assert text(browser, ".message.failed") == ""
     click(browser, "New conversation")
