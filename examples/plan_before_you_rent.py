@@ -6,10 +6,9 @@
 # sheet: nobody has carried such a plan out on one yet, so take them as a comparison.
 
 # %%
+import json
 from pathlib import Path
 from typing import Any
-
-from transformers import LlamaConfig
 
 import tonnage
 
@@ -20,19 +19,22 @@ GIB = 2**30
 # shape of an 8B Llama into a directory.
 
 # %%
-shape = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    max_position_embeddings=8192,
-    architectures=["LlamaForCausalLM"],
-    dtype="bfloat16",
-)
-shape.save_pretrained("models/llama-8b-shape")
+shape = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
 model = Path("models/llama-8b-shape")
+model.mkdir(parents=True, exist_ok=True)
+with (model / "config.json").open("w") as file:
+    json.dump(shape, file)
 
 # %% [markdown]
 # What you want to do, and what you could rent. **The prices are made up**: write in what you are offered.

@@ -13,15 +13,16 @@ from starlette.testclient import TestClient
 
 from report.recorded import decided, record
 from tonnage.page.app import create_app
+from tonnage.page.rows import SIGN_SECONDS
 from tonnage.rundir.directory import RunDirectory
 
 TOKEN = "token-of-the-tests"
 STEPS = 40
 
 
-def note_position(run: RunDirectory, phase: str, step: int) -> None:
-    """Leave what a worker would note of where it is."""
-    now = time.time()
+def note_position(run: RunDirectory, phase: str, step: int, *, ago: float = 0.0) -> None:
+    """Leave what a worker would note of where it is, or noted so many seconds ago."""
+    now = time.time() - ago
     run.workers.mkdir(exist_ok=True)
     place = {"phase": phase, "step": step, "micro_batch": 0, "num_micro_batches": 2, "seconds": now, "alive": now}
     run.worker_position(0).write_text(json.dumps(place).ljust(512))
@@ -44,8 +45,8 @@ def furnished(decided: RunDirectory, folder: Path) -> None:
         record(runs[name], 22)
         runs[name].outcome.unlink()
     note_position(runs["stopped"], "stopped", 22)
-    note_position(runs["failed"], "backward", 22)
-    note_position(runs["killed"], "forward", 22)
+    note_position(runs["failed"], "backward", 22, ago=2 * SIGN_SECONDS)
+    note_position(runs["killed"], "forward", 22, ago=2 * SIGN_SECONDS)
     runs["failed"].write_error(0, RuntimeError("no memory <b>left</b>"), 1)
 
 

@@ -29,7 +29,7 @@ from tonnage.planning.words import size
 from tonnage.rundir.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
-STEPS = 200
+STEPS = 400
 SECONDS = 120.0
 """For a command of the page, which loads torch, on a machine that does other things."""
 

@@ -56,6 +56,7 @@ def test_the_state_of_every_run(client: TestClient, folder: Path) -> None:
     assert all(any(abs(value - loss) < 1e-4 for loss in losses) for value in spark)
 
 
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
 def test_a_run_that_is_locked_trains(client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.page.rows.LOCK_SECONDS", 0.0)
     run = RunDirectory(folder / "killed")
@@ -68,6 +69,18 @@ def test_a_run_that_is_locked_trains(client: TestClient, folder: Path, monkeypat
         assert (row["state"], row["doing"]) == ("training", "forward")
         assert 18 * 0.4 < row["remaining_seconds"] < 18 * 0.45
         note_position(run, "stopped", 22)
+    assert rows_of(client)["killed"]["state"] == "stopped"
+
+
+def test_where_no_locks_are_listed_a_run_trains_while_its_workers_live(
+    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.page.rows.LOCKS", folder / "no such list")
+    run = RunDirectory(folder / "killed")
+    assert rows_of(client)["killed"]["state"] == "failed"
+    note_position(run, "forward", 23)
+    assert rows_of(client)["killed"]["state"] == "training"
+    note_position(run, "stopped", 23)
     assert rows_of(client)["killed"]["state"] == "stopped"
 
 

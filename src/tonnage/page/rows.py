@@ -37,6 +37,8 @@ RECENT_STEPS = 20
 """Steps whose median time the remaining time is reckoned from."""
 SIGN_SECONDS = 60.0
 """Since the last sign of life of workers on another machine, after which they are taken for gone."""
+LOCKS = Path("/proc/locks")
+"""The files that processes of this machine hold locked; systems other than Linux list none."""
 LOCK_SECONDS = 1.0
 """Between two readings of the list of locks, which takes the system some time."""
 PLAN_BYTES = 16 << 20
@@ -189,7 +191,7 @@ def locked_files() -> frozenset[int]:
     To try a lock is to hold it for a moment, in which a launcher would be refused; so nobody tries here.
     """
     try:
-        lines = Path("/proc/locks").read_text().splitlines()
+        lines = LOCKS.read_text().splitlines()
     except OSError:
         return frozenset()
     fields = (line.split() for line in lines if "FLOCK" in line and "->" not in line)
@@ -228,7 +230,7 @@ def _is_worked_on(run: RunDirectory, positions: Sequence[Position], locks: froze
     except OSError:
         pass
     newest = max((position.alive for position in positions if position.phase not in ENDED), default=0.0)
-    is_elsewhere = run.job.exists() or run.ray.exists() or not Path("/proc/locks").exists()
+    is_elsewhere = run.job.exists() or run.ray.exists() or not LOCKS.exists()
     return (is_elsewhere and time.time() - newest < SIGN_SECONDS) or is_working(run)
 
 
