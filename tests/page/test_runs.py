@@ -72,18 +72,6 @@ def test_a_run_that_is_locked_trains(client: TestClient, folder: Path, monkeypat
     assert rows_of(client)["killed"]["state"] == "stopped"
 
 
-def test_where_no_locks_are_listed_a_run_trains_while_its_workers_live(
-    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tonnage.page.rows.LOCKS", folder / "no such list")
-    run = RunDirectory(folder / "killed")
-    assert rows_of(client)["killed"]["state"] == "failed"
-    note_position(run, "forward", 23)
-    assert rows_of(client)["killed"]["state"] == "training"
-    note_position(run, "stopped", 23)
-    assert rows_of(client)["killed"]["state"] == "stopped"
-
-
 def test_looking_takes_no_lock(client: TestClient, folder: Path) -> None:
     """A launcher that begins while the page looks would be refused."""
     run = RunDirectory(folder / "stopped")
