@@ -38,6 +38,10 @@ PEERS: dict[str, dict[str, Any]] = {
     "TRL, reference before": {
         "arguments": {"gradient_checkpointing": False, "precompute_ref_log_probs": True},
     },
+    "TRL, reference before, fp32": {
+        "arguments": {"gradient_checkpointing": False, "precompute_ref_log_probs": True, "bf16": False},
+    },
+    "TRL + peft, fp32": {"adapter": LORA, "arguments": {"gradient_checkpointing": False, "bf16": False}},
     "TRL + peft": {"adapter": LORA, "dtype": "bfloat16", "arguments": {"gradient_checkpointing": False}},
 }
 

@@ -52,6 +52,13 @@ PEERS: dict[str, dict[str, Any]] = {
     "transformers Trainer": {"class": "Trainer", "documents": 8},
     "TRL SFTTrainer, fp32": {"class": "SFTTrainer", "documents": 8, "arguments": {"bf16": False}},
     "transformers Trainer, fp32": {"class": "Trainer", "documents": 8, "arguments": {"bf16": False}},
+    "transformers Trainer, fp32, in DDP": {
+        "class": "Trainer",
+        "documents": 8,
+        "ddp": True,
+        "arguments": {"bf16": False},
+    },
+    "TRL SFTTrainer, fp32, in DDP": {"class": "SFTTrainer", "documents": 8, "ddp": True, "arguments": {"bf16": False}},
     "transformers Trainer, flat": {"class": "Trainer", "documents": 8, "collator": "flat"},
     "transformers Trainer, experts in a loop": {"class": "Trainer", "documents": 8, "experts": "eager"},
     "transformers Trainer, experts in a loop, fp32": {
