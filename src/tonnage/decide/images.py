@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
+from tonnage.decide.other_model import digests_of
 from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import UserError, user_error
+from tonnage.files.places import free_bytes
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -163,16 +164,11 @@ def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) 
     cache, files = packs.parent.parent, model.files
     recipe = images_taken(config, model)
     assert recipe is not None
-    weights, digests = sorted(files.weights), []
-    for number, file in enumerate(weights):
-        progress("reading the model's files", number, len(weights))
-        digests.append(store.remembered_digest(cache, str(file)))
-    progress("reading the model's files", len(weights), len(weights))
     described: dict[str, Any] = read_whole_config(files, trust_remote_code=config.trust_remote_code).to_dict()
     described.pop("_name_or_path", None)
     parts: dict[str, Any] = {
         "format": FORMAT,
-        "weights": digests,
+        "weights": digests_of(cache, sorted(files.weights), "the model's", progress),
         "config": repr(sorted(described.items())),
         "processor": recipe.key(),
         "packs": packs.name,
@@ -208,7 +204,8 @@ class _Looks:
     ) -> _Looks:
         """By the machine's rates, all of whose devices take part; without what the processor takes in either way."""
         from tonnage.model.vision import added_features
-        from tonnage.training.features import same_images, visited_packs
+        from tonnage.training.chunks import visited_packs
+        from tonnage.training.features import same_images
 
         train, validation = prepared.train, prepared.validation
         datasets = [train] if validation is None else [train, validation]
@@ -250,7 +247,7 @@ def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: 
         return False
     whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
     both = _Looks.of(config, plan, prepared, tower, whole, machine)
-    has_room = _free_bytes(Path(plan.data.train_path).parent) >= both.num_bytes
+    has_room = free_bytes(Path(plan.data.train_path).parent) >= both.num_bytes
     return not has_room or both.computed_seconds + WORTH_SECONDS < both.cached_seconds
 
 
@@ -341,15 +338,8 @@ def _bytes_before(plan: Plan, tower: TowerCost, both: _Looks) -> float:
     return needed
 
 
-def _free_bytes(place: Path) -> int:
-    while not place.exists():
-        place = place.absolute().parent
-    space = os.statvfs(place)
-    return space.f_bavail * space.f_frsize
-
-
 def _check_room(entry: Path, num_bytes: int) -> None:
-    if (free := _free_bytes(entry)) < num_bytes:
+    if (free := free_bytes(entry)) < num_bytes:
         observed = f"{free:,} bytes free, and {num_bytes:,} to come of features of images"
         change = "make room, set data.cache to another disk, or data.image_features=computed"
         raise user_error(observed, "room for all of them", change, str(entry))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Config
 from tonnage.decide.other_model import OtherModel, digests_of
 from tonnage.errors import user_error
+from tonnage.files.places import existing, free_bytes
 
 if TYPE_CHECKING:
     from tonnage.data import Progress
@@ -82,18 +82,10 @@ def _check_room(entry: Path, own: Path, num_bytes: int) -> None:
 
     written = sum(file.stat().st_size for file in parts_of(entry).glob("*.npy"))
     needs = [] if entry.exists() else [(entry, num_bytes - written)]
-    if _existing(own).stat().st_dev != _existing(entry).stat().st_dev:
+    if existing(own).stat().st_dev != existing(entry).stat().st_dev:
         needs.append((own, num_bytes))
     for place, needed in needs:
-        space = os.statvfs(_existing(place))
-        if (free := space.f_bavail * space.f_frsize) < needed:
+        if (free := free_bytes(place)) < needed:
             observed = f"{free:,} bytes free, and {needed:,} to come of what the teacher expects"
             change = "make room, lower objective.top_k, or set data.cache and output to another disk"
-            raise user_error(observed, "room for all of it", change, str(_existing(place)))
-
-
-def _existing(path: Path) -> Path:
-    """A path, or the nearest above it that is there."""
-    while not path.exists():
-        path = path.absolute().parent
-    return path
+            raise user_error(observed, "room for all of it", change, str(existing(place)))

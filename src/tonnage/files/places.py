@@ -106,6 +106,12 @@ def existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
+def free_bytes(path: Path) -> int:
+    """What is free on the disk of a path, which need not be there. Raises ``OSError``."""
+    space = os.statvfs(existing(path))
+    return space.f_bavail * space.f_frsize
+
+
 def kind_of(mode: int) -> str:
     """What a mode is of, in words."""
     return next((name for is_kind, name in KINDS if is_kind(mode)), "a device")

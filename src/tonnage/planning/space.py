@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
+from tonnage.files.places import existing, free_bytes
 from tonnage.host.cachedir import default_directory, trusted
 from tonnage.host.moments import MOMENT_BYTES
 from tonnage.planning.plan import Plan
@@ -44,9 +44,9 @@ def resting_bytes(plan: Plan) -> int:
 
 def free_for_states(config: Config) -> int:
     """Bytes that workers of this machine can have on the disks where states rest, which they fill evenly."""
-    disks = [_existing(directory) for directory in offload_directories(config, 0)]
+    disks = [existing(directory) for directory in offload_directories(config, 0)]
     numbers = [disk.stat().st_dev for disk in disks]
-    free = (space.f_bavail * space.f_frsize for space in map(os.statvfs, disks))
+    free = map(free_bytes, disks)
     return min(num_bytes * len(disks) // numbers.count(disk) for num_bytes, disk in zip(free, numbers, strict=True))
 
 
@@ -137,15 +137,14 @@ def _needs(config: Config, plan: Plan, most: int, workers: int) -> list[Need]:
 def _too_small(needs: list[Need]) -> list[Problem]:
     by_disk: dict[int, list[Need]] = {}
     for need in needs:
-        by_disk.setdefault(_existing(need.directory).stat().st_dev, []).append(need)
+        by_disk.setdefault(existing(need.directory).stat().st_dev, []).append(need)
     problems = []
     for on_disk in by_disk.values():
-        space = os.statvfs(_existing(on_disk[0].directory))
-        free, needed = space.f_bavail * space.f_frsize, sum(need.num_bytes for need in on_disk)
+        free, needed = free_bytes(on_disk[0].directory), sum(need.num_bytes for need in on_disk)
         if free < needed:
             problems.append(
                 Problem(
-                    where=", ".join(dict.fromkeys(str(_existing(need.directory)) for need in on_disk)),
+                    where=", ".join(dict.fromkeys(str(existing(need.directory)) for need in on_disk)),
                     found=f"{free / 1e9:.2f} GB free",
                     needed=f"{needed / 1e9:.2f} GB: " + ", ".join(dict.fromkeys(need.what for need in on_disk)),
                     change="make room, lower checkpoint.keep, write output=... on another disk"
@@ -153,10 +152,3 @@ def _too_small(needs: list[Need]) -> list[Problem]:
                 )
             )
     return problems
-
-
-def _existing(directory: Path) -> Path:
-    """The directory, or the nearest above it that is there."""
-    while not directory.exists():
-        directory = directory.absolute().parent
-    return directory

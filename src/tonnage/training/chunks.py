@@ -10,12 +10,59 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from tonnage.data import PackedDataset
+from tonnage.data import cache as store
 from tonnage.errors import refusals
+from tonnage.files.writing import write_whole
+from tonnage.training.setting import WorkerSetting
+
+
+def provide(setting: WorkerSetting, phase: str, what: str, entry: Path, own: Path, compute: Callable[[], None]) -> None:
+    """See to it that a run has results as its ``own``: from before, from the cache's entry, or from ``compute``, which
+    makes that. ``what`` they are is told in messages. Raises ``UserError``, and what ``compute`` raises."""
+    world = setting.world
+    setting.phases.enter(phase, micro_batch=0, num_micro_batches=0)
+    places = [own.exists(), entry.exists()] if world.rank == 0 else [False, False]
+    is_own, is_cached = world.sum(*map(float, places))
+    if not is_own and not is_cached:
+        compute()
+    if world.rank == 0 and not is_own:
+        link_whole(entry, own, what)
+    setting.log(f"{what}: read from {own}{'' if is_own else f', links to {entry}'}")
+    world.barrier()
+    setting.phases.end()
+
+
+def make_whole(entry: Path, num_chunks: int, others: Mapping[str, np.ndarray]) -> None:
+    """The cache's entry of chunks, without a copy where links are possible, and of ``others`` by the names of their
+    files. Raises ``UserError``."""
+    parts = parts_of(entry)
+
+    def build(building: Path) -> None:
+        for number in range(num_chunks):
+            for file in parts.glob(f"{number:06}.*"):
+                link(file, building / file.name)
+        for name, array in others.items():
+            write_whole(building / name, array_bytes(array))
+
+    store.entry(entry, build)
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+def visited_packs(
+    train: PackedDataset, validation: PackedDataset | None, num_packs: int, seed: int
+) -> list[np.ndarray]:
+    """The packs that a run of ``num_packs`` packs sees: of the data it trains on, and of validation."""
+    visited = np.arange(train.num_packs)
+    if num_packs < train.num_packs:
+        visited = np.unique(train.first_packs(num_packs, seed))
+    return [visited] if validation is None else [visited, np.arange(validation.num_packs)]
 
 
 def parts_of(entry: Path) -> Path:

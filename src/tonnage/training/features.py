@@ -9,7 +9,6 @@ that have such, are computed for each document by the model's own function.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tonnage.data import PackedDataset
-from tonnage.data import cache as store
 from tonnage.data.images.processing import ImageRecipe, inputs_of
 from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, chunk_name, positions_name
 from tonnage.data.packs.pictures import Pictures
@@ -32,7 +30,7 @@ from tonnage.model.vision import Tower, added_features, load_tower
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompt
-from tonnage.training.chunks import array_bytes, holds, link, link_whole, parts_of
+from tonnage.training.chunks import array_bytes, holds, make_whole, parts_of, provide, visited_packs
 from tonnage.training.guest import free_memory
 from tonnage.training.job import Job
 from tonnage.training.setting import StoppedEarly, WorkerSetting
@@ -69,16 +67,6 @@ def same_images(
     return [SameImages(tuple(some), int(image_tokens[some[0]])) for some in by_images.values()]
 
 
-def visited_packs(
-    train: PackedDataset, validation: PackedDataset | None, num_packs: int, seed: int
-) -> list[np.ndarray]:
-    """The packs that a run of ``num_packs`` packs sees: of the data it trains on, and of validation."""
-    visited = np.arange(train.num_packs)
-    if num_packs < train.num_packs:
-        visited = np.unique(train.first_packs(num_packs, seed))
-    return [visited] if validation is None else [visited, np.arange(validation.num_packs)]
-
-
 def look_at_images(setting: WorkerSetting, train: PackedDataset, validation: PackedDataset | None) -> None:
     """See to it that the run's own directory has the features of its images: from before, from the cache, or new.
 
@@ -87,47 +75,33 @@ def look_at_images(setting: WorkerSetting, train: PackedDataset, validation: Pac
             room.
         StoppedEarly: a rank was asked to stop meanwhile.
     """
-    plan, world, phases = setting.plan, setting.world, setting.phases
+    plan = setting.plan
     assert plan.data.features_path is not None
-    phases.enter("features", micro_batch=0, num_micro_batches=0)
-    entry, own = Path(plan.data.features_path), own_directory(setting)
-    places = [own.exists(), entry.exists()] if world.rank == 0 else [False, False]
-    is_own, is_cached = world.sum(*map(float, places))
-    if not is_own and not is_cached:
+    entry = Path(plan.data.features_path)
+
+    def compute() -> None:
         datasets = [train] if validation is None else [train, validation]
         visited = visited_packs(train, validation, plan.num_packs, setting.config.seed)
         _compute(setting, train.source, same_images(train.source, datasets, visited), entry)
-    if world.rank == 0 and not is_own:
-        link_whole(entry, own, WHAT)
-    setting.log(f"images: their features are read from {own}{'' if is_own else f', links to {entry}'}")
-    world.barrier()
-    phases.end()
+
+    provide(setting, "features", WHAT, entry, own_directory(setting), compute)
 
 
 def with_features(job: Job, setting: WorkerSetting) -> Job:
     """The job with the features of images beside its rows. Raises ``UserError`` where the files are damaged."""
     features = replace(_opened(own_directory(setting)), look_ahead=setting.plan.data.look_ahead)
-    validation = job.validation_data
-    return replace(
-        job,
-        train_data=replace(job.train_data, features=features),
-        validation_data=None if validation is None else replace(validation, features=features),
-    )
+    return job.with_rows(lambda rows: replace(rows, features=features))
 
 
 def with_pictures(job: Job, setting: WorkerSetting) -> Job:
     """The job with the images beside its rows, for the model's own tower. Raises ``UserError`` where the model's files
     are gone."""
-    recipe, validation = _recipe_of(setting)[1], job.validation_data
+    recipe, look_ahead = _recipe_of(setting)[1], setting.plan.data.look_ahead
 
     def seen(data: PackedDataset) -> PackedDataset:
-        return (
-            replace(data, features=Pictures(data.source, recipe, setting.plan.data.look_ahead)) if data.images else data
-        )
+        return replace(data, features=Pictures(data.source, recipe, look_ahead)) if data.images else data
 
-    return replace(
-        job, train_data=seen(job.train_data), validation_data=None if validation is None else seen(validation)
-    )
+    return job.with_rows(seen)
 
 
 def features_of(prompts: Sequence[Prompt], run: RunDirectory, plan: Plan) -> dict[int, ImageFeatures]:
@@ -208,9 +182,9 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
     del eye
     free_memory(world.device)
     if world.rank == 0:
-        whole_index = np.array(index, dtype=np.int64)
-        store.entry(entry, lambda building: _make_whole(building, parts, whole_index, recipe.token_id))
-        shutil.rmtree(parts, ignore_errors=True)
+        whole_index = np.array(index, dtype=np.int64).reshape(-1, 5)
+        num_chunks = index[-1][1] + 1 if index else 0
+        make_whole(entry, num_chunks, {INDEX: whole_index, TOKEN: np.array(recipe.token_id, dtype=np.int64)})
     world.barrier()
 
 
@@ -311,13 +285,3 @@ def _stored(features: Tensor, dtype: torch.dtype) -> np.ndarray:
     features = features.to(dtype)
     stored: np.ndarray = (features.view(torch.uint16) if dtype == torch.bfloat16 else features).numpy()
     return stored
-
-
-def _make_whole(building: Path, parts: Path, index: np.ndarray, token: int) -> None:
-    """Chunks as an entry, without a copy where links are possible."""
-    for number in range(int(index[:, 1].max()) + 1 if len(index) else 0):
-        for name in (chunk_name(number), positions_name(number)):
-            if (parts / name).exists():
-                link(parts / name, building / name)
-    write_whole(building / INDEX, array_bytes(index.reshape(-1, 5)))
-    write_whole(building / TOKEN, array_bytes(np.array(token, dtype=np.int64)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -93,6 +93,11 @@ class Job:
                 if stage.quantizers is not None:
                     stack.enter_context(stage.quantizers.used(enabled))
             yield
+
+    def with_rows(self, changed: Callable[[PackedDataset], PackedDataset]) -> Job:
+        """The job with other rows: those trained on, and those of validation."""
+        validation = None if self.validation_data is None else changed(self.validation_data)
+        return replace(self, train_data=changed(self.train_data), validation_data=validation)
 
     def tally(self) -> Tensor:
         """Sums over the pairs of this rank's last passes, on the device: ``PreferenceLoss.tally``, or nothing."""

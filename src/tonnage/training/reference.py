@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import io
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -24,7 +22,6 @@ import torch
 from torch import Tensor
 
 from tonnage.data import PackedDataset
-from tonnage.data import cache as store
 from tonnage.errors import UserError, user_error
 from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import kept, room_for
@@ -32,6 +29,7 @@ from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import MicroBatch, evaluation_steps
+from tonnage.training.chunks import array_bytes, make_whole, parts_of
 from tonnage.training.guest import Guest, free_memory, load_guest
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases
@@ -67,9 +65,7 @@ class _Pairs:
 
 def with_reference(job: Job, scores: np.ndarray) -> Job:
     """The job with the reference's log-probabilities beside its rows."""
-    validation = job.validation_data
-    scored = None if validation is None else replace(validation, reference=scores)
-    return replace(job, train_data=replace(job.train_data, reference=scores), validation_data=scored)
+    return job.with_rows(lambda rows: replace(rows, reference=scores))
 
 
 def reference_scores(
@@ -102,11 +98,10 @@ def reference_scores(
     else:
         scores = np.full((documents, 2), np.nan) if is_there else _computed(pairs, setting, entry, job)
     if world.rank == 0 and place != own:
-        write_whole(own, _bytes(scores, plan))
+        write_whole(own, _bytes_of_run(scores, plan))
     if world.rank == 0 and place is None:
         with suppress(UserError):  # of a cache that cannot be written: the run has its own
-            store.entry(entry, partial(_write_entry, scores))
-            shutil.rmtree(_parts(entry), ignore_errors=True)
+            make_whole(entry, 0, {SCORES: scores})
     scores = _of_rank_0(scores, world)
     phases.end()
     return scores
@@ -117,7 +112,7 @@ def _computed(pairs: _Pairs, setting: WorkerSetting, entry: Path, job: Job | Non
     world, phases, objective = setting.world, setting.phases, setting.config.objective
     scores = np.full((len(pairs.train.source), 2), np.nan)
     model: Job | Guest | None = job
-    chunks, parts = list(pairs.chunks()), _parts(entry)
+    chunks, parts = list(pairs.chunks()), parts_of(entry)
     done, total = 0, sum(len(packs) for _, packs in chunks)
     setting.log(f"reference: computing the log-probabilities of the answers of {total:,} packs")
     for number, (dataset, packs) in enumerate(chunks):
@@ -139,7 +134,7 @@ def _computed(pairs: _Pairs, setting: WorkerSetting, entry: Path, job: Job | Non
             if world.rank == 0:
                 with kept(path, "an interrupted pass begins again"):
                     room_for(path)
-                    write_whole(path, _bytes(part))
+                    write_whole(path, array_bytes(part))
         if part is not None:
             scores[part[:, 0].astype(np.int64)] = part[:, 1:]
         done += len(packs)
@@ -211,10 +206,6 @@ def _read(path: Path, pairs: _Pairs) -> np.ndarray | None:
     return scores if is_same and np.isfinite(scores[np.concatenate(documents)]).all() else None
 
 
-def _write_entry(scores: np.ndarray, building: Path) -> None:
-    write_whole(building / SCORES, _bytes(scores))
-
-
 def _of_rank_0(scores: np.ndarray, world: World) -> np.ndarray:
     if world.size == 1:
         return scores
@@ -222,19 +213,12 @@ def _of_rank_0(scores: np.ndarray, world: World) -> np.ndarray:
     return world.total(values).cpu().numpy()
 
 
-def _parts(entry: Path) -> Path:
-    return entry.with_name(f"{entry.name}.parts")
-
-
 def _number(scores: np.ndarray) -> int:
     return int(np.isfinite(scores[:, 0]).sum())
 
 
-def _bytes(array: np.ndarray, plan: Plan | None = None) -> bytes:
-    """An array as a file; of a run, whose ``plan`` is given, with the key of its rows."""
+def _bytes_of_run(scores: np.ndarray, plan: Plan) -> bytes:
+    """The file of a run: scores, and the key of its rows."""
     file = io.BytesIO()
-    if plan is None:
-        np.save(file, array, allow_pickle=False)
-    else:
-        np.savez(file, scores=array, rows=np.array(plan.data.key))
+    np.savez(file, scores=scores, rows=np.array(plan.data.key))
     return file.getvalue()

@@ -10,7 +10,6 @@ renormalised over the tokens that are kept, follow from them.
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +20,13 @@ import torch
 from torch import Tensor
 
 from tonnage.data import PackedDataset
-from tonnage.data import cache as store
 from tonnage.data.packs.taught import INDEX, Taught, chunk_name, row_type
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import room_for
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import documents_of, evaluation_steps
-from tonnage.training.chunks import array_bytes, holds, link, link_whole
+from tonnage.training.chunks import array_bytes, holds, make_whole, provide, visited_packs
 from tonnage.training.chunks import parts_of as parts_of
 from tonnage.training.guest import Guest, free_memory, load_guest
 from tonnage.training.job import Job
@@ -36,6 +34,7 @@ from tonnage.training.setting import StoppedEarly, WorkerSetting
 
 CHUNK_TOKENS = 1 << 16
 """Tokens of packs whose rows are written at a time, about; whatever the layout, so that a chunk is a chunk."""
+WHAT = "what the teacher expects"
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,9 @@ class Question:
     @staticmethod
     def of(train: PackedDataset, validation: PackedDataset | None, num_packs: int, seed: int) -> Question:
         """Those that a run of ``num_packs`` packs sees."""
-        visited = np.arange(train.num_packs)
-        if num_packs < train.num_packs:
-            visited = np.unique(train.first_packs(num_packs, seed))
-        packs = [(0, pack) for pack in visited.tolist()]
-        if validation is None:
-            return Question((train,), tuple(packs))
-        return Question((train, validation), (*packs, *((1, pack) for pack in range(validation.num_packs))))
+        visited = enumerate(visited_packs(train, validation, num_packs, seed))
+        packs = tuple((number, pack) for number, of_set in visited for pack in of_set.tolist())
+        return Question((train,) if validation is None else (train, validation), packs)
 
     def chunks(self) -> Iterator[list[tuple[int, int]]]:
         """Packs whose rows are written together; of one data set."""
@@ -77,19 +72,14 @@ def ask_teacher(setting: WorkerSetting, train: PackedDataset, validation: Packed
         UserError: the teacher's files are gone, or there is no room.
         StoppedEarly: a rank was asked to stop while the teacher was asked.
     """
-    plan, world, phases = setting.plan, setting.world, setting.phases
+    plan = setting.plan
     assert plan.data.teacher_path is not None
-    phases.enter("teacher", micro_batch=0, num_micro_batches=0)
-    entry, own = Path(plan.data.teacher_path), own_directory(setting)
-    places = [own.exists(), entry.exists()] if world.rank == 0 else [False, False]
-    is_own, is_cached = world.sum(*map(float, places))
-    if not is_own and not is_cached:
+    entry = Path(plan.data.teacher_path)
+
+    def compute() -> None:
         _compute(setting, Question.of(train, validation, plan.num_packs, setting.config.seed), entry)
-    if world.rank == 0 and not is_own:
-        link_whole(entry, own, "what the teacher expects")
-    setting.log(f"teacher: what it expects is read from {own}{'' if is_own else f', links to {entry}'}")
-    world.barrier()
-    phases.end()
+
+    provide(setting, "teacher", WHAT, entry, own_directory(setting), compute)
 
 
 def with_teacher(job: Job, setting: WorkerSetting) -> Job:
@@ -102,7 +92,7 @@ def with_teacher(job: Job, setting: WorkerSetting) -> Job:
             validation = replace(validation, taught=Taught.open(own, 1, validation.num_packs))
     except (OSError, ValueError, IndexError) as error:
         change = "remove that directory: the teacher is asked again, or the cache has it"
-        raise user_error(f"a damaged file ({error})", "what the teacher expects", change, str(own)) from error
+        raise user_error(f"a damaged file ({error})", WHAT, change, str(own)) from error
     return replace(job, train_data=train, validation_data=validation)
 
 
@@ -138,7 +128,7 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
             if world.rank == 0:
                 rows = np.empty(expected.shape[1], dtype=row_type(objective.top_k, setting.config.precision))
                 rows["logprobs"], rows["tokens"] = expected.numpy()
-                with refusals("what the teacher expects could not be written", path):
+                with refusals(f"{WHAT} could not be written", path):
                     room_for(path)
                     write_whole(path, array_bytes(rows))
         done += len(chunk)
@@ -146,8 +136,7 @@ def _compute(setting: WorkerSetting, question: Question, entry: Path) -> None:
     del teacher
     free_memory(world.device)
     if world.rank == 0:
-        store.entry(entry, lambda building: _make_whole(building, parts, np.array(index, dtype=np.int64)))
-        shutil.rmtree(parts, ignore_errors=True)
+        make_whole(entry, index[-1][2] + 1, {INDEX: np.array(index, dtype=np.int64)})
     world.barrier()
 
 
@@ -181,10 +170,3 @@ def _expected(
                     first = places[piece].pop()
                     of_all[:, first : first + of_document.shape[1]] = of_document
     return world.total(of_all.to(world.device)).cpu()
-
-
-def _make_whole(building: Path, parts: Path, index: np.ndarray) -> None:
-    """Chunks as an entry, without a copy where links are possible."""
-    for number in range(int(index[:, 2].max()) + 1):
-        link(parts / chunk_name(number), building / chunk_name(number))
-    write_whole(building / INDEX, array_bytes(index))
