@@ -115,17 +115,14 @@ def started(
         yield LocalWorkers(run, crew, watchdog)
 
 
-class LocalWorkers:
+class LocalWorkers(AtWork):
     """Workers of this machine that were started."""
-
-    waits_for = ""
 
     def __init__(self, run: RunDirectory, crew: Crew, watchdog: StallWatchdog | None) -> None:
         self._run, self._crew, self._watchdog = run, crew, watchdog
         self._is_asked = False
 
     def look(self) -> int | None:
-        """As of ``AtWork``."""
         run, crew = self._run, self._crew
         is_working = crew.update()
         if crew.failed():
@@ -145,7 +142,6 @@ class LocalWorkers:
         return STOPPED if any(worker.exit_status == STOPPED for worker in crew.workers) else DONE
 
     def ask_to_stop(self, who: str) -> None:
-        """As of ``AtWork``."""
         if self._is_asked:
             return
         self._is_asked = True
@@ -153,7 +149,6 @@ class LocalWorkers:
         self._crew.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As of ``AtWork``."""
         self._crew.stop(0)
 
 

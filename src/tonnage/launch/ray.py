@@ -65,10 +65,8 @@ def started(launch: RayLaunch, run: RunDirectory, *, command: Sequence[str] = ()
         yield RayWorkers(launch, run, crew)
 
 
-class RayWorkers:
+class RayWorkers(AtWork):
     """Workers that Ray starts, as far as the process tells that speaks to it: the only one of ``crew``."""
-
-    waits_for = ""
 
     def __init__(self, launch: RayLaunch, run: RunDirectory, crew: Crew) -> None:
         self._launch, self._run, self._crew = launch, run, crew
@@ -77,7 +75,6 @@ class RayWorkers:
         self._idle_since: float | None = None
 
     def look(self) -> int | None:
-        """As of ``AtWork``."""
         if not self._crew.update():
             return _outcome(self._run, self._launch.num_workers, self._crew.workers[0].exit_status)
         if self._asked_at is None and self._run.stop_asked.exists():
@@ -88,13 +85,11 @@ class RayWorkers:
         return None
 
     def ask_to_stop(self, who: str) -> None:
-        """As of ``AtWork``."""
         if self._asked_at is None:
             self._run.stop_asked.write_text(who)
             self._asked_at = time.monotonic()
 
     def kill(self) -> None:
-        """As of ``AtWork``."""
         self._crew.stop(0)
         self._run.ray.unlink(missing_ok=True)  # it would say for half a minute that somebody works on the run
 

@@ -242,10 +242,8 @@ def look(job: str) -> JobState | None:
     )
 
 
-class SlurmJob:
+class SlurmJob(AtWork):
     """A job that was submitted. It goes on without whoever looks at it."""
-
-    waits_for = ""
 
     def __init__(self, run: RunDirectory, job: str, num_workers: int, look_seconds: float = LOOK_SECONDS) -> None:
         self._run, self._job, self._num_workers, self._look_seconds = run, job, num_workers, look_seconds
@@ -273,7 +271,6 @@ class SlurmJob:
             self._asked_by = who
 
     def kill(self) -> None:
-        """As of ``AtWork``."""
         cancel(self._job)
 
 
@@ -334,10 +331,8 @@ def started(launch: SlurmLaunch, run: RunDirectory, *, command: list[str] | None
             workers.kill()
 
 
-class SlurmWorkers:
+class SlurmWorkers(AtWork):
     """Workers that were started by ``srun``."""
-
-    waits_for = ""
 
     def __init__(self, launch: SlurmLaunch, run: RunDirectory, srun: subprocess.Popen[bytes]) -> None:
         self._launch, self._run, self._srun = launch, run, srun
@@ -345,7 +340,6 @@ class SlurmWorkers:
         self._is_asked = False
 
     def look(self) -> int | None:
-        """As of ``AtWork``."""
         run, num_workers = self._run, self._launch.num_workers
         status = self._srun.poll()
         if status is None:
@@ -359,7 +353,6 @@ class SlurmWorkers:
         raise _failure(run, num_workers, f"srun ended with exit status {status}")
 
     def ask_to_stop(self, who: str) -> None:
-        """As of ``AtWork``."""
         if self._is_asked:
             return
         self._is_asked = True
@@ -367,7 +360,6 @@ class SlurmWorkers:
         self._srun.send_signal(signal.SIGUSR1)  # srun passes this one on to its tasks
 
     def kill(self) -> None:
-        """As of ``AtWork``."""
         if self._srun.poll() is None:
             self._srun.terminate()  # ends the tasks
             self._srun.wait()

@@ -24,7 +24,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 class AtWork(Protocol):
     """Workers that were started, for whoever looks at them again and again."""
 
-    waits_for: str
+    waits_for: str = ""
     """Why no worker runs, as of the last look; empty while they do."""
 
     def look(self) -> int | None:

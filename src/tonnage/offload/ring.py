@@ -61,12 +61,10 @@ class Tensors(Home[Unit]):
         self._rest, self._device = rest, device
 
     def pairs(self, unit: Unit, memory: Tensor) -> Pairs:
-        """See ``Home``."""
         self.copied_bytes += memory.nbytes
         return [(self._rest(unit), memory)]
 
     def new(self, unit: Unit) -> Tensor:
-        """See ``Home``."""
         rest = self._rest(unit)
         return torch.empty(rest.shape, dtype=rest.dtype, device=self._device)
 

@@ -104,7 +104,6 @@ class GradientsInMemory(Gradients):
         self._there: Sequence[str] = ()
 
     def names(self) -> list[str]:
-        """See ``Gradients``."""
         return [
             name
             for name, parameter in self._trained.items()
@@ -112,13 +111,11 @@ class GradientsInMemory(Gradients):
         ]
 
     def local(self, name: str) -> Tensor:
-        """See ``Gradients``."""
         gradient = self._taken.get(name, self._trained[name].grad)
         assert gradient is not None
         return local_part(gradient).contiguous()
 
     def squared_norm(self) -> Tensor:
-        """See ``Gradients``."""
         norms = []  # as where they leave: the same bits
         for name in self.names():
             gradient = self.local(name).view(-1)
@@ -127,7 +124,6 @@ class GradientsInMemory(Gradients):
         return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
 
     def take(self) -> None:
-        """See ``Gradients``."""
         self._taken = {name: self.local(name) for name in self.names()}
         self.clear()
 
@@ -138,24 +134,20 @@ class GradientsInMemory(Gradients):
         self._there = coming
 
     def divide(self, name: str, numel: int) -> None:
-        """See ``Gradients``."""
         self._divided[name] = numel
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
-        """See ``Gradients``."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter, dtype=_dtype_of(parameter))
         local_part(parameter.grad).view(-1)[first : first + gradient.numel()] += gradient.view(-1)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
-        """See ``Gradients``."""
         gradient = self._trained[name].grad
         assert gradient is not None
         local_part(gradient).copy_(change(local_part(gradient)))
 
     def clear(self, *, keep: bool = False) -> None:
-        """See ``Gradients``."""
         for parameter in self._trained.values():
             if keep and parameter.grad is not None:
                 local_part(parameter.grad).zero_()
@@ -198,12 +190,10 @@ class _Leaving(Gradients):
         self._send(name, gradient)
 
     def came(self, parameter: nn.Parameter) -> None:
-        """See ``Gradients``."""
         self._take(self._names[id(parameter)], parameter)
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
-        """See ``Gradients``."""
         name = self._names[id(parameter)]
         norms, part = self._norms.setdefault(name, {}), slice(first, first + gradient.numel())
         if first in norms:
@@ -213,7 +203,6 @@ class _Leaving(Gradients):
         self._send_part(name, part, gradient)
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
-        """See ``Gradients``."""
         gradient = change(self.local(name))
         self.turn_to([])
         self._norms[name] = {0: _norm(gradient)}
@@ -236,11 +225,9 @@ class _Leaving(Gradients):
         """Let some elements leave, or be added."""
 
     def names(self) -> list[str]:
-        """See ``Gradients``."""
         return [name for name in self._shapes if name in self._norms]
 
     def squared_norm(self) -> Tensor:
-        """See ``Gradients``."""
         norms = [(norm, self._copies[name]) for name in self.names() for norm in self._norms[name].values()]
         return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
 
@@ -249,7 +236,6 @@ class _Leaving(Gradients):
         self.clear()
 
     def clear(self, *, keep: bool = False) -> None:
-        """See ``Gradients``."""
         self._norms.clear()
 
 
@@ -274,7 +260,6 @@ class GradientsOnDisk(_Leaving):
         self.pages.rest([name])
 
     def divide(self, name: str, numel: int) -> None:
-        """See ``Gradients``."""
         if name in self.pages:
             self.pages.divide(name, numel * self._dtypes[name].itemsize)
 
@@ -291,14 +276,12 @@ class GradientsOnDisk(_Leaving):
         return torch.frombuffer(self.pages.memory(name), dtype=self._dtypes[name]).view(self._shapes[name])
 
     def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
-        """See ``Gradients``."""
         if coming and first:
             first *= self._dtypes[coming[0]].itemsize
         self._there = self.pages.turn(self._there, self.pages.ahead(coming, first))
 
     @property
     def waited_seconds(self) -> float:
-        """See ``Gradients``."""
         return self.pages.waited_seconds
 
 
@@ -352,7 +335,6 @@ class FromDevice(GradientsOnDisk):
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
-        """See ``Gradients``."""
         self._leave(self._names[id(parameter)], first, gradient.view(-1))
 
     def _leave(self, name: str, first: int, gradient: Tensor) -> None:
@@ -389,12 +371,10 @@ class FromDevice(GradientsOnDisk):
 
     @torch.no_grad()
     def settle(self) -> None:
-        """See ``Gradients``."""
         while self._leaving:
             self._arrive()
 
     def names(self) -> list[str]:
-        """See ``Gradients``."""
         self.settle()
         return super().names()
 
@@ -473,13 +453,11 @@ class GradientsOnHost(_Leaving):
         return self.ring.have(name)
 
     def take(self) -> None:
-        """See ``Gradients``."""
         if self._used_there:
             self.ring.outward.finish()
         super().take()
 
     def settle(self) -> None:
-        """See ``Gradients``."""
         self.ring.settle()
 
     def _part(self, name: str, part: slice) -> Tensor:
@@ -491,7 +469,6 @@ class GradientsOnHost(_Leaving):
         self._homes[name].view(-1)[part].copy_(gradient.view(-1))
 
     def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
-        """See ``Gradients``."""
         if self._used_there:
             return
         for name in self.ring.here.keys() - set(coming):
@@ -504,7 +481,6 @@ class GradientsOnHost(_Leaving):
             self.ring.call(name)
 
     def clear(self, *, keep: bool = False) -> None:
-        """See ``Gradients``."""
         super().clear()
         self.ring.settle()
 

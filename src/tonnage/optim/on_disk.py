@@ -87,7 +87,6 @@ class StateOnDisk(StateTier):
                         yield place.over(tile)
 
     def prefetch(self) -> None:
-        """See ``StateTier``."""
         for index in range(min(self._ahead, len(self._streamed))):
             self.store.prefetch(index)
 
@@ -105,7 +104,6 @@ class StateOnDisk(StateTier):
         return named
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``StateTier``."""
         for tile, places in self._visit(range(len(self._tiles)), changes=True):
             for place in places:
                 for name, part, values in place.parts(tile):
@@ -113,7 +111,6 @@ class StateOnDisk(StateTier):
 
     @property
     def state_bytes(self) -> int:
-        """See ``StateTier``."""
         return sum(map(num_bytes, whole_streams(self._trained, self._codec).values()))
 
     @property
@@ -123,7 +120,6 @@ class StateOnDisk(StateTier):
 
     @property
     def waited_seconds(self) -> float:
-        """See ``StateTier``."""
         return self.store.counters.waited_seconds
 
     def close(self) -> None:

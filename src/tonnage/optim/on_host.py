@@ -32,7 +32,6 @@ class _Tiles(Home[int]):
         self._whole, self._tiles = whole, tiles
 
     def pairs(self, unit: int, memory: Tensor) -> Pairs:
-        """See ``Home``."""
         self.copied_bytes += end_of(self._tiles[unit])
         for place in self._tiles[unit]:
             for name, part, values in place.parts(memory):
@@ -99,12 +98,10 @@ class StateOnHost(StateTier):
                 self._ring.give(number, memory)
 
     def prefetch(self) -> None:
-        """See ``StateTier``."""
         self._inward.wait(self._outward.mark())
         self._bring([number for number in range(len(self._tiles)) if number not in self._resident])
 
     def settle(self) -> None:
-        """See ``StateTier``."""
         self._work.finish()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -116,7 +113,6 @@ class StateOnHost(StateTier):
         return dict(self._whole)
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """See ``StateTier``."""
         self._outward.finish()
         self._ring.forget()
         for name, own in self._whole.items():
@@ -134,7 +130,6 @@ class StateOnHost(StateTier):
 
     @property
     def state_bytes(self) -> int:
-        """See ``StateTier``."""
         return sum(tensor.nbytes for tensor in self._whole.values())
 
     def _bring(self, coming: Sequence[int]) -> None:

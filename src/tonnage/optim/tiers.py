@@ -192,7 +192,6 @@ class StateInMemory(StateTier):
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
-        """See ``StateTier``."""
         selected_names = set(names)
         for visit in self._visits:
             if visit.trained.name not in selected_names:
@@ -224,7 +223,6 @@ class StateInMemory(StateTier):
 
     @property
     def state_bytes(self) -> int:
-        """See ``StateTier``."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
 

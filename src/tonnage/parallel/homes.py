@@ -41,7 +41,6 @@ class HostHome(Home[Block]):
         return self._whole(number)[start:stop]
 
     def pairs(self, unit: Block, memory: Tensor) -> Pairs:
-        """See ``Home``."""
         whole = self._whole(unit[0])
         self.copied_bytes += whole.nbytes
         return [(whole, memory[: whole.numel()])]
@@ -104,7 +103,6 @@ class FileHome(Home[Block]):
             self.pages.prefetch(self._blocks[unit[0]])
 
     def sent(self, mark: Any) -> None:
-        """See ``Home``."""
         self._staging.sent(mark)
 
 

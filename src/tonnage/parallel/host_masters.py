@@ -100,12 +100,10 @@ class HostTiles(Home[_Tile]):
         return [(content, memory[: content.numel()])]
 
     def prefetch(self, unit: _Tile) -> None:
-        """See ``Home``."""
         if self._files is not None:
             self._files.pages.prefetch(unit.weight.parts([unit.number]))
 
     def sent(self, mark: Any) -> None:
-        """See ``Home``."""
         if self._staging is not None:
             self._staging.sent(mark)
 

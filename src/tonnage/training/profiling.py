@@ -138,12 +138,10 @@ class _Ranges(Phases):
         self._stack = ExitStack()
 
     def enter(self, phase: str, **where: int) -> None:
-        """See ``Phases``."""
         super().enter(phase, **where)
         self._stack.enter_context(torch.profiler.record_function(f"{_RANGE}{phase}"))
 
     def end(self) -> None:
-        """See ``Phases``."""
         self._stack.close()
         super().end()
 
