@@ -71,15 +71,11 @@ def _check_new_head(config: Config, model: ModelFound) -> None:
     """Refuse to keep a head of scores as it is that nobody has trained yet. Raises ``UserError``."""
     if not (config.train and config.objective.scores and (model.weights.missing or config.init == "random")):
         return
-    import torch
-
     from tonnage.model.adapters import trained_names
-    from tonnage.model.anatomy import dissect
-    from tonnage.model.build import on_meta
+    from tonnage.model.build import dissected
     from tonnage.training.building import trains_of
 
-    whole = on_meta(copy.deepcopy(model.config), torch.float32)
-    anatomy = dissect(whole)
+    whole, anatomy = dissected(model.config)
     trained = trained_names(whole, anatomy, trains_of(config))
     head = {id(one) for one in anatomy.head.parameters()}
     if untrained := [name for name, one in whole.named_parameters() if id(one) in head and name not in trained]:
@@ -98,14 +94,12 @@ def check_groups(config: Config, model: ModelFound) -> None:
     import torch
 
     from tonnage.model.adapters import prepare
-    from tonnage.model.anatomy import dissect
-    from tonnage.model.build import on_meta
+    from tonnage.model.build import dissected
     from tonnage.model.groups import groups_of
     from tonnage.model.vision import attach_tower
     from tonnage.training.building import trains_of
 
-    whole = on_meta(copy.deepcopy(model.config), torch.float32)
-    anatomy = dissect(whole)
+    whole, anatomy = dissected(model.config)
     if trained_apart(config, model.config, model.files).tower:
         attach_tower(whole, model.files, torch.float32)
     prepare(whole, anatomy, trains_of(config), torch.float32)
@@ -202,19 +196,15 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
 
 def _is_same(described: AdapterAdded, own: AdapterAdded, model_config: PreTrainedConfig) -> bool:
     """Whether two adapters add the same to the same layers, however these are named; dropout may differ."""
-    import torch
-
     from tonnage.model.adapters import find_targets
-    from tonnage.model.anatomy import dissect
-    from tonnage.model.build import on_meta
+    from tonnage.model.build import dissected
 
     alike = replace(described, dropout=0.0, targets=own.targets, also=own.also, patterns=own.patterns)
     if alike != replace(own, dropout=0.0):
         return False
     if set(described.also) != set(own.also):
         return False
-    model = on_meta(copy.deepcopy(model_config), torch.float32)
-    anatomy = dissect(model)
+    model, anatomy = dissected(model_config)
     sizes = [
         {
             target.path: (adapter.rank_of(target.path), adapter.factor_of(target.path))

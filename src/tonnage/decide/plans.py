@@ -323,16 +323,12 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
 
 def _trains_vocabulary(config: Config, model: ModelFound) -> bool:
     """Whether the embedding and the head are trained as a whole, beside an adapter or as ``train`` says."""
-    import torch
-
     from tonnage.model.adapters import trained_names
-    from tonnage.model.anatomy import dissect
-    from tonnage.model.build import on_meta
+    from tonnage.model.build import dissected
 
     if config.adapter == "auto":
         return False
-    text = on_meta(copy.deepcopy(model.config), torch.float32)
-    anatomy = dissect(text)
+    text, anatomy = dissected(model.config)
     names = trained_names(text, anatomy, trained_apart(config, model.config, model.files))
     trained = {id(one) for name, one in text.named_parameters(remove_duplicate=False) if name in names}
     return {id(anatomy.embedding.weight), id(anatomy.head.weight)} <= trained

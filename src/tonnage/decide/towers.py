@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
@@ -26,8 +25,7 @@ def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFi
     import torch
 
     from tonnage.model.adapters import ALL_LINEAR, apart
-    from tonnage.model.anatomy import dissect
-    from tonnage.model.build import on_meta
+    from tonnage.model.build import dissected
     from tonnage.model.vision import attach_tower
     from tonnage.training.building import trains_of
     from tonnage.training.sight import image_recipe
@@ -38,8 +36,7 @@ def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFi
         return trains
     if image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels) is None:
         return trains
-    text = on_meta(copy.deepcopy(model_config), torch.float32)
-    anatomy = dissect(text)
+    text, anatomy = dissected(model_config)
     attach_tower(text, files, torch.float32)
     return apart(text, anatomy, trains)
 

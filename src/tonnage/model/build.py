@@ -26,6 +26,7 @@ from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
 from tonnage.model import attention, experts
+from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.kept import keep_in_fp32
 from tonnage.model.scorer import auto_class, head_of
 from tonnage.model.stored import StoredTensor, read
@@ -74,6 +75,12 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
     assert isinstance(model, PreTrainedModel)
     keep_in_fp32(model, dtype)
     return model
+
+
+def dissected(config: PreTrainedConfig) -> tuple[PreTrainedModel, Anatomy]:
+    """The model of ``config``, which stays as it is, in fp32 without memory, and its parts. Raises ``UserError``."""
+    model = on_meta(copy.deepcopy(config), torch.float32)
+    return model, dissect(model)
 
 
 def build_on_meta(
