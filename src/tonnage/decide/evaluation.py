@@ -23,7 +23,6 @@ from tonnage.config.bounds import figure_of
 from tonnage.data import Prepared, Progress, encode_prompt, prepare, silent
 from tonnage.decide.models import use_model
 from tonnage.errors import user_error
-from tonnage.host.cachedir import default_directory
 from tonnage.host.quantized import Format
 from tonnage.host.threads import usable_cores
 from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, check_room, form_of, generate, load, place_of
@@ -42,7 +41,7 @@ from tonnage.training.assemble import names_of
 from tonnage.training.batch import Deal, round_to
 from tonnage.training.building import Blueprint, assemble_model, trains_of_files
 from tonnage.training.evaluate import judge
-from tonnage.training.isolation import Isolation, isolation_of, outgrows
+from tonnage.training.isolation import Isolation, isolation_for
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.scorers import Scorer, check_expected, scorer_of
 
@@ -286,8 +285,7 @@ def assembled(
     out. ``tell`` hears where it has no room on a GPU. The weights under an adapter are those that it was trained over.
     """
     files, config, compute = checked.files, checked.config, checked.loading.precision
-    long_documents = outgrows(config, max_length)
-    isolation = isolation_of(config, device=world.device, long_documents=long_documents, cache=default_directory())
+    isolation = isolation_for(config, world.device, max_length)
     if compute == "auto":
         compute = "fp32" if config.dtype == torch.float32 else "bf16"
     dtypes = Precision.of(compute, world.data_size)

@@ -27,17 +27,13 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
     from tonnage.planning.layout import PLAIN
     from tonnage.planning.memory import LOADING, instants
     from tonnage.planning.profile import head_chunk
-    from tonnage.training.isolation import isolation_of, outgrows
+    from tonnage.training.isolation import isolation_for
     from tonnage.training.weigh import Conditions, weigh_once
 
     cache, max_length = default_directory(), plan.data.max_length
     most_tokens = max_length * (1 + config.objective.is_preference)  # the prompt is there for each answer
-    isolation = isolation_of(
-        other.config,
-        device=torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu"),
-        long_documents=outgrows(other.config, max_length),
-        cache=cache,
-    )
+    device = torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu")
+    isolation = isolation_for(other.config, device, max_length)
     conditions = Conditions(
         config.dtype,
         max_length,

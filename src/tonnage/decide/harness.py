@@ -150,7 +150,8 @@ class HarnessModel:
         rows = list(self._rows(sorted(requests, key=lambda request: (-len(request.context), request.context))))
         num_ranks, done = self.world.data_size, 0
         for start in range(0, len(rows), num_ranks):  # every rank has a pass, for they gather each other's weights
-            at, done = start + self.world.data_rank, done + sum(map(_count, rows[start : start + num_ranks]))
+            at = start + self.world.data_rank
+            done += sum(len(group) for row in rows[start : start + num_ranks] for group in row)
             if at < len(rows):
                 self._ask(rows[at], sums, misses)
             else:
@@ -214,10 +215,6 @@ class HarnessModel:
             positions += range(row * width + len(request.context) - 1, row * width + len(tokens))
         lengths = tuple(len(request.context) + len(request.inner) for request in requests)
         return _asked(ids, lengths, positions, requests, is_padded=True)
-
-
-def _count(row: Sequence[Sequence[Likelihood]]) -> int:
-    return sum(map(len, row))
 
 
 def _tokens(group: Sequence[Likelihood]) -> int:

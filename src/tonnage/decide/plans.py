@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
-    from tonnage.planning.profile import ModelProfile, TowerCost
+    from tonnage.planning.profile import ModelProfile
     from tonnage.planning.scales import Scales
     from tonnage.planning.ways import Compared
     from tonnage.training.isolation import Isolation
@@ -349,23 +349,17 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     """The model weighed, the machine looked at. Raises ``UserError`` where recompute would change gradients."""
     import torch
 
-    from tonnage.host.cachedir import default_directory
     from tonnage.planning.rules import check_fp8
     from tonnage.planning.scales import Scales
-    from tonnage.training.isolation import isolation_of, outgrows
+    from tonnage.training.isolation import isolation_for
     from tonnage.training.weigh import Conditions
 
     model_config, data, machine, objective = subject.model_config, subject.data, place.machine, config.objective
     check_fp8(config, machine)
     if _is_elsewhere(config, place):  # on nodes that are taken to be like this one, where the config has no others
         machine = replace(machine, nodes=config.launch.num_nodes)
-    cache = default_directory()
-    isolation = isolation_of(
-        model_config,
-        device=torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu"),
-        long_documents=outgrows(model_config, data.max_length),
-        cache=cache,
-    )
+    device = torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu")
+    isolation = isolation_for(model_config, device, data.max_length)
     _check_recompute(config, model_config, isolation)
     conditions = Conditions(
         config.dtype,
@@ -407,7 +401,11 @@ def _weigher(
     from tonnage.host.cachedir import default_directory
     from tonnage.training.weigh import weigh_once
 
-    tower = _tower_of(config, subject) if subject.data.sees else None
+    tower = None
+    if subject.data.sees:
+        assert subject.files is not None
+        assert subject.prepared is not None
+        tower = tower_cost(config, subject.model_config, subject.files, subject.prepared)
     cache, kernels_off = default_directory(), config.kernels_off
 
     def weighed(tensor: int, sequence_tiles: int) -> ModelProfile:
@@ -422,13 +420,6 @@ def _weigher(
         return part if tower is None else part.seeing(tower)
 
     return weighed
-
-
-def _tower_of(config: Config, subject: _Subject) -> TowerCost:
-    """What looks at images while the model is trained."""
-    assert subject.files is not None
-    assert subject.prepared is not None
-    return tower_cost(config, subject.model_config, subject.files, subject.prepared)
 
 
 def _is_elsewhere(config: Config, place: Where) -> bool:

@@ -14,9 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from tonnage.checkpoint.pushes import Pushed, Save, alone, waiting
 from tonnage.config import Config, read_config
@@ -41,7 +39,7 @@ def main(path: str) -> None:
     def tell(message: str) -> None:
         if message not in logged:
             logged.add(message)
-            _add_to_log(run, message)
+            run.add_to_log(message)
 
     while True:
         try:
@@ -92,7 +90,7 @@ def push_rest(run: RunDirectory, tell: Callable[[str], None] | None = None) -> N
 
     It is said to ``tell``, or in the run's log.
     """
-    tell = partial(_add_to_log, run) if tell is None else tell
+    tell = run.add_to_log if tell is None else tell
     config = read_config(run.config, [], check_files=False)
     if config.checkpoint.push is None:
         return
@@ -121,11 +119,6 @@ def _export(run: RunDirectory, save: Save) -> bool:
 def _end_with_input() -> None:
     sys.stdin.read()
     os._exit(0)
-
-
-def _add_to_log(run: RunDirectory, message: str) -> None:
-    with suppress(OSError), run.log.open("a") as file:  # a full disk is no reason to fail
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
 
 if __name__ == "__main__":

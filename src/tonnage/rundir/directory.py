@@ -340,6 +340,11 @@ class RunDirectory:
         with suppress(OSError):
             self.stop_asked.write_text(who)
 
+    def add_to_log(self, message: str) -> None:
+        """A line of its log, whole, from whatever process; a full disk is no reason to fail."""
+        with suppress(OSError), self.log.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+
     def write_error(self, rank: int, error: BaseException, exit_status: int, seconds: float | None = None) -> None:
         """Write down why a worker dies, at ``seconds`` (now)."""
         record = WorkerError(

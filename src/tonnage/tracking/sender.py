@@ -25,7 +25,6 @@ from tonnage.rundir.directory import RunDirectory, step_of
 from tonnage.tracking.back_ends import TRACKERS, About, Outcome
 from tonnage.tracking.news import Note, new_answers, new_numbers
 from tonnage.tracking.told import told_config, told_error
-from tonnage.tracking.trackers import add_to_log
 
 LOOK_SECONDS = 1.0
 """Between two looks at the files."""
@@ -132,7 +131,7 @@ class Sender:
         """Say it in the run's log, once."""
         if what not in self._said:
             self._said.add(what)
-            add_to_log(self._run, f"{self._name}: {message}")
+            self._run.add_to_log(f"{self._name}: {message}")
 
     @contextmanager
     def _late(self) -> Iterator[None]:

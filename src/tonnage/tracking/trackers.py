@@ -41,7 +41,7 @@ class Trackers:
                     command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
                 )
             except OSError as error:
-                add_to_log(self._run, f"{name}: not started: {error.strerror}; metrics.jsonl has everything")
+                self._run.add_to_log(f"{name}: not started: {error.strerror}; metrics.jsonl has everything")
 
     def _cut_back(self, name: str) -> None:
         """Note where a tracker's next record will be, where the run's files were cut: before anything is written."""
@@ -61,7 +61,7 @@ class Trackers:
                 sender.stdin.flush()
         deadline = time.monotonic() + seconds
         if late := self._late(min(SOON_SECONDS, seconds)):
-            add_to_log(self._run, f"{', '.join(late)}: not done yet; waiting for {seconds:.0f} s at most")
+            self._run.add_to_log(f"{', '.join(late)}: not done yet; waiting for {seconds:.0f} s at most")
         for name, sender in self._senders.items():
             try:
                 status: int | None = sender.wait(max(0.0, deadline - time.monotonic()))
@@ -73,7 +73,7 @@ class Trackers:
                 sender.stdin.close()  # type: ignore[union-attr]
             if status != 0:
                 how = f"had not ended {seconds:.0f} s after the run" if status is None else f"ended with {status}"
-                add_to_log(self._run, f"{name}: {how}; {self._missing(name, outcome)}")
+                self._run.add_to_log(f"{name}: {how}; {self._missing(name, outcome)}")
         self._senders = {}
 
     def _late(self, seconds: float) -> list[str]:
@@ -95,9 +95,3 @@ class Trackers:
             return "it was given everything, but may not have kept the last of it"
         later = "" if outcome == "finished" else ", and resuming the run sends them"
         return f"{unsent:,} record(s) were not sent; the run's own files have them{later}"
-
-
-def add_to_log(run: RunDirectory, message: str) -> None:
-    """A line of the run's log, whole, from whatever process; a full disk is no reason to fail."""
-    with suppress(OSError), run.log.open("a") as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")

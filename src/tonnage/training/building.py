@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.config import Config
 from tonnage.data.images.processing import ImageRecipe
 from tonnage.errors import UserError, user_error
-from tonnage.host.cachedir import default_directory
 from tonnage.kernels.fake_quantized import GROUPS, FakeQuantizers, Scheme
 from tonnage.kernels.fp8 import check_card
 from tonnage.kernels.quantized import pack, unpack
@@ -59,7 +58,7 @@ from tonnage.planning.plan import Plan
 from tonnage.planning.rules import shards_packed
 from tonnage.planning.space import packed_directory
 from tonnage.rundir.directory import RunDirectory
-from tonnage.training.isolation import inexact_recompute, isolation_of, outgrows
+from tonnage.training.isolation import inexact_recompute, isolation_for
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
@@ -293,8 +292,7 @@ def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None
     Raises:
         UserError: its documents are to be laid out in another way here, or recompute as planned changes gradients.
     """
-    layout, is_long = plan.layout, outgrows(config, plan.data.max_length)
-    isolation = isolation_of(config, device=world.device, long_documents=is_long, cache=default_directory())
+    layout, isolation = plan.layout, isolation_for(config, world.device, plan.data.max_length)
     if (isolation.arrangement, isolation.attention) != (layout.arrangement, layout.attention):
         raise user_error(
             where=f"model type {config.model_type}",

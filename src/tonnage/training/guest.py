@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tonnage.host.cachedir import default_directory
 from tonnage.model.files import read_model
 from tonnage.model.matching import check_weights
 from tonnage.parallel.parallelize import Precision
@@ -20,7 +19,7 @@ from tonnage.parallel.world import World, device_mesh
 from tonnage.planning.layout import PLAIN
 from tonnage.training.batch import Deal, round_to
 from tonnage.training.building import Blueprint, assemble_model, trains_of_files
-from tonnage.training.isolation import isolation_of, outgrows
+from tonnage.training.isolation import isolation_for
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.setting import WorkerSetting
 
@@ -48,12 +47,7 @@ def load_guest(setting: WorkerSetting, name: str, revision: str | None) -> Guest
         name, revision=revision, tokenizer=False, trust_remote_code=config.trust_remote_code
     )
     check_weights(files, model_config, allow_unexpected=config.allow_unexpected)  # which may untie the head
-    isolation = isolation_of(
-        model_config,
-        device=world.device,
-        long_documents=outgrows(model_config, max_length),
-        cache=default_directory(),
-    )
+    isolation = isolation_for(model_config, world.device, max_length)
     dtypes = Precision.of(config.dtype, world.data_size)
     blueprint = Blueprint(
         files,

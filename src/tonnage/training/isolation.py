@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tonnage.data import Pack
 from tonnage.data.packs.prefixes import Prefix
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.host.cachedir import remembered
+from tonnage.host.cachedir import default_directory, remembered
 from tonnage.model import attention
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
@@ -142,6 +142,12 @@ def isolation_of(
 
     place = None if cache is None else (cache, "isolation", "")
     return remembered(place, inputs, Isolation, ask, "models are asked again every time")
+
+
+def isolation_for(config: PreTrainedConfig, device: torch.device, max_length: int) -> Isolation:
+    """As ``isolation_of``, for documents of up to ``max_length`` tokens; the answer is kept in this user's cache."""
+    is_long = outgrows(config, max_length)
+    return isolation_of(config, device=device, long_documents=is_long, cache=default_directory())
 
 
 def inexact_recompute(where: str, mode: Recompute, config: PreTrainedConfig, isolation: Isolation) -> Problem:

@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 
 from tonnage.rundir.directory import RunDirectory
-from tonnage.tracking.trackers import add_to_log
 
 MODULE = "tonnage.decide.pushing"
 GRACE_SECONDS = 5.0
@@ -35,7 +34,7 @@ class Pusher:
                 env=environment,
             )
         except OSError as error:
-            add_to_log(self._run, f"push: not started: {error.strerror}")
+            self._run.add_to_log(f"push: not started: {error.strerror}")
 
     def end(self) -> None:
         """End it, wherever it is: what has not arrived is sent later."""

@@ -94,7 +94,7 @@ def reference_scores(
         needed = "those of the model as it was before the first step, of the same rows and all pairs that the run sees"
         raise user_error(observed, needed, "begin the run anew", str(own))
     if scores is not None:
-        setting.log(f"reference: {_number(scores):,} pairs, read from {place}")
+        setting.log(f"reference: {np.isfinite(scores[:, 0]).sum():,} pairs, read from {place}")
     else:
         scores = np.full((documents, 2), np.nan) if is_there else _computed(pairs, setting, entry, job)
     if world.rank == 0 and place != own:
@@ -211,10 +211,6 @@ def _of_rank_0(scores: np.ndarray, world: World) -> np.ndarray:
         return scores
     values = torch.from_numpy(scores if world.rank == 0 else np.zeros_like(scores)).nan_to_num(0.0).to(world.device)
     return world.total(values).cpu().numpy()
-
-
-def _number(scores: np.ndarray) -> int:
-    return int(np.isfinite(scores[:, 0]).sum())
 
 
 def _bytes_of_run(scores: np.ndarray, plan: Plan) -> bytes:

@@ -18,10 +18,6 @@ from tonnage.training.batch import round_to
 from tonnage.training.memory import Phases
 
 
-def _never() -> bool:
-    return False
-
-
 class StoppedEarly(Exception):
     """A stop was asked for before the first step, when there is nothing yet to save."""
 
@@ -35,7 +31,7 @@ class WorkerSetting:
     world: World
     log: Callable[[str], None]
     phases: Phases
-    stop_requested: Callable[[], bool] = _never
+    stop_requested: Callable[[], bool] = lambda: False
     """Whether this rank was asked to stop."""
 
     @property
