@@ -110,8 +110,6 @@ class EnvironmentForm:
 
 @dataclass(frozen=True)
 class OptimizerForm:
-    """The section of a config."""
-
     lr: float
     betas: tuple[float, float]
     eps: float
@@ -123,23 +121,17 @@ class OptimizerForm:
 
 @dataclass(frozen=True)
 class ConfigDataForm:
-    """The section of a config."""
-
     max_length: int
     train_on: Literal["assistant", "last", "all"]
 
 
 @dataclass(frozen=True)
 class ObjectiveForm:
-    """The section of a config."""
-
     kind: str
 
 
 @dataclass(frozen=True)
 class AdapterForm:
-    """The section of a config."""
-
     rank: int
     alpha: float
     targets: str | list[str]

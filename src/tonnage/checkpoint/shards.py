@@ -56,7 +56,6 @@ class TensorPart:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the values."""
         return self.tensor.numel() * self.tensor.element_size()
 
 
@@ -221,7 +220,6 @@ class Shards:
         return self._stored[name][0].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a whole tensor."""
         ends = ([o + n for o, n in zip(part.offset, part.shape, strict=True)] for part in self._stored[name])
         return tuple(max(sizes) for sizes in zip(*ends, strict=True))
 

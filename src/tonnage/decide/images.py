@@ -150,7 +150,6 @@ def _asks_about_images(config: Config, prepared: Prepared) -> bool:
 
 
 def has_images(prepared: Prepared) -> bool:
-    """Whether any row has images."""
     return any(data is not None and data.images for data in (prepared.train, prepared.validation))
 
 

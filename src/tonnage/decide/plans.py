@@ -444,7 +444,6 @@ def _free(config: Config, machine: Machine, place: Where) -> Free:
 
 
 def _threads(config: Config, machine: Machine, place: Where) -> int:
-    """Threads of a worker."""
     from tonnage.host.threads import threads_per_worker
 
     launch = config.launch

@@ -144,7 +144,6 @@ def parse_object(content: bytes | str, kind: type[Any], where: str) -> dict[str,
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
     return json.loads(path.read_text())
 
 

@@ -133,7 +133,6 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

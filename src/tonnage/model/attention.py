@@ -156,7 +156,6 @@ class PackedRow:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document."""
         return max(map(sum, zip(self.before, self.lengths, strict=True)))
 
     def waves(self, window: int) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,6 @@ class ModelFiles:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weight files."""
         return sum(path.stat().st_size for path in self.weights)
 
 

@@ -59,7 +59,6 @@ class PackedLayer:
 
     @property
     def numbers(self) -> int:
-        """Numbers of the weight."""
         return math.prod(self.shape)
 
     def packed(self, value: Tensor | PackedWeight) -> PackedWeight:

@@ -55,7 +55,6 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its numbers."""
         return math.prod(self.shape) * WIDTHS.get(self.dtype, 4)
 
     def view(self) -> Any:

@@ -183,7 +183,6 @@ class TileFile:
             raise DiskFailed(f"{self.path}: could not be forced to disk: {error.strerror}") from error
 
     def close(self) -> None:
-        """Close the file."""
         self._closing()
 
 

@@ -193,7 +193,6 @@ class TileStore:
         file.write(piece, offset + start)
 
     def _place(self, tile: int) -> tuple[TileFile, int]:
-        """File and offset of a tile."""
         num_files = len(self._files)
         return self._files[tile % num_files], tile // num_files * self.shape.slot_bytes
 

@@ -36,7 +36,6 @@ class HostHome(Home[Block]):
         self._places = {name: (number, *place) for number, block in enumerate(blocks) for name, place in block.items()}
 
     def bytes_of(self, name: str) -> Tensor:
-        """The bytes of a parameter."""
         number, start, stop = self._places[name]
         return self._whole(number)[start:stop]
 

@@ -98,7 +98,6 @@ class Device:
 
     @property
     def memory_bytes(self) -> int:
-        """Total memory in bytes."""
         return self.memory_mib << 20
 
 

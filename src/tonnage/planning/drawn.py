@@ -187,7 +187,6 @@ def lines_as_html(lines: Iterable[tuple[str, str]]) -> str:
 
 
 def plan_as_html(plan: Plan) -> str:
-    """A plan for a notebook."""
     ways = frontier_as_html(plan)
     ways = f'<div style="margin-top: 6px"><b>Other ways</b></div>{ways}' if ways else ""
     return (

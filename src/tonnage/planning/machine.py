@@ -135,7 +135,6 @@ class Machine:
         return f"{nodes}{what}, {speed} ({self.source})"
 
     def write(self, path: Path) -> None:
-        """Store it as JSON."""
         write_json(path, asdict(self))
 
     @staticmethod

@@ -53,7 +53,6 @@ class Instant:
 
     @property
     def total(self) -> float:
-        """Bytes in all."""
         return sum(self.bytes.values())
 
     def with_workspace(self, num_bytes: float) -> Instant:

@@ -317,7 +317,6 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        """Number of workers."""
         return self.layout.workers
 
     @property
@@ -361,7 +360,6 @@ class Plan:
         return {"data": data, "layout": layout, **steps, **base}
 
     def write(self, path: Path) -> None:
-        """Store the plan."""
         write_json(path, asdict(self))
 
     @staticmethod
@@ -386,7 +384,6 @@ class Plan:
         return plan
 
     def to_json(self) -> str:
-        """The plan as JSON text."""
         return json.dumps(asdict(self), indent=2)
 
     def _repr_html_(self) -> str:

@@ -413,7 +413,6 @@ class ModelProfile:
 
     @property
     def num_attending(self) -> int:
-        """Blocks that have attention."""
         return self.num_blocks if self.attending_blocks is None else self.attending_blocks
 
     @property

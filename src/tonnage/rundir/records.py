@@ -117,7 +117,6 @@ class Outcome:
 
 
 def is_step(record: Mapping[str, Any]) -> bool:
-    """Whether a record tells of a step."""
     return "loss" in record and "eval_loss" not in record
 
 

@@ -193,7 +193,6 @@ class Stages:
 
     @property
     def first(self) -> Assembled:
-        """The first of them."""
         return next(iter(self.by_number.values()))
 
     @property

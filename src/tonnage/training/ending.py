@@ -69,7 +69,6 @@ class Ending:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the step."""
         return self.job.schedule.lr(self.step.number)
 
     def update_unseen(self) -> None:

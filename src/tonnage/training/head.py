@@ -89,7 +89,6 @@ class Head:
 
     @property
     def most_tokens(self) -> int:
-        """Rows of a chunk, at most."""
         if self.chunk_tokens is not None:
             return self.chunk_tokens
         return head_chunk(len(local_part(self.weight)), trains=self.weight.requires_grad)

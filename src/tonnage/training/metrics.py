@@ -74,7 +74,6 @@ class Recorder:
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     def close(self) -> None:
-        """Flush and close the files."""
         for file in (self._metrics, self._log):
             if file is not None:
                 file.close()

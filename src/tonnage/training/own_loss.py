@@ -186,7 +186,6 @@ def _value(loss: OwnLoss, tried: Sequence[tuple[Tensor, Tried]]) -> float:
 
 
 def name_of(function: Loss) -> str:
-    """What a function is called."""
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 

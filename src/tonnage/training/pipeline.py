@@ -50,7 +50,6 @@ class Pass:
 
     @property
     def kind(self) -> Kind:
-        """What kind of pass it is."""
         return self.task.kind
 
     @property

@@ -280,7 +280,6 @@ def product_rate(device: torch.device, precision: str) -> float:
 
 
 def main(path: str, num_steps: str) -> int:
-    """Profile; returns the exit status."""
     from tonnage.errors import TonnageError
 
     run = RunDirectory(path)

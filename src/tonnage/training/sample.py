@@ -108,7 +108,6 @@ def take(precision: str) -> list[TimedStep]:
 
 
 def main(threads: int, *precisions: str) -> None:
-    """Take all samples."""
     choose_allocators()  # as in a worker, before torch is there
 
     from tonnage.kernels.threads import use_threads

@@ -61,7 +61,6 @@ class Question:
             yield from (packs[start : start + size] for start in range(0, len(packs), size))
 
     def count(self, pack: tuple[int, int]) -> int:
-        """Supervised tokens of a pack."""
         return int(np.count_nonzero(self.datasets[pack[0]].pack(pack[1]).weights))
 
 

@@ -27,7 +27,6 @@ class Vocabulary:
         return Vocabulary(0 if ranks is None else ranks.part_of(weight.shape[0]).start, ranks, scale, softcap)
 
     def scale_and_cap(self, logits: Tensor) -> Tensor:
-        """Scale and cap logits in place."""
         if self.scale != 1.0:
             logits.mul_(self.scale)
         if self.softcap is not None:

@@ -339,7 +339,6 @@ def _matrices(model: PreTrainedModel, anatomy: Anatomy, whole: Mapping[str, tupl
 
 
 def _large_weights(blocks: Sequence[nn.Module]) -> tuple[Matrices, ...]:
-    """What of them may come in tiles."""
     shapes = Counter(tuple(getattr(*holder).shape) for block in blocks for holder in large_weights(block))
     return tuple(
         Matrices(rows, math.prod(others), number, stacked=len(others) > 1) for (rows, *others), number in shapes.items()
