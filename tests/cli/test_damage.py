@@ -21,7 +21,6 @@ from rich.console import Console
 
 from entry import tonnage
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.checkpoint.card import AccountFacts, model_card
 from tonnage.checkpoint.resume import choose, set_aside
 from tonnage.checkpoint.save import (
     COMPLETE,
@@ -38,7 +37,9 @@ from tonnage.checkpoint.save import (
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.cli.plan import show_outcome
 from tonnage.config import as_json, compare, read_config
+from tonnage.decide.card import model_card
 from tonnage.decide.decision import decide
+from tonnage.decide.exports import StopTokens
 from tonnage.decide.written import write_run
 from tonnage.display.progress import RunDisplay, show_memory
 from tonnage.errors import UserError
@@ -198,7 +199,7 @@ def test_data_and_environment(run: RunDirectory) -> None:
     newest = complete_checkpoints(run.checkpoints)[-1]
     for path in (run.data, run.environment):
         check_all(
-            path, lambda: (read_record(run.data, AccountFacts), model_card(run, newest, dtype="bf16")), few_pass=False
+            path, lambda: (read_record(run.data, StopTokens), model_card(run, newest, dtype="bf16")), few_pass=False
         )
 
 

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class StopTokens:
+    """What ``data.json`` says beside the account of the data."""
+
+    stop_tokens: list[int]
+
+
+@dataclass(frozen=True)
 class _Trained:
     """A run as its files describe it: what was trained, of which model."""
 
@@ -164,7 +171,7 @@ def _check_plain(trained: _Trained, directory: Path) -> None:
 
 def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> list[str]:
     from tonnage.checkpoint.adapter import Described, export_adapter
-    from tonnage.checkpoint.card import model_card
+    from tonnage.decide.card import model_card
 
     run, config, files = trained.run, trained.config, trained.files
     assert trained.trains.adapter is not None
@@ -201,9 +208,9 @@ def _export_model(
 ) -> list[str]:
     import torch
 
-    from tonnage.checkpoint.card import AccountFacts, model_card
     from tonnage.checkpoint.description import ExportForm
     from tonnage.checkpoint.export import Start, export
+    from tonnage.decide.card import model_card
     from tonnage.files.reading import read_record
 
     run, config, trains, wishes = trained.run, trained.config, trained.trains, handing.wishes
@@ -220,7 +227,7 @@ def _export_model(
     return export(
         checkpoint,
         directory,
-        ExportForm(trained.model, run.tokenizer, read_record(run.data, AccountFacts).stop_tokens, dtypes[dtype]),
+        ExportForm(trained.model, run.tokenizer, read_record(run.data, StopTokens).stop_tokens, dtypes[dtype]),
         Start(
             trained.files.directory,
             config.init != "random",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
-from tonnage.checkpoint.save import RunForm, read_state
-from tonnage.files.reading import read_object
+from tonnage.checkpoint.save import STATE, RunForm, read_state
+from tonnage.config import Config
+from tonnage.data import Account
+from tonnage.files.reading import read_object, read_record
 from tonnage.files.visible import visible
 from tonnage.model.adapter_files import POSITIONS
 from tonnage.rundir.directory import RunDirectory
@@ -57,44 +59,6 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=200)[0]))
 
 
 @dataclass(frozen=True)
-class TrainedForm:
-    """Of a flow of tokens, what became packs to train on."""
-
-    train: int
-
-
-@dataclass(frozen=True)
-class SourceForm:
-    """What ``data.json`` says of a source."""
-
-    name: str
-    role: str
-    format: str
-    rows_read: int
-    rows_train: int
-    tokens: TrainedForm
-    supervised: TrainedForm
-
-
-@dataclass(frozen=True)
-class PacksForm:
-    """What it says of the packs."""
-
-    packs: int
-    max_length: int
-
-
-@dataclass(frozen=True)
-class AccountFacts:
-    """What ``data.json`` holds at least."""
-
-    stop_tokens: list[int]
-    sources: list[SourceForm]
-    train: PacksForm
-    template: str
-
-
-@dataclass(frozen=True)
 class PackagesForm:
     """Versions, this one at least."""
 
@@ -109,53 +73,6 @@ class EnvironmentForm:
 
 
 @dataclass(frozen=True)
-class OptimizerForm:
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    clip: float
-    schedule: str
-    warmup: float
-    weight_decay: float
-
-
-@dataclass(frozen=True)
-class ConfigDataForm:
-    max_length: int
-    train_on: Literal["assistant", "last", "all"]
-
-
-@dataclass(frozen=True)
-class ObjectiveForm:
-    kind: str
-
-
-@dataclass(frozen=True)
-class AdapterForm:
-    rank: int
-    alpha: float
-    targets: str | list[str]
-    scaling: str
-    quantize: str
-    also: list[str]
-
-
-@dataclass(frozen=True)
-class ConfigForm:
-    """What a checkpoint's config holds at least."""
-
-    model: str
-    init: str
-    precision: str
-    seed: int
-    optimizer: OptimizerForm
-    data: ConfigDataForm
-    objective: ObjectiveForm = field(default_factory=lambda: ObjectiveForm("supervised"))
-    adapter: AdapterForm | Literal["none"] = "none"
-    train: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class LayoutForm:
     """What a checkpoint says of the workers."""
 
@@ -167,7 +84,7 @@ class LayoutForm:
 class CardForm:
     """What a checkpoint's state holds at least for a card."""
 
-    config: ConfigForm
+    config: Config
     layout: LayoutForm
 
 
@@ -187,16 +104,16 @@ def model_card(
     Raises:
         UserError: a file of the run or the checkpoint does not hold what a run writes.
     """
-    state, account = read_state(checkpoint, RunForm, CardForm), read_object(run.data, AccountFacts)
-    config = state["config"]
+    state, account = read_state(checkpoint, RunForm), read_record(run.data, Account)
+    held = read_record(checkpoint / STATE, CardForm)
+    config = held.config
     steps, evaluations = _records(run, state["step"])
-    base, is_hub = _named(config["model"])
-    origin = "Trained from random weights in the shape of" if config["init"] == "random" else "Fine-tuned from"
+    base, is_hub = _named(config.model)
+    origin = "Trained from random weights in the shape of" if config.init == "random" else "Fine-tuned from"
     linked = f"[{base}](https://huggingface.co/{base})" if is_hub else f"`{base}`"
     packages = read_object(run.environment, EnvironmentForm)["packages"]
-    scores = config.get("objective", {}).get("kind") == "reward"
-    task = "text-classification" if scores else "image-text-to-text" if is_part else "text-generation"
-    scaled = is_adapter and ("rope" in config or (Path(config["model"]) / POSITIONS).is_file())
+    task = "text-classification" if config.objective.scores else "image-text-to-text" if is_part else "text-generation"
+    scaled = is_adapter and (config.rope is not None or (Path(config.model) / POSITIONS).is_file())
     sections = [
         _front_matter(config, account, task, is_adapter=is_adapter),
         f"# {run.path.resolve().name}",
@@ -205,7 +122,7 @@ def model_card(
         *notes,
         f"## Use\n\n```python\n{_use(task, is_adapter=is_adapter, scaled=scaled)}```",
         "## Data\n\n" + _data(account),
-        "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
+        "## Training\n\n" + _table(("setting", "value"), _settings(held, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
         "## Versions\n\n" + _table(("package", "version"), ((name, str(notes)) for name, notes in packages.items())),
     ]
@@ -228,24 +145,23 @@ def _use(task: str, *, is_adapter: bool, scaled: bool) -> str:
     return USE.replace("{auto}", "AutoModelForImageTextToText" if is_part else "AutoModelForCausalLM")
 
 
-def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:
+def _trained(config: Config, is_part: bool, is_adapter: bool) -> str:
     """What was trained, in words that go on."""
-    adapter = config.get("adapter", "none")
+    adapter, some = config.adapter, config.train
     if isinstance(adapter, str):
-        some = config.get("train")
         every = f"the parameters {', '.join(some)} were trained" if some else "every parameter was trained"
         return "every parameter of its text model was trained" if is_part and not some else every
-    targets = adapter["targets"] if isinstance(adapter["targets"], str) else ", ".join(adapter["targets"])
-    also = f", and {', '.join(adapter['also'])} whole" if adapter["also"] else ""
-    base = "" if adapter["quantize"] in ("none", "widened") else f" over weights in {adapter['quantize']}"
+    targets = adapter.targets if isinstance(adapter.targets, str) else ", ".join(adapter.targets)
+    also = f", and {', '.join(adapter.also)} whole" if adapter.also else ""
+    base = "" if adapter.quantize in ("none", "widened") else f" over weights in {adapter.quantize}"
     merged = "" if is_adapter else ", and merged in fp32 into the model's own weights"
-    lengths = " with lengths of rows (DoRA)" if adapter.get("kind") == "dora" else ""
-    ranks = "".join(f", {own['match']} {own['rank']}" for own in adapter.get("patterns", ()) if own.get("rank"))
-    began = BEGAN.get(adapter.get("init", "zero"), "")
+    lengths = " with lengths of rows (DoRA)" if adapter.kind == "dora" else ""
+    ranks = "".join(f", {own.match} {own.rank}" for own in adapter.patterns if own.rank)
+    began = BEGAN.get(adapter.init, "")
     twice = " (they are written as additions of twice the rank, to the weights as they were)" if began else ""
-    additions = f"low-rank additions{lengths} of rank {adapter['rank']}{ranks} to {targets}{also}"
-    if adapter.get("kind") == "oft":
-        additions = f"rotations of {adapter['oft_block_size']} inputs each (OFT) of {targets}{also}"
+    additions = f"low-rank additions{lengths} of rank {adapter.rank}{ranks} to {targets}{also}"
+    if adapter.kind == "oft":
+        additions = f"rotations of {adapter.oft_block_size} inputs each (OFT) of {targets}{also}"
     return f"{additions}{began} were trained{base}{merged}{twice if is_adapter else ''}"
 
 
@@ -255,55 +171,55 @@ def _named(path: str) -> tuple[str, bool]:
     return (path if is_hub else PurePath(path.rstrip("/")).name), is_hub
 
 
-def _front_matter(config: Mapping[str, Any], account: Mapping[str, Any], task: str, *, is_adapter: bool) -> str:
+def _front_matter(config: Config, account: Account, task: str, *, is_adapter: bool) -> str:
     library = "peft" if is_adapter else "transformers"
     lines = ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags: [tonnage]"]
-    base, is_hub = _named(config["model"])
-    if is_hub and config["init"] != "random":
+    base, is_hub = _named(config.model)
+    if is_hub and config.init != "random":
         lines += [f"base_model: {base}", f"base_model_relation: {'adapter' if is_adapter else 'finetune'}"]
-    data_sets = [name for name, is_hub in (_named(source["name"]) for source in account["sources"]) if is_hub]
+    data_sets = [name for name, is_hub in (_named(source.name) for source in account.sources) if is_hub]
     if data_sets:
         lines.append(f"datasets: [{', '.join(dict.fromkeys(data_sets))}]")
     return "\n".join([*lines, "---"])
 
 
-def _data(account: Mapping[str, Any]) -> str:
+def _data(account: Account) -> str:
     header = ("source", "used for", "form", "rows read", "rows trained on", "tokens", "supervised tokens")
     rows = [
         (
-            _named(source["name"])[0],
-            source["role"],
-            source["format"],
-            f"{source['rows_read']:,}",
-            f"{source['rows_train']:,}",
-            f"{source['tokens']['train']:,}",
-            f"{source['supervised']['train']:,}",
+            _named(source.name)[0],
+            source.role,
+            source.format,
+            f"{source.rows_read:,}",
+            f"{source.rows_train:,}",
+            f"{source.tokens.train:,}",
+            f"{source.supervised.train:,}",
         )
-        for source in account["sources"]
+        for source in account.sources
     ]
-    train = account["train"]
     return (
-        _table(header, rows) + f"\n\nOne epoch is {train['packs']:,} packs of at most {train['max_length']:,} tokens. "
-        f"Conversations are written with the template `{PurePath(account['template']).name}`."
+        _table(header, rows)
+        + f"\n\nOne epoch is {account.train.packs:,} packs of at most {account.train.max_length:,} tokens. "
+        f"Conversations are written with the template `{PurePath(account.template).name}`."
     )
 
 
-def _settings(config: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple[str, str]]:
-    optimizer, layout, data = config["optimizer"], state["layout"], config["data"]
+def _settings(held: CardForm, state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    config, optimizer, data = held.config, held.config.optimizer, held.config.data
     return [
         ("steps", f"{state['step']:,} of {state['num_steps']:,}"),
         ("epochs", f"{state['position'] / state['data']['num_packs']:.4g}"),
         ("packs in a step", f"{state['packs_per_step']:,}"),
-        ("longest sequence", f"{data['max_length']:,} tokens"),
-        ("supervised", {"assistant": "assistant turns", "last": "the last turn", "all": "all"}[data["train_on"]]),
-        ("optimizer", f"AdamW, betas {tuple(optimizer['betas'])}, eps {optimizer['eps']:g}"),
-        ("learning rate", f"{optimizer['lr']:g}, {optimizer['schedule']}, warm-up {optimizer['warmup']:g}"),
-        ("weight decay", f"{optimizer['weight_decay']:g}"),
-        ("clipping", f"{optimizer['clip']:g}" if optimizer["clip"] else "none"),
-        ("precision", str(config["precision"])),
-        ("workers", f"{layout['workers']}, ZeRO {layout['zero']}"),
-        ("seed", str(config["seed"])),
-        *([("revision of the model", config["revision"])] if "revision" in config else []),
+        ("longest sequence", f"{data.max_length:,} tokens"),
+        ("supervised", {"assistant": "assistant turns", "last": "the last turn", "all": "all"}[data.train_on]),
+        ("optimizer", f"AdamW, betas {optimizer.betas}, eps {optimizer.eps:g}"),
+        ("learning rate", f"{optimizer.lr:g}, {optimizer.schedule}, warm-up {optimizer.warmup:g}"),
+        ("weight decay", f"{optimizer.weight_decay:g}"),
+        ("clipping", f"{optimizer.clip:g}" if optimizer.clip else "none"),
+        ("precision", config.precision),
+        ("workers", f"{held.layout.workers}, ZeRO {held.layout.zero}"),
+        ("seed", str(config.seed)),
+        *([("revision of the model", config.revision)] if config.revision is not None else []),
     ]
 
 
