@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan
     from tonnage.planning.profile import TowerCost
+    from tonnage.training.vision_trial import Trial
 
 BYTES = {"fp32": 4}
 """Of a number of a feature, where it is not 2."""
@@ -115,10 +116,6 @@ def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> Non
 def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
     """Refuse rows with images where the model does more with them than to take their features, or the run wants what
     they do not go with. Raises ``UserError``."""
-    from tonnage.host.cachedir import default_directory
-    from tonnage.model.files import read_whole_config
-    from tonnage.training.vision_trial import check_sight
-
     _check_looking(config, model, prepared)
     if not has_images(prepared):
         return
@@ -129,11 +126,7 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
             needed="rows of text, so far, where workers divide their tokens",
             change="parallel.context=1",
         )
-    recipe = images_taken(config, model)
-    assert recipe is not None, "no row has images otherwise"
-    trial = check_sight(
-        read_whole_config(model.files, trust_remote_code=config.trust_remote_code), recipe, default_directory()
-    )
+    trial = _trial(config, model)
     asks = {"evaluate.prompts": bool(config.evaluate.prompts), "evaluate.scorer": config.evaluate.scorer != "none"}
     if not _asks_about_images(config, prepared) or not (trial.look_ahead or looks(config, model, prepared)):
         return
@@ -141,6 +134,23 @@ def check_images(config: Config, model: ModelFound, prepared: Prepared) -> None:
     reason = "a family whose tokens of an image look ahead" if trial.look_ahead else "a tower that looks for itself"
     needed = "features that are computed before training, and tokens that see only those before them"
     raise user_error(f"{key}, validation rows with images, and {reason}", needed, f"leave {key} out", key)
+
+
+def _whole(config: Config, model: ModelFound) -> PreTrainedConfig:
+    """The configuration of all of the model, not of its text alone."""
+    from tonnage.model.files import read_whole_config
+
+    return read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
+
+
+def _trial(config: Config, model: ModelFound) -> Trial:
+    """What a tiny model does with an image. Raises ``UserError`` where that cannot be trained on."""
+    from tonnage.host.cachedir import default_directory
+    from tonnage.training.vision_trial import check_sight
+
+    recipe = images_taken(config, model)
+    assert recipe is not None, "no row has images otherwise"
+    return check_sight(_whole(config, model), recipe, default_directory())
 
 
 def _asks_about_images(config: Config, prepared: Prepared) -> bool:
@@ -157,13 +167,12 @@ def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) 
     """The cache's entry for the features of a run, which need not be there. The files of the tower's weights are read
     once, to know them again."""
     from tonnage.data import cache as store
-    from tonnage.model.files import read_whole_config
 
     packs = Path(plan.data.train_path).parent
     cache, files = packs.parent.parent, model.files
     recipe = images_taken(config, model)
     assert recipe is not None
-    described: dict[str, Any] = read_whole_config(files, trust_remote_code=config.trust_remote_code).to_dict()
+    described: dict[str, Any] = _whole(config, model).to_dict()
     described.pop("_name_or_path", None)
     parts: dict[str, Any] = {
         "format": FORMAT,
@@ -236,16 +245,13 @@ class _Looks:
 def is_better_computed(config: Config, model: ModelFound, plan: Plan, prepared: Prepared, machine: Machine) -> bool:
     """Whether a tower that is frozen had better look at images in every step, where the config leaves it open: there is
     no room for features, or to write and read them takes longer by ``WORTH_SECONDS``."""
-    from tonnage.model.files import read_whole_config
-
     is_open = config.data.image_features == "auto" and has_images(prepared)
     if not is_open or _asks_about_images(config, prepared):
         return False
     tower = _frozen_cost(config, model, prepared)
     if tower is None:
         return False
-    whole = read_whole_config(model.files, trust_remote_code=config.trust_remote_code)
-    both = _Looks.of(config, plan, prepared, tower, whole, machine)
+    both = _Looks.of(config, plan, prepared, tower, _whole(config, model), machine)
     has_room = free_bytes(Path(plan.data.train_path).parent) >= both.num_bytes
     return not has_room or both.computed_seconds + WORTH_SECONDS < both.cached_seconds
 
@@ -265,19 +271,10 @@ def with_features(
     Raises:
         UserError: the disk has no room for them.
     """
-    from tonnage.host.cachedir import default_directory
-    from tonnage.model.files import read_whole_config
-    from tonnage.training.vision_trial import check_sight
-
     if not has_images(prepared):
         return list(plans)
-    whole, recipe = (
-        read_whole_config(model.files, trust_remote_code=config.trust_remote_code),
-        images_taken(config, model),
-    )
-    assert recipe is not None
-    trial = check_sight(whole, recipe, default_directory())
-    plans = [replace(plan, data=replace(plan.data, look_ahead=trial.look_ahead)) for plan in plans]
+    look_ahead, whole = _trial(config, model).look_ahead, _whole(config, model)
+    plans = [replace(plan, data=replace(plan.data, look_ahead=look_ahead)) for plan in plans]
     if plans[0].data.sees:
         both = _Looks.of(config, plans[0], prepared, plans[0].model.tower, whole, machine)
         return [_with_tower(plan, both) for plan in plans]
