@@ -23,9 +23,11 @@ from tonnage.files.writing import write_whole
 from tonnage.training.setting import WorkerSetting
 
 
-def provide(setting: WorkerSetting, phase: str, what: str, entry: Path, own: Path, compute: Callable[[], None]) -> None:
+def provide(
+    setting: WorkerSetting, phase: str, contents: str, entry: Path, own: Path, compute: Callable[[], None]
+) -> None:
     """See to it that a run has results as its ``own``: from before, from the cache's entry, or from ``compute``, which
-    makes that. ``what`` they are is told in messages. Raises ``UserError``, and what ``compute`` raises."""
+    makes that. ``contents`` says in messages what they are. Raises ``UserError``, and what ``compute`` raises."""
     world = setting.world
     setting.phases.enter(phase, micro_batch=0, num_micro_batches=0)
     places = [own.exists(), entry.exists()] if world.rank == 0 else [False, False]
@@ -33,8 +35,8 @@ def provide(setting: WorkerSetting, phase: str, what: str, entry: Path, own: Pat
     if not is_own and not is_cached:
         compute()
     if world.rank == 0 and not is_own:
-        link_whole(entry, own, what)
-    setting.log(f"{what}: read from {own}{'' if is_own else f', links to {entry}'}")
+        link_whole(entry, own, contents)
+    setting.log(f"{contents}: read from {own}{'' if is_own else f', links to {entry}'}")
     world.barrier()
     setting.phases.end()
 
