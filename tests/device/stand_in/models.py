@@ -175,7 +175,12 @@ def write_long(folder: Path, name: str, tokens: int, keys: dict[str, Any]) -> No
     tiny.byte_tokenizer().save_pretrained(folder / name)
     rows = tiny.write_rows(folder / f"{name}.jsonl", long_rows(4, tokens, tokens))
     data = keys["data"] | {"train": str(rows), "max_length": tokens + 1024}
-    of_this = {"model": str(folder / name), "data": data, "batch": {"sequences": 1}, "output": str(folder / "runs" / name)}
+    of_this = {
+        "model": str(folder / name),
+        "data": data,
+        "batch": {"sequences": 1},
+        "output": str(folder / "runs" / name),
+    }
     (folder / f"{name}.yaml").write_text(json.dumps(keys | of_this))
 
 
