@@ -9,7 +9,8 @@ A directory of a few arrays:
                           (uint16)
     000000.positions.npy  int32 (tokens of the chunk's documents, 3), of families whose tokens have three each
 
-Documents that have the same images have the same rows. Nothing is read that is not asked for.
+Documents that have the same images have the same rows. Nothing is read that is not asked for. Where features are not
+computed beforehand, ``Pictures`` stand in their place: images that are opened when a micro-batch needs them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.packs.row_images import RowImages
+from tonnage.data.images.processing import ImageRecipe, inputs_of
+from tonnage.data.tokens.documents import Documents
 
 INDEX, TOKEN = "index.npy", "token.npy"
 
@@ -50,6 +52,26 @@ class StoredRows:
         """The rows. Raises ``OSError`` where the file is gone."""
         count = self.shape[0] * self.shape[1]
         return np.fromfile(self.file, self.dtype, count, offset=self.offset).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """The images of a document, which nobody has opened yet."""
+
+    source: Documents
+    document: int
+    recipe: ImageRecipe
+
+    @property
+    def where(self) -> str:
+        """File and row of the document."""
+        file, row = self.source.where(self.document)
+        return f"{file}:{row}"
+
+    def inputs(self) -> dict[str, Any]:
+        """What the tower is given of them. Raises ``UserError`` where one is another than when its row was prepared."""
+        images = [table.load(number) for table, number in self.source.images(self.document)]
+        return inputs_of(self.recipe, images, self.where)
 
 
 @dataclass(frozen=True)
@@ -128,3 +150,23 @@ class Features:
         if name not in self._chunks:
             self._chunks[name] = np.load(self.directory / name, mmap_mode="r", allow_pickle=False)
         return self._chunks[name]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Those of the documents of a data set, in the place of ``Features``."""
+
+    source: Documents
+    recipe: ImageRecipe
+    look_ahead: str = ""
+    """As in ``ImageFeatures``."""
+
+    def of_pack(self, documents: Sequence[int], tokens: Sequence[np.ndarray]) -> tuple[ImageFeatures | None, ...]:
+        """As ``Features.of_pack``."""
+        return tuple(map(self._of_document, documents, tokens))
+
+    def _of_document(self, document: int, tokens: np.ndarray) -> ImageFeatures | None:
+        places = np.flatnonzero(tokens == self.recipe.token_id)
+        if not len(places):
+            return None
+        return ImageFeatures(RowImages(self.source, document, self.recipe), places, look_ahead=self.look_ahead)
