@@ -230,11 +230,18 @@ class Draft:
             sentences = reason if note in reason else f"{reason} {note}".strip()
             self.entries[setting.number] = Entry(setting, "mapped", to, sentences)
 
+    def only(self, quantity: str, parse: Callable[[Any], Any], value: object, usual: str, otherwise: str = "") -> None:
+        """Take a quantity of which one value is so here anyway, as ``usual`` says, and no other is possible."""
+        pick = self.first(quantity, parse)
+        self.drop(pick if pick is not None and pick.value == value else None, usual)
+        self.refuse(pick, otherwise)
+
     def copy(
-        self, key: str, parse: Callable[[Any], Any], *, usual: object = None, reason: str = ""
+        self, key: str, parse: Callable[[Any], Any], *, of: str = "", usual: object = None, reason: str = ""
     ) -> Pick[Any] | None:
-        """Set a key of ours to the quantity of its name; why it is not set to ``usual``, ``reason`` says if given."""
-        pick = self.first(key, parse)
+        """Set a key of ours to the quantity of its name, or to that ``of`` another one; why it is not set to ``usual``,
+        ``reason`` says if given."""
+        pick = self.first(of or key, parse)
         if pick is not None and reason and pick.value == usual:
             self.drop(pick, reason)
         elif pick is not None:

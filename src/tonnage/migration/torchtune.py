@@ -139,9 +139,7 @@ def training(draft: Draft) -> None:
 
 def model(draft: Draft) -> None:
     """The directory of the model's files, and whether LoRA is trained on it."""
-    place = draft.first("model", _directory)
-    if place is not None:
-        draft.put("model", place.value, place)
+    draft.copy("model", _directory)
     component = draft.first("tune_model", text)
     if component is not None:
         name = component.value.rpartition(".")[2]
@@ -158,9 +156,7 @@ def rounding(draft: Draft) -> None:
     if "quantize_aware.scheme" not in draft.tree:
         draft.drop_every("Belongs to the quantizer.", "tune_groups", "quantize_aware.after_steps")
         return
-    groups = draft.first("tune_groups", whole)
-    if groups is not None:
-        draft.put("quantize_aware.group_size", groups.value, groups)
+    draft.copy("quantize_aware.group_size", whole, of="tune_groups")
     draft.imply("quantize_aware.group_size", QUANTIZER_GROUP, f"groups of {QUANTIZER_GROUP} by default")
     draft.copy("quantize_aware.after_steps", whole)
     has_adapter = "adapter.rank" in draft.tree

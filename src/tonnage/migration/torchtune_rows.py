@@ -191,9 +191,7 @@ def _lengths(draft: Draft, sources: ImportedSources) -> None:
     if draft.is_preference or "data.max_length" not in draft.tree:
         draft.drop_every("Nothing is cut.", "tune_truncation")
         return
-    truncation = draft.first("tune_truncation", text)
-    draft.drop(truncation if truncation is not None and truncation.value == "right" else None, "Ends are cut off.")
-    draft.refuse(truncation, "Only ends are cut off.")
+    draft.only("tune_truncation", text, "right", "Ends are cut off.", "Only ends are cut off.")
     if sources.shown == {"text"} and draft.tree.get("data.pack"):
         draft.imply("data.over_length", "split", "text is cut at the borders of packs")
     else:
