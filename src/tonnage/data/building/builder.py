@@ -128,7 +128,8 @@ class PartBuilder:
 
     def build_task(self, task: Mapping[str, Any], advance: Callable[[int], None] = _silent) -> dict[str, Any]:
         """Build the part of a ``task`` from another process. Task and answer are plain values."""
-        totals = self.build(Part.from_json(task["part"]), Form(**task["form"]), Path(task["out"]), advance)
+        part = Part(**{**task["part"], "more": tuple(task["part"]["more"])})
+        totals = self.build(part, Form(**task["form"]), Path(task["out"]), advance)
         return {"number": task["number"], "totals": totals.to_json()}
 
     def documents(self, rows: Iterator[Row], form: Form) -> list[Result]:

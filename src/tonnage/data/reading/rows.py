@@ -8,7 +8,7 @@ counted from 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -48,11 +48,6 @@ class Part:
     """holder: the field that holds the rows."""
     more: tuple[str, ...] = ()
     """file: the files after the first one, each a row."""
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Part:
-        """A part back from plain values."""
-        return Part(**{**value, "more": tuple(value["more"])})
 
     @property
     def files(self) -> tuple[str, ...]:

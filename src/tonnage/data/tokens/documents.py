@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tonnage.data.images.table import ImageTable, Stamp, stamps_now
 from tonnage.data.text.masks import Span
@@ -187,13 +188,6 @@ class StoredPart:
         """File and row of a row that counts within the part."""
         return (self.files[0], row + self.row_base) if len(self.files) == 1 else (self.files[row - 1], 1)
 
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> StoredPart:
-        """A part back from plain values."""
-        return StoredPart(
-            value["source"], tuple(value["files"]), value["row_base"], PartTotals.from_json(value["totals"])
-        )
-
 
 class Documents:
     """The documents of all sources, memory-mapped. Opening reads headers only."""
@@ -201,7 +195,7 @@ class Documents:
     def __init__(self, path: Path) -> None:
         self.path = path
         described = json.loads((path / "documents.json").read_text(encoding="utf-8"))
-        self.parts = [StoredPart.from_json(part) for part in described["parts"]]
+        self.parts = TypeAdapter(list[StoredPart]).validate_python(described["parts"])
         self.carry = tuple(described.get("carry", ()))
         """Names of the numbers that go with each document."""
         self.closing = tuple(sorted(set().union(*(part.totals.closing for part in self.parts))))
