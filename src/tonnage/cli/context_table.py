@@ -39,7 +39,6 @@ def show_contexts(model: str, words: Sequence[str], hardware: str | None, consol
 
 
 def show_table(contexts: Contexts, console: Console) -> None:
-    """Print the table."""
     title = "Longest sequence that fits, in tokens, by where inputs of blocks rest"
     ways = dict.fromkeys(cell.way for cell in contexts.cells)
     columns = (number(f"{way}\n{INPUTS[tier]}") for way in ways for tier in INPUT_TIERS)

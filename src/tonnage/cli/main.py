@@ -141,7 +141,6 @@ for _panel, _names in COMMANDS.items():
 
 
 def main() -> None:
-    """Entry point of the console script."""
     gc.set_threshold(IMPORTED)
     gc.callbacks.append(_collect_more_often)
     choose_allocators()

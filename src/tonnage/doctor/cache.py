@@ -104,7 +104,6 @@ class _Stored:
 
 
 def today() -> str:
-    """The date for a measurement."""
     return time.strftime("%Y-%m-%d")
 
 

@@ -76,8 +76,6 @@ class Form:
 
 @dataclass(frozen=True)
 class Format:
-    """A form of rows."""
-
     must: tuple[str, ...]
     """Fields that a row must have."""
     fits: Callable[[Row], bool]

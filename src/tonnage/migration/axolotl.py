@@ -153,7 +153,6 @@ def _first_files(draft: Draft, source: Mapping[str, str]) -> list[str]:
 
 
 def _listed(draft: Draft, key: str, quantity: str) -> ImportedSources:
-    """One of the lists."""
     sources = ImportedSources()
     for leaves in data_sets(draft, quantity):
         every = list(leaves.values())
@@ -167,7 +166,6 @@ def _listed(draft: Draft, key: str, quantity: str) -> ImportedSources:
 
 
 def _add(data_set: _DataSet, sources: ImportedSources) -> None:
-    """Add a data set to the sources."""
     draft, source = data_set.draft, data_set.source
     if not _path(data_set):
         draft.refuse(data_set.leaves.values(), "Its rows cannot be named here.")

@@ -104,8 +104,6 @@ Picks = Pick[Any] | None | Iterable[Pick[Any] | None]
 
 @dataclass
 class Draft:
-    """See the module."""
-
     files: Files
     tree: dict[str, Any] = field(default_factory=dict)
     """Dotted keys of ours."""
@@ -177,7 +175,6 @@ class Draft:
         return self._by_quantity.get(quantity, [])
 
     def has(self, quantity: str) -> bool:
-        """Whether any setting tells a quantity."""
         return bool(self.settings(quantity))
 
     def every(self, quantity: str, parse: Callable[[Any], T]) -> list[Pick[T]]:
@@ -408,7 +405,6 @@ class Draft:
 
 
 def _settings(*picks: Picks) -> list[ForeignSetting]:
-    """All settings of what was taken."""
     settings: list[ForeignSetting] = []
     for pick in picks:
         if isinstance(pick, Pick):

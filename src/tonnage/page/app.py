@@ -325,17 +325,14 @@ def news_of(names: list[str], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def stream(events: AsyncIterator[bytes]) -> Response:
-    """News as they come."""
     return StreamingResponse(events, media_type="text/event-stream")
 
 
 def name_of(request: Request) -> str:
-    """Which run is asked for."""
     return request.query_params.get("run", "")
 
 
 def command_of(request: Request) -> str:
-    """Which command is asked for."""
     return request.query_params.get("command", "")
 
 

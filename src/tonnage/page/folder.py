@@ -30,8 +30,6 @@ PASSED_OVER = frozenset({"node_modules", "__pycache__", "site-packages", "checkp
 
 
 class Folder:
-    """A folder of runs."""
-
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._next_look = 0.0

@@ -96,7 +96,6 @@ METHODS: Mapping[str, Method] = {
 
 
 def shape_named(name: str, **changes: Any) -> PreTrainedConfig:
-    """The configuration of a model of a shape."""
     config: PreTrainedConfig = shape_of(**{**SHAPES[name], **changes})
     return config
 

@@ -70,7 +70,6 @@ def status_of(findings: Iterable[CheckedFigure], error: str = "") -> Status:
 
 
 def result_file(folder: Path, name: str) -> Path:
-    """Where the result of a piece lies."""
     return folder / "pieces" / f"{name}.json"
 
 
@@ -100,8 +99,6 @@ def kept(folder: Path, name: str, machine: str) -> PieceResult | None:
 
 @dataclass(frozen=True)
 class ProofRecord:
-    """All of it."""
-
     date: str
     machine: Mapping[str, Any]
     pieces: tuple[PieceResult, ...]
@@ -126,7 +123,6 @@ class ProofRecord:
         return {status: counts[status] for status in get_args(Status)}
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written."""
         return {
             "version": VERSION,
             "date": self.date,

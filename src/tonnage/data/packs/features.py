@@ -29,12 +29,10 @@ INDEX, TOKEN = "index.npy", "token.npy"
 
 
 def chunk_name(number: int) -> str:
-    """Of the file of a chunk."""
     return f"{number:06}.npy"
 
 
 def positions_name(number: int) -> str:
-    """Of the file of its documents' positions."""
     return f"{number:06}.positions.npy"
 
 
@@ -107,8 +105,6 @@ def images_of(places: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Features:
-    """The features of the documents of a data set."""
-
     directory: Path
     token: int
     places: dict[int, tuple[int, ...]]
@@ -162,7 +158,6 @@ class Pictures:
     """As in ``ImageFeatures``."""
 
     def of_pack(self, documents: Sequence[int], tokens: Sequence[np.ndarray]) -> tuple[ImageFeatures | None, ...]:
-        """As ``Features.of_pack``."""
         return tuple(map(self._of_document, documents, tokens))
 
     def _of_document(self, document: int, tokens: np.ndarray) -> ImageFeatures | None:

@@ -73,8 +73,6 @@ def too_large(size: int, more: str = "", most: int | None = None) -> RowError:
 
 
 class Window:
-    """Slides over JSON text."""
-
     def __init__(self, opened: IO[bytes]) -> None:
         self._file: Any = opened
         self._characters = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")

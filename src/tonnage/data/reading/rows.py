@@ -51,7 +51,6 @@ class Part:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files of it."""
         return (self.file, *self.more)
 
     @property
@@ -255,7 +254,6 @@ def _read_arrow(part: Part) -> Iterator[Row]:
 
 
 def num_batches(file: str) -> int:
-    """Record batches of an Arrow file."""
     return sum(1 for _ in arrow_batches(file))
 
 

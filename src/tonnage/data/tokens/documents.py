@@ -41,8 +41,6 @@ class BadRow:
 
 @dataclass
 class PartTotals:
-    """What became of one part's rows."""
-
     rows: int = 0
     """Conversations of a row that holds several count as rows."""
     lines: int = 0
@@ -82,12 +80,10 @@ class PartTotals:
     """The first rows of these."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {**asdict(self), "closing": sorted(self.closing)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PartTotals:
-        """The totals back from ``to_json``."""
         return PartTotals(**{**value, "closing": set(value["closing"])})
 
 
@@ -129,7 +125,6 @@ class DocumentWriter:
         self._sink.close()
 
     def add(self, row: int, document: Document) -> None:
-        """Add the document of a row."""
         self._rows.append(row)
         self._waiting.append(document)
         self._num_tokens += len(document.tokens)
@@ -181,7 +176,6 @@ class StoredPart:
 
     @property
     def documents(self) -> int:
-        """How many it has."""
         return self.totals.documents
 
     def where(self, row: int) -> tuple[str, int]:
@@ -220,7 +214,6 @@ class Documents:
         return int(np.searchsorted(self._first, document, side="right")) - 1
 
     def part_of(self, document: int) -> StoredPart:
-        """The part in which a document is."""
         return self.parts[self._part_number(document)]
 
     def _find(self, document: int) -> tuple[_Batch, int]:
@@ -394,5 +387,4 @@ def _view(array: Any) -> np.ndarray:
 
 
 def part_file(part: int) -> str:
-    """File name of a part's documents."""
     return f"part-{part:05d}.arrow"
