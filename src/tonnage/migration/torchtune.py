@@ -51,10 +51,7 @@ def objective(draft: Draft) -> None:
         draft.put("objective.kind", draft.tree.get("objective.kind", "dpo"), recipe)
         draft.copy("objective.beta", number)
         draft.imply_default("objective.beta")
-        smoothing = draft.first("objective.label_smoothing", number)
-        if smoothing is not None and smoothing.value:
-            draft.put("objective.label_smoothing", smoothing.value, smoothing)
-        draft.drop(smoothing, "Off.")
+        draft.copy("objective.label_smoothing", number, usual=0, reason="Off.")
         _reference(draft)
     elif kind == "distil":
         _teacher(draft, recipe)

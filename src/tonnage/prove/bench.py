@@ -24,20 +24,15 @@ from tonnage import __version__
 from tonnage.doctor.hardware import Hardware
 from tonnage.errors import user_error
 from tonnage.files.writing import write_json
-from tonnage.prove.material import MOST_DRAWN, shape_of, tokenizer
+from tonnage.prove.material import MOST_DRAWN, model_sizes, shape_of, tokenizer
 
 if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
 
 
-def _shape(family: str, hidden: int, wide: int, blocks: int, heads: int, **more: Any) -> Mapping[str, Any]:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-    }
-    return {"family": family, "vocab_size": 50_304, "bos_token_id": 0, "eos_token_id": 0, **sizes, **more}
+def _shape(family: str, *numbers: int, **more: Any) -> Mapping[str, Any]:
+    words = {"family": family, "vocab_size": 50_304, "bos_token_id": 0, "eos_token_id": 0}
+    return {**words, **model_sizes(*numbers), **more}
 
 
 def _neox(hidden: int, blocks: int, heads: int) -> Mapping[str, Any]:

@@ -53,15 +53,14 @@ LLAMA_3: Mapping[str, Any] = {
 }
 
 
-def _llama(hidden: int, wide: int, blocks: int, heads: int, groups: int, **more: Any) -> Mapping[str, Any]:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-    }
-    return {**LLAMA_3, **sizes, **more}
+def model_sizes(*numbers: int) -> dict[str, int]:
+    """Sizes of a model in the order of these names, as many as there are numbers."""
+    names = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    return dict(zip(names.split(), numbers, strict=False))
+
+
+def _llama(*numbers: int, **more: Any) -> Mapping[str, Any]:
+    return {**LLAMA_3, **model_sizes(*numbers), **more}
 
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {

@@ -1,14 +1,15 @@
-"""What was found, as a file: ``prove.json``, of a form with a version. Nothing here needs more than Python itself."""
+"""What was found, as a file: ``prove.json``, of a form with a version."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from tonnage.files.writing import write_whole
 
 VERSION = 1
 """Of the form."""
@@ -76,9 +77,7 @@ def result_file(folder: Path, name: str) -> Path:
 def write(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def keep(folder: Path, result: PieceResult, machine: str) -> None:
