@@ -197,11 +197,8 @@ def _without_preferences(draft: Draft) -> None:
 
 def _weighing_tokens(draft: Draft) -> None:
     """Losses of supervised rows in which tokens count by what the model makes of them."""
-    dft, eaft = draft.first("dft", flag), draft.first("eaft", flag)
-    for kind, pick in (("dft", dft), ("eaft", eaft)):
-        if pick is not None and pick.value:
-            draft.put("objective.kind", kind, pick)
-        draft.drop(pick, "Off.")
+    for kind in ("dft", "eaft"):
+        draft.switch(kind, "objective.kind", kind, "Off.")
     if draft.tree.get("objective.kind") == "eaft":
         power = draft.copy("objective.power", number)
         draft.only("eaft_tokens", whole, LIKELIEST, "So many are looked at.")
