@@ -1,10 +1,5 @@
 """What ``tonnage bench`` measures: a known shape with weights and documents that are drawn, trained in a known way.
 
-    SHAPES, METHODS    what there is to measure
-    write_run_of       a shape and a method as a config, with all that it needs
-    result_of          what the steps of it showed
-    row_of             that as a row of the table in ``benchmarks/cpu.md``
-
 The steps are those of ``tonnage profile``, so tokens/s, peak, floor and causes are counted as it counts them.
 """
 
