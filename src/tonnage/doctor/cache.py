@@ -221,11 +221,8 @@ def _slowest(machines: list[Machine]) -> Machine:
             return {key: min(value[key] for value in values) for key in values[0]}
         return min(values)
 
-    return replace(machines[0], **{name: least(name) for name in asdict(machines[0]) if _is_rate(name)})
-
-
-def _is_rate(name: str) -> bool:
-    return name == "flops" or name.endswith("_per_second")
+    rates = [name for name in asdict(machines[0]) if name == "flops" or name.endswith("_per_second")]
+    return replace(machines[0], **{name: least(name) for name in rates})
 
 
 def to_json(machine: Machine, **more: object) -> str:
