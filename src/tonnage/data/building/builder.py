@@ -296,7 +296,8 @@ class PartBuilder:
             result = next((document for document in documents if isinstance(document, RowError)), None)
             if result is None:
                 try:
-                    document = _joined([document for document in documents if isinstance(document, Document)])
+                    own = [document for document in documents if isinstance(document, Document)]
+                    document = own[0] if len(own) == 1 else paired(*own)
                     document.carried = entries[0].conversation.carried
                     _count(entries, document, totals)
                     yield entries[0].row, document
@@ -329,11 +330,6 @@ class PartBuilder:
                 else:
                     spans.append((at, at + 1, weight))
         return Document(np.array(conversation.ids, dtype=np.int32), spans)
-
-
-def _joined(documents: Sequence[Document]) -> Document:
-    """The document of a row: of a pair both, in one. Raises ``RowError``."""
-    return documents[0] if len(documents) == 1 else paired(*documents)
 
 
 def _count(entries: _Together, document: Document, totals: PartTotals) -> None:
