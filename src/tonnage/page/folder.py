@@ -88,10 +88,6 @@ class Folder:
                 if not is_own and re.search(rb"^model\s*:", read_start(path), re.MULTILINE):
                     yield os.path.relpath(path, self.path)
 
-    def look_again(self) -> None:
-        """Have the next question look for new runs at once."""
-        self._next_look = 0.0
-
     def _walked(self) -> Iterator[str]:
         runs_before, waiting, num_folders = set(self._names), [("", 0)], 0
         while waiting and num_folders < MOST_FOLDERS:
