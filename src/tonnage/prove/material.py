@@ -135,17 +135,16 @@ def rows(folder: Path, number: int = 320, seed: int = 0) -> str:
     return str(path)
 
 
-def full_rows(folder: Path, number: int, length: int, vocabulary: int, documents: int = 1) -> str:
-    """Write rows of drawn tokens, all of them supervised, of which ``documents`` fill a pack; returns the file."""
-    path = folder / f"full-{number}-{length}-{documents}.jsonl"
+def full_rows(folder: Path, number: int, length: int, vocabulary: int) -> str:
+    """Write rows of drawn tokens, all of them supervised, each of which fills a pack; returns the file."""
+    path = folder / f"full-{number}-{length}.jsonl"
     if not path.exists():
         drawn = random.Random(0)
-        size = length // documents
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
-            for _ in range(number * documents):
-                tokens = [drawn.randrange(min(vocabulary, MOST_DRAWN)) for _ in range(size)]
-                file.write(json.dumps({"input_ids": tokens, "loss_mask": [1] * size}) + "\n")
+            for _ in range(number):
+                tokens = [drawn.randrange(min(vocabulary, MOST_DRAWN)) for _ in range(length)]
+                file.write(json.dumps({"input_ids": tokens, "loss_mask": [1] * length}) + "\n")
     return str(path)
 
 
