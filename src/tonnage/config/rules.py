@@ -107,7 +107,6 @@ class Setting(NamedTuple):
 
     @staticmethod
     def of(config: Config, device: str = "", machine: str = "") -> Setting:
-        """What a config says."""
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
         values = {
@@ -153,7 +152,6 @@ class Rule:
     """Whether the search heeds it; else it is only about what is said, and the search does without that."""
 
     def of(self, at: Setting) -> Contradiction:
-        """What is said of a setting that breaks it."""
         keys = self.keys if isinstance(self.keys, tuple) else self.keys(at)
         said = (self.found, self.needed, self.change)
         return Contradiction(keys, *(words.format(at=at) if isinstance(words, str) else words(at) for words in said))

@@ -830,12 +830,10 @@ class RayLaunch(Launch):
 
     @property
     def fewest_workers(self) -> int:
-        """See ``Launch``."""
         return self.num_workers if self.least is None else self.least
 
     @property
     def is_elsewhere(self) -> bool:
-        """See ``Launch``."""
         return self.address is not None
 
 
@@ -1074,7 +1072,6 @@ class Config(Section):
 
     @property
     def kernels_off(self) -> tuple[str, ...]:
-        """Names of the kernels that are switched off."""
         if isinstance(self.kernels, str):
             return KERNELS if self.kernels == "plain" else ()
         return tuple(name for name in KERNELS if getattr(self.kernels, name) == "off")

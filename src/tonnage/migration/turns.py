@@ -45,7 +45,6 @@ class TurnFormats:
 
 
 def jinja(turns: TurnFormats) -> str:
-    """The template of a conversation."""
     words = "message['content']" + (" | trim" if turns.trims else "")
     return _TEMPLATE.render(
         begins=turns.begins,

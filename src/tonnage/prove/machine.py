@@ -111,7 +111,6 @@ def of_which(machine: Mapping[str, Any]) -> str:
 
 
 def computes(device: Any) -> bool:
-    """Whether the device multiplies."""
     import torch
 
     twos = torch.full((8, 8), 2.0, device=device)

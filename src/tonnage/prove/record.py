@@ -41,8 +41,6 @@ class CheckedFigure:
 
 @dataclass(frozen=True)
 class PieceResult:
-    """What became of a piece."""
-
     name: str
     status: Status
     seconds: float
@@ -63,7 +61,6 @@ class PieceResult:
 
 
 def status_of(findings: Iterable[CheckedFigure], error: str = "") -> Status:
-    """Of a piece, by what it found."""
     statuses = {one.status for one in findings}
     if error or "failed" in statuses:
         return "failed"
