@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tonnage.config.contradiction import Contradiction, of_other_kinds
+from tonnage.config.contradiction import Contradiction
 from tonnage.config.schema import Rope
 
-ONLY_OF: dict[str, tuple[str, ...]] = {
-    "original_max_position_embeddings": ("yarn", "llama3"),
-    **dict.fromkeys(("attention_factor", "beta_fast", "beta_slow"), ("yarn",)),
-    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ("llama3",)),
+KEYS: dict[str, tuple[str, ...]] = {
+    "yarn": ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+    "linear": (),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "default": (),
 }
-"""Keys of ``rope`` -> the types that know them."""
+"""Keys that a type has beside ``factor`` and ``theta``."""
 BOUNDS = {"yarn": ("beta_slow", 1.0, "beta_fast", 32.0), "llama3": ("low_freq_factor", 1.0, "high_freq_factor", 4.0)}
 """The lower and the upper bound of the frequencies that a type changes in part, each with its default."""
 
 
 def check_rope(rope: Rope) -> Iterator[Contradiction]:
     """Keys and values that do not go together."""
-    yield from of_other_kinds("rope", rope, Rope(), ONLY_OF, "type")
+    keys = ("type", "factor", "theta", *KEYS[rope.type])
+    for key in sorted(rope.parameters.keys() - set(keys)):
+        owners = [type for type, others in KEYS.items() if key in others]
+        yield Contradiction(
+            (f"rope.{key}", "rope.type"),
+            f"rope.{key}, and rope.type is {rope.type}",
+            f"keys of {rope.type}: {', '.join(keys[1:])}",
+            f"leave rope.{key} out, or rope.type={owners[0]}",
+        )
     if rope.type != "default" and rope.factor == 1:
         yield Contradiction(
             ("rope.factor",),
