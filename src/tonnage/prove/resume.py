@@ -64,9 +64,9 @@ def _differing(one: Path, other: Path) -> int:
     names = sorted({path.name for folder in (one, other) for path in folder.glob("*.safetensors")})
     total = 0 if names else 1
     for name in names:
-        files = [folder / name for folder in (one, other)]
-        if not all(map(os.path.exists, files)) or not filecmp.cmp(*files, shallow=False):
-            total += max(path.stat().st_size for path in files if path.exists())
+        first, second = one / name, other / name
+        if not (first.exists() and second.exists() and filecmp.cmp(first, second, shallow=False)):
+            total += max(path.stat().st_size for path in (first, second) if path.exists())
     return total
 
 
