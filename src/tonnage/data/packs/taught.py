@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tonnage.data.packs.features import chunk_name
+from tonnage.data.packs.features import chunk_name as chunk_name
 
 INDEX = "index.npy"
 
