@@ -167,11 +167,8 @@ def _is_answered(path: Path) -> bool:
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
-    from dataclasses import replace
+    from tonnage.forms.beside import after_system
 
-    from tonnage.forms.conversation import Turn
-
-    turns = conversation.turns
-    if system is None or turns[0].role == "system":
+    if system is None or conversation.turns[0].role == "system":
         return conversation
-    return replace(conversation, turns=[Turn({"role": "system", "content": system}), *turns])
+    return after_system(conversation, system)
