@@ -142,7 +142,7 @@ def _move(building: Path, directory: Path) -> bool:
             raise
         shutil.rmtree(building, ignore_errors=True)
         return False
-    _sync(directory.parent)
+    synchronise(directory.parent, files=False)
     return True
 
 
