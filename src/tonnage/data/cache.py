@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import refused, user_error
-from tonnage.files.writing import CLOSED_TO_OTHERS, synchronise, write_whole
+from tonnage.files.writing import CLOSED_TO_OTHERS, sync, synchronise, write_whole
 from tonnage.host.cachedir import default_directory as default_directory
 from tonnage.host.cachedir import kept, room_for, trusted
 
@@ -142,7 +142,7 @@ def _move(building: Path, directory: Path) -> bool:
             raise
         shutil.rmtree(building, ignore_errors=True)
         return False
-    synchronise(directory.parent, files=False)
+    sync(directory.parent)
     return True
 
 
