@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
+from tonnage.host.nodes import code_digest
 from tonnage.host.processor import processor
 
 NEEDED: Mapping[str, str] = {
@@ -73,7 +73,7 @@ def describe() -> dict[str, Any]:
 
     description: dict[str, Any] = {
         "tonnage": __version__,
-        "code": code(),
+        "code": code_digest(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor()[0],
@@ -93,15 +93,6 @@ def describe() -> dict[str, Any]:
         driver = next((line.rpartition(", ")[2] for line in devices_and_drivers()), "")
         description |= {"driver": driver, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     return description
-
-
-def code() -> str:
-    """A hash of tonnage's own files: results of other code do not count."""
-    root = Path(__file__).resolve().parents[1]
-    hashed = hashlib.blake2b(digest_size=8)
-    for path in sorted(root.rglob("*.py")):
-        hashed.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return hashed.hexdigest()
 
 
 def of_which(machine: Mapping[str, Any]) -> str:
