@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tonnage.checkpoint.save import explained
+from tonnage.checkpoint.save import explained, synchronise
 from tonnage.files.places import check_vacant
-from tonnage.files.writing import UNFINISHED, synchronise
+from tonnage.files.writing import UNFINISHED
 
 
 def check_empty(directory: Path) -> None:

@@ -87,21 +87,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
-def synchronise(directory: Path, *, files: bool = True) -> None:
-    """Have a directory, and its ``files``, on disk."""
-    for path in (*(directory.rglob("*") if files else ()), directory):
-        sync(path)
-
-
-def sync(path: Path) -> None:
-    """Have a file or the names of a directory on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _opened(beside: Path) -> int:
     """An empty file, locked as long as it is open: so others see that it is being written."""
     while True:
