@@ -4,6 +4,7 @@ python -m tests.matrix --output benchmarks/results/matrix.json
 python -m tests.matrix tests/parity
 
 They are those marked ``matrix``. Of every one a slice of fixed combinations runs in CI, as ``slow`` or with the rest.
+Results of paths are written beside those that the file has of others, each with its date and commit.
 """
 
 from __future__ import annotations
@@ -50,21 +51,24 @@ def main() -> int:
     status = int(pytest.main(["-m", "matrix", *spread, *asked.paths], plugins=[outcomes]))
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT).stdout
-    result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": head.strip(),
+    made = {"date": datetime.now(UTC).date().isoformat(), "commit": head.strip()}
+    tests = {
+        name: {"outcome": outcome, "seconds": round(outcomes.seconds[name], 1), **made}
+        for name, outcome in outcomes.ended.items()
+    }
+    facts = made | {
         "versions": {name: version(name) for name in ("torch", "transformers")},
-        "counts": dict(Counter(outcomes.ended.values())),
         "wall_seconds": round(time.monotonic() - began),
         "processor_seconds": round(sum(one.ru_utime + one.ru_stime for one in used)),
-        "tests": {
-            name: {"outcome": outcome, "seconds": round(outcomes.seconds[name], 1)}
-            for name, outcome in sorted(outcomes.ended.items())
-        },
     }
-    print(json.dumps({key: value for key, value in result.items() if key != "tests"}, indent=2))
+    print(json.dumps(facts | {"counts": Counter(outcomes.ended.values())}, indent=2))
     if asked.output is not None:
-        asked.output.write_text(json.dumps(result, indent=1) + "\n")
+        before = json.loads(asked.output.read_text()) if asked.paths and asked.output.exists() else {"tests": {}}
+        tests = dict(sorted((before["tests"] | tests).items()))
+        counts = Counter(test["outcome"] for test in tests.values())
+        for name in ("wall_seconds", "processor_seconds"):
+            facts[name] += before.get(name, 0)
+        asked.output.write_text(json.dumps(facts | {"counts": counts, "tests": tests}, indent=1) + "\n")
     return status
 
 

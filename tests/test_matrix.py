@@ -38,8 +38,13 @@ def test_the_result_has_every_test_of_the_matrix_and_no_other(tmp_path: Path) ->
         "test_of_the_matrix[1]": "passed",
         "test_of_what_is_not_there": "error",
     }
-    assert found["date"]
+    assert all(one["date"] == found["date"] and one["commit"] == found["commit"] for one in found["tests"].values())
     assert len(found["commit"]) in (0, 40)
+    (tmp_path / "test_others.py").write_text(TESTS.replace("assert number", "assert True"))
+    subprocess.run([*command, str(tmp_path / "test_others.py")], capture_output=True, cwd=ROOT, check=False)
+    together = json.loads((tmp_path / "out.json").read_text())
+    assert together["counts"] == {"passed": 3, "failed": 1, "error": 2}
+    assert found["tests"].items() <= together["tests"].items()
 
 
 def test_ci_leaves_out_what_make_matrix_runs() -> None:

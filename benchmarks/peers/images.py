@@ -36,7 +36,6 @@ MICRO_BATCH = 2
 PEERS: dict[str, dict[str, Any]] = {
     "TRL, defaults": {"gradient_checkpointing": True},
     "TRL, no checkpointing": {"gradient_checkpointing": False},
-    "TRL, no checkpointing, fp32": {"gradient_checkpointing": False, "bf16": False},
 }
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{% for part in message.content %}"

@@ -8,9 +8,10 @@ length, which is what grouping by length is for: little of a micro-batch is padd
 ``"experts"`` names a way in which transformers computes those of a mixture. ``"collator": "flat"`` lays the documents
 of a micro-batch side by side instead (padding-free), for the Trainer. With ``"adapter"`` (rank, alpha, and the file
 with its first weights) the model is one of peft's over frozen weights, in bitsandbytes' 4 bits if ``"bits4"``.
-With ``"ddp"`` a trainer
-that is alone is wrapped in DDP all the same, as ``torchrun`` with one process has it. ``"device": "cuda"`` trains on a GPU, and ``"drawn"`` says that the model's directory has no weights: they are drawn, in
-the type that it names, as those of a run of tonnage are (``build.filling_where_they_lie``), which must be installed.
+With ``"ddp"`` a trainer that is alone is wrapped in DDP all the same, as ``torchrun`` with one process has it.
+``"device": "cuda"`` trains on a GPU,
+and ``"drawn"`` says that the model's directory has no weights: they are drawn, in the type that it names, as those of a
+run of tonnage are (``build.filling_where_they_lie``), which must be installed.
 
 The trainer waits for its turn where it has written its log of a step.
 """

@@ -74,6 +74,7 @@ OURS: dict[str, dict[str, Any]] = {
     "tonnage": {},
     "tonnage, every document whole": {"data": {"share_prefixes": False}},
     "tonnage, micro-batches of 2": {"memory": {"micro_batch": 2}},
+    "tonnage, fp32": {"precision": "fp32"},
     "tonnage, int8 moments": {"memory": {"moments": "int8"}},
 }
 """Settings; the planner chooses the rest, as it would for anybody."""

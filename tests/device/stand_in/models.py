@@ -46,6 +46,10 @@ REAL: dict[str, Any] = {
 }
 
 
+DOCUMENTS = {"8b-500k": 500_000, "8b-1m": 1_000_000}
+"""Tokens of every document of the configs that train a model of 8B on long ones."""
+
+
 def small() -> dict[str, PreTrainedConfig]:
     """Shapes that train in seconds, by name."""
     found: dict[str, PreTrainedConfig] = {
@@ -115,14 +119,14 @@ def _llama_2(hidden: int, intermediate: int, heads: int, key_heads: int) -> Llam
     )
 
 
-def long_rows(number: int) -> list[dict[str, str]]:
-    """Rows of 300 to 1,900 tokens."""
+def long_rows(number: int, least: int = 200, most: int = 1800) -> list[dict[str, str]]:
+    """Rows whose completions have so many tokens, after a prompt of 100."""
     chance = random.Random(0)
     letters = "abcdefgh "
     return [
         {
             "prompt": "".join(chance.choices(letters, k=100)),
-            "completion": "".join(chance.choices(letters, k=chance.randint(200, 1800))),
+            "completion": "".join(chance.choices(letters, k=chance.randint(least, most))),
         }
         for _ in range(number)
     ]
@@ -159,6 +163,25 @@ def main(folder: Path) -> None:
             "output": str(folder / "runs" / name),
         }
         (folder / f"{name}.yaml").write_text(json.dumps(keys | common))
+    for name, tokens in DOCUMENTS.items():
+        write_long(folder, name, tokens, keys | common)
+
+
+def write_long(folder: Path, name: str, tokens: int, keys: dict[str, Any]) -> None:
+    """The model of 8B with more positions, and a config that trains it on documents of so many tokens, one a step."""
+    config = real()["8b"]
+    config.max_position_embeddings = tokens + 1024
+    config.save_pretrained(folder / name)
+    tiny.byte_tokenizer().save_pretrained(folder / name)
+    rows = tiny.write_rows(folder / f"{name}.jsonl", long_rows(4, tokens, tokens))
+    data = keys["data"] | {"train": str(rows), "max_length": tokens + 1024}
+    of_this = {
+        "model": str(folder / name),
+        "data": data,
+        "batch": {"sequences": 1},
+        "output": str(folder / "runs" / name),
+    }
+    (folder / f"{name}.yaml").write_text(json.dumps(keys | of_this))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ WATCHES = ("counts", "shapes")
 HOST_GB = 512
 COMMAND = "train {config} {changes} memory.micro_batch=1 output={run}"
 OF_THEIR_OWN = "train {config} {changes} memory.recompute=full steps=2 output={run}"
+AS_PLANNED = "train {config} {changes} steps=2 output={run}"
 AWAY = "memory.optimizer_tier=host memory.gradient_tier=host memory.activation_tier=host"
 KEPT = "memory.activation_tier=device"
 OUTGROWING = {
@@ -75,6 +76,11 @@ OUTGROWING = {
 says. A plan recomputes all blocks but a few; as many are kept here, or all but one. Builds of torch have no kernels for
 V100: a T4's 16 GB stand for theirs, and a DGX-2's are cards of 32 GB that claim a T4's capability. 1T is 550 blocks of
 12,288, which are planned for that node with whole weights; 128 of 25,600 are refused there."""
+LONG = {
+    "8b, 500,000 tokens on 80 GB": ("8b-500k", "", 1, 512),
+    "8b, 1,000,000 tokens on eight of 80 GB": ("8b-1m", "launch.workers=8 parallel.context=8 memory.zero=3", 8, 2000),
+}
+"""All weights, one document a step: what rests where is the plan's choice."""
 KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
     "24 GB": ("RTX4090", 1, {}),
     "H100": ("H100", 1, {}),
@@ -105,6 +111,9 @@ def shapes(*watches: str) -> Iterator[Setting]:
     ):
         on = Pretended("H100", devices=2, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
         yield Setting(name, f"{sharded} {changes}", config=config, on=on, command=COMMAND, seconds=600)
+    for name, (config, changes, devices, host_gb) in LONG.items():
+        on = Pretended("H100", devices, host_gb, watched_by=(*WATCHES, *watches), more=SPARED)
+        yield Setting(name, changes, config=config, on=on, command=AS_PLANNED, seconds=1200)
     for name, (config, changes, card, host_gb) in OUTGROWING.items():
         kind, devices, more = KINDS[card]
         on = Pretended(kind, devices, host_gb, watched_by=(*WATCHES, *watches), more=SPARED | more)
