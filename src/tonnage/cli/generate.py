@@ -167,8 +167,11 @@ def _is_answered(path: Path) -> bool:
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
-    from tonnage.forms.beside import after_system
+    from dataclasses import replace
 
-    if system is None or conversation.turns[0].role == "system":
+    from tonnage.forms.conversation import Turn
+
+    turns = conversation.turns
+    if system is None or turns[0].role == "system":
         return conversation
-    return after_system(conversation, system)
+    return replace(conversation, turns=[Turn({"role": "system", "content": system}), *turns])

@@ -21,7 +21,6 @@ from tonnage.config import keys
 from tonnage.config.contradiction import did_you_mean
 from tonnage.config.schema import Source
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.files.places import is_directory
 from tonnage.files.reading import read_text
 from tonnage.files.visible import LONGEST_SHOWN, shortened
 
@@ -483,7 +482,7 @@ def _looks_harmless(line: str) -> bool:
 
 def _missing(path: Path) -> Problem:
     parent = path.parent
-    if not is_directory(parent):
+    if not _is_directory(parent):
         return Problem("no such file", "a config file", f"there is no directory {parent}", str(path))
     names = sorted(item.name for item in parent.iterdir() if item.is_file())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -491,3 +490,10 @@ def _missing(path: Path) -> Problem:
         near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
         near = [name for name in names if Path(name).stem in near]
     return Problem("no such file", "a config file", did_you_mean(str(parent / name) for name in near), str(path))
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or none
+        return False

@@ -109,11 +109,3 @@ def existing(path: Path) -> Path:
 def kind_of(mode: int) -> str:
     """What a mode is of, in words."""
     return next((name for is_kind, name in KINDS if is_kind(mode)), "a device")
-
-
-def is_directory(path: Path) -> bool:
-    """Whether a name, which may be too long for any or hold what none does, is that of a directory."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False

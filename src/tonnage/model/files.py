@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.files.places import is_directory
 from tonnage.model import adapter_files
 from tonnage.model.adapter_files import AdapterFiles, read_adapter
 from tonnage.model.code import check_config_code, named_code, refused, without_code
@@ -89,7 +88,7 @@ def find_model(
             of them is named.
     """
     directory, commit = Path(model).expanduser(), None
-    if is_directory(directory):
+    if _is_directory(directory):
         if revision is not None:
             needed = "a hub id: a local directory is as it is"
             change = "leave revision out, or give the model's hub id"
@@ -149,6 +148,13 @@ def _adapted(directory: Path, *, random_weights: bool, tokenizer: bool, code: bo
         base, revision=revision, random_weights=random_weights, tokenizer=tokenizer and not own, code=code
     )
     return replace(files, adapter=adapter, tokenizer=directory if own else None)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long for any
+        return False
 
 
 def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
@@ -265,7 +271,7 @@ def find_tokenizer(name: str) -> Path:
         UserError: there is none of that name, or it holds no tokenizer.
     """
     directory = Path(name).expanduser()
-    if not is_directory(directory):
+    if not _is_directory(directory):
         directory = _from_hub(name, None, random_weights=True, code=False, key="tokenizer")
     if not any((directory / file).is_file() for file in TOKENIZER_FILES):
         problem = Problem(

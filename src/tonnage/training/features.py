@@ -21,15 +21,8 @@ from torch import Tensor
 from tonnage.data import PackedDataset
 from tonnage.data import cache as store
 from tonnage.data.images.processing import ImageRecipe, inputs_of
-from tonnage.data.packs.features import (
-    INDEX,
-    TOKEN,
-    Features,
-    ImageFeatures,
-    Pictures,
-    chunk_name,
-    positions_name,
-)
+from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, chunk_name, positions_name
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.packs.features import Features, ImageFeatures, Pictures
+from tonnage.data.packs.features import Features, ImageFeatures
 from tonnage.data.packs.order import first_packs, pack_at
 from tonnage.data.packs.padding import in_chunks, of_pairs
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.packs.taught import Taught
 from tonnage.data.text.masks import Span

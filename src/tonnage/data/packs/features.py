@@ -9,8 +9,7 @@ A directory of a few arrays:
                           (uint16)
     000000.positions.npy  int32 (tokens of the chunk's documents, 3), of families whose tokens have three each
 
-Documents that have the same images have the same rows. Nothing is read that is not asked for. Where features are not
-computed beforehand, ``Pictures`` stand in their place: images that are opened when a micro-batch needs them.
+Documents that have the same images have the same rows. Nothing is read that is not asked for.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.images.processing import ImageRecipe, inputs_of
-from tonnage.data.tokens.documents import Documents
+from tonnage.data.packs.row_images import RowImages
 
 INDEX, TOKEN = "index.npy", "token.npy"
 
 
 def chunk_name(number: int) -> str:
+    """Of the file of a chunk."""
     return f"{number:06}.npy"
 
 
 def positions_name(number: int) -> str:
+    """Of the file of its documents' positions."""
     return f"{number:06}.positions.npy"
 
 
@@ -50,26 +50,6 @@ class StoredRows:
         """The rows. Raises ``OSError`` where the file is gone."""
         count = self.shape[0] * self.shape[1]
         return np.fromfile(self.file, self.dtype, count, offset=self.offset).reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class RowImages:
-    """The images of a document, which nobody has opened yet."""
-
-    source: Documents
-    document: int
-    recipe: ImageRecipe
-
-    @property
-    def where(self) -> str:
-        """File and row of the document."""
-        file, row = self.source.where(self.document)
-        return f"{file}:{row}"
-
-    def inputs(self) -> dict[str, Any]:
-        """What the tower is given of them. Raises ``UserError`` where one is another than when its row was prepared."""
-        images = [table.load(number) for table, number in self.source.images(self.document)]
-        return inputs_of(self.recipe, images, self.where)
 
 
 @dataclass(frozen=True)
@@ -105,6 +85,8 @@ def images_of(places: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Features:
+    """The features of the documents of a data set."""
+
     directory: Path
     token: int
     places: dict[int, tuple[int, ...]]
@@ -146,22 +128,3 @@ class Features:
         if name not in self._chunks:
             self._chunks[name] = np.load(self.directory / name, mmap_mode="r", allow_pickle=False)
         return self._chunks[name]
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Those of the documents of a data set, in the place of ``Features``."""
-
-    source: Documents
-    recipe: ImageRecipe
-    look_ahead: str = ""
-    """As in ``ImageFeatures``."""
-
-    def of_pack(self, documents: Sequence[int], tokens: Sequence[np.ndarray]) -> tuple[ImageFeatures | None, ...]:
-        return tuple(map(self._of_document, documents, tokens))
-
-    def _of_document(self, document: int, tokens: np.ndarray) -> ImageFeatures | None:
-        places = np.flatnonzero(tokens == self.recipe.token_id)
-        if not len(places):
-            return None
-        return ImageFeatures(RowImages(self.source, document, self.recipe), places, look_ahead=self.look_ahead)
