@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tonnage.host import nodes
 from tonnage.host.nodes import Node, describe_node, disagreements, leave_token, sees_token, versions, wrong_clocks
 
 SAME = {"python": "3.12.1", "torch": "2.13.0", "code": "abc"}
@@ -51,3 +54,13 @@ def test_a_token_is_seen_once_it_is_there(tmp_path: Path) -> None:
     leave_token(tmp_path / "workers", "token")
     assert sees_token(tmp_path / "workers", "token", 0)
     assert not sees_token(tmp_path / "workers", "another", 0)
+
+
+def test_other_code_in_any_room_is_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("host", "data"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").write_text("a = 1\n")
+    monkeypatch.setattr(nodes, "__file__", str(tmp_path / "host" / "nodes.py"))
+    digest = nodes.code_digest()
+    (tmp_path / "data" / "code.py").write_text("a = 2\n")
+    assert nodes.code_digest() != digest

@@ -25,7 +25,7 @@ from tonnage.rundir.directory import RunDirectory
 
 
 def rows_of(client: TestClient) -> dict[str, dict[str, Any]]:
-    client.app.state.page.folder.look_again()  # type: ignore[attr-defined]
+    client.app.state.page.folder._next_look = 0.0  # type: ignore[attr-defined]
     return {row["run"]: row for row in client.get("/api/runs").json()["runs"]}
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.table import Column
+
+from tonnage.api.said import ENDINGS
 from tonnage.decide.largest_context import INPUT_TIERS, MOST, Contexts, as_json, largest_contexts, rounded
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import number, put_json, say, table
+from tonnage.errors import user_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,12 +22,6 @@ INPUTS = {"device": "on the GPU", "host": "on the host"}
 
 def show_contexts(model: str, words: Sequence[str], hardware: str | None, console: Console, *, in_json: bool) -> None:
     """Find and print the table for a model on hardware whose names are separated by commas. Raises ``UserError``."""
-    from tonnage.api.said import ENDINGS
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put
-    from tonnage.errors import user_error
-    from tonnage.files.visible import as_json_text
-
     if model.endswith(ENDINGS):
         raise user_error(
             where="--largest-context",
@@ -33,28 +33,19 @@ def show_contexts(model: str, words: Sequence[str], hardware: str | None, consol
     with progress_bar(console) as progress:
         contexts = largest_contexts(model, words, names, progress)
     if in_json:
-        import json
-
-        put(as_json_text(json.dumps(as_json(contexts), indent=2)))
+        put_json(as_json(contexts))
         return
     show_table(contexts, console)
 
 
 def show_table(contexts: Contexts, console: Console) -> None:
-    """Print the table."""
-    from rich.table import Table
-
-    from tonnage.display.terminal import say
-
     title = "Longest sequence that fits, in tokens, by where inputs of blocks rest"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for way in dict.fromkeys(cell.way for cell in contexts.cells):
-        for tier in INPUT_TIERS:
-            table.add_column(f"{way}\n{INPUTS[tier]}", justify="right")
+    ways = dict.fromkeys(cell.way for cell in contexts.cells)
+    columns = (number(f"{way}\n{INPUTS[tier]}") for way in ways for tier in INPUT_TIERS)
+    shown = table(Column(no_wrap=True), *columns, title=title)
     for line in lines(contexts):
-        table.add_row(*line)
-    console.print(table)
+        shown.add_row(*line)
+    console.print(shown)
     if any(cell.is_open for cell in contexts.cells):
         say(console, f">= {rounded(MOST)}: longer ones were not tried")
     positions = contexts.positions

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from tonnage.data.building.mates import LABEL
 from tonnage.data.images.shown import shown_images
 from tonnage.data.pictures import image_token_of, pieces
-from tonnage.data.telling import file_name, grouped, remarks, table_lines
-from tonnage.display.terminal import say
+from tonnage.data.telling import file_name, grouped, lengths_of, remarks, table_lines
+from tonnage.display.terminal import say, table
 from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
@@ -41,14 +41,13 @@ def show_account(account: Account, console: Console) -> None:
     shown = [*account.sources, account.total] if len(account.sources) > 1 else list(account.sources)
     if len(shown) > max(2, (console.width - 22) // 14):
         shown = [account.total]
-    table = Table(title="Data", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("", no_wrap=True)
+    data = table(Column(no_wrap=True), title="Data", header_style="bold")
     for source in shown:
         role = "\n(validation)" if source.role == "validation" else ""
-        table.add_column(f"{file_name(source.name)}{role}", justify="right", overflow="fold", min_width=9, max_width=24)
+        data.add_column(f"{file_name(source.name)}{role}", justify="right", overflow="fold", min_width=9, max_width=24)
     for name, cells, stands_out in table_lines(shown):
-        table.add_row(name, *cells, style="yellow" if stands_out else "")
-    console.print(table)
+        data.add_row(name, *cells, style="yellow" if stands_out else "")
+    console.print(data)
     for line in remarks(account):
         say(console, line)
 
@@ -59,11 +58,7 @@ def _short(path: str) -> str:
 
 def show_lengths(account: Account, console: Console) -> None:
     """Print a histogram of the lengths of all documents, before anything was cut."""
-    counts: dict[int, int] = {}
-    for source in account.sources:
-        for edge, count in source.lengths.counts.items():
-            counts[edge] = counts.get(edge, 0) + count
-    if not counts:
+    if not (counts := lengths_of(account)):
         return
     bins = grouped(counts)
     widest, limit = max(bins.values()), account.train.max_length

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from tonnage.display.bar import progress_bar
-from tonnage.display.terminal import put, put_json, say, terminal
+from tonnage.display.terminal import put, put_json, say, table, terminal
 from tonnage.errors import user_error
 from tonnage.files.paths import word
 from tonnage.files.visible import as_json_text
@@ -127,13 +127,11 @@ def _show_proof(record: ProofRecord, folder: Path, console: Console) -> None:
     from tonnage.prove.page import lines, verdict, where
 
     styles = {"passed": "green", "failed": "red", "skipped": "dim", "told": ""}
-    table = Table(title=f"Proof on {where(record)}", title_justify="left", show_header=False, box=None)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    columns = (Column(no_wrap=True), Column(no_wrap=True), "")
+    shown = Table(*columns, title=f"Proof on {where(record)}", title_justify="left", show_header=False, box=None)
     for name, status, words in lines(record):
-        table.add_row(name, status, words, style=styles[status])
-    console.print(table)
+        shown.add_row(name, status, words, style=styles[status])
+    console.print(shown)
     console.print(verdict(record))
     console.print(f"{folder / 'prove.json'} and {folder / 'prove.html'}", soft_wrap=True)
 
@@ -189,42 +187,42 @@ def _show(examination: Examination, console: Console) -> None:
     hardware, disk, record = examination.hardware, examination.disk, examination.record
     compute, storage = record.compute, record.disks[disk.key]
     assert compute is not None
-    table = Table(title="Machine", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    shown = table(title="Machine", show_header=False)
     cores = f"{hardware.cores} core{'s' if hardware.cores > 1 else ''}"
     features = f" ({', '.join(hardware.features)})" if hardware.features else ""
-    table.add_row("processor", f"{hardware.processor}, {cores}{features}")
-    table.add_row("memory", f"{hardware.memory_bytes / 1e9:.1f} GB")
+    shown.add_row("processor", f"{hardware.processor}, {cores}{features}")
+    shown.add_row("memory", f"{hardware.memory_bytes / 1e9:.1f} GB")
     if hardware.devices:
         many = f"{len(hardware.devices)} x " if len(hardware.devices) > 1 else ""
-        table.add_row("device", f"{many}{hardware.devices[0]}, {hardware.device_bytes / 1e9:.1f} GB")
-        table.add_row("attention", _attention())
-    table.add_row("torch", hardware.torch)
-    table.add_row("disk", f"{disk.directory} on {disk.key.replace(':', ' ', 1)}, {disk.free_bytes / 1e9:.1f} GB free")
-    table.add_section()
+        shown.add_row("device", f"{many}{hardware.devices[0]}, {hardware.device_bytes / 1e9:.1f} GB")
+        shown.add_row("attention", _attention())
+    shown.add_row("torch", hardware.torch)
+    shown.add_row("disk", f"{disk.directory} on {disk.key.replace(':', ' ', 1)}, {disk.free_bytes / 1e9:.1f} GB free")
+    shown.add_section()
     of_what = " (a device)" if hardware.devices else f" (all {cores})" if hardware.cores > 1 else ""
     for dtype, flops in compute.flops.items():
-        table.add_row(f"products {dtype}", f"{_rate(flops, 'FLOP/s')}{of_what}")
-    table.add_row("memory", f"{_rate(compute.memory_bytes_per_second, 'B/s')} read plus written")
-    table.add_row("fresh memory", f"{_rate(compute.fresh_bytes_per_second, 'B/s')} a core")
+        shown.add_row(f"products {dtype}", f"{_rate(flops, 'FLOP/s')}{of_what}")
+    shown.add_row("memory", f"{_rate(compute.memory_bytes_per_second, 'B/s')} read plus written")
+    shown.add_row("fresh memory", f"{_rate(compute.fresh_bytes_per_second, 'B/s')} a core")
     if compute.made_bytes_per_second is not None:
-        table.add_row("results in new memory", f"{_rate(compute.made_bytes_per_second, 'B/s')} a core")
+        shown.add_row("results in new memory", f"{_rate(compute.made_bytes_per_second, 'B/s')} a core")
     if hardware.devices:
-        table.add_row("host copies", _rate(compute.host_device_bytes_per_second, "B/s"))
+        shown.add_row("host copies", _rate(compute.host_device_bytes_per_second, "B/s"))
         obeyed = "not tried whether the GPU's driver keeps to it"
         if compute.counts_locked is not None:
             obeyed = f"to which the GPU's driver {'keeps' if compute.counts_locked else 'does not keep'}"
-        table.add_row("locked memory", f"{limit_in_words()} (ulimit -l), {obeyed}")
+        shown.add_row("locked memory", f"{limit_in_words()} (ulimit -l), {obeyed}")
     for codec, parameters in compute.optimizer_parameters_per_second.items():
-        table.add_row(f"update, {codec} moments", f"{parameters / 1e6:,.0f} million parameters/s")
+        shown.add_row(f"update, {codec} moments", f"{parameters / 1e6:,.0f} million parameters/s")
     for codec, parameters in compute.host_parameters_per_second.items():
-        table.add_row(f"the same by the CPU, {codec}", f"{parameters / 1e6:,.0f} million parameters/s")
+        shown.add_row(f"the same by the CPU, {codec}", f"{parameters / 1e6:,.0f} million parameters/s")
     if compute.link_bytes_per_second is not None:
-        table.add_row("between workers", f"{_rate(compute.link_bytes_per_second, 'B/s')} each way")
+        shown.add_row("between workers", f"{_rate(compute.link_bytes_per_second, 'B/s')} each way")
     past = ", past the page cache" if storage.direct else ", through the page cache"
-    table.add_row("disk read", f"{_rate(storage.read, 'B/s')}{past}")
-    table.add_row("disk write", _rate(storage.write, "B/s"))
-    table.add_row("disk both", f"{_rate(storage.mixed, 'B/s')} read plus written")
-    console.print(table)
+    shown.add_row("disk read", f"{_rate(storage.read, 'B/s')}{past}")
+    shown.add_row("disk write", _rate(storage.write, "B/s"))
+    shown.add_row("disk both", f"{_rate(storage.mixed, 'B/s')} read plus written")
+    console.print(shown)
     if examination.disturbed:
         console.print(
             "Other processes disturbed this, so nothing of it is kept: plans go on as before.", style="yellow"

@@ -57,7 +57,6 @@ class _Commands(TyperGroup):
     """The commands; a word that is none of theirs may be a file's name, and is shown as such."""
 
     def make_context(self, *args: Any, **more: Any) -> Any:
-        """Read the words after ``tonnage``."""
         with _visible_mistakes():
             return super().make_context(*args, **more)
 
@@ -123,7 +122,6 @@ class _TakesModel(TyperCommand):
     """A command without a config: what it advises are options of its own."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Carry it out."""
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -141,7 +139,6 @@ for _panel, _names in COMMANDS.items():
 
 
 def main() -> None:
-    """Entry point of the console script."""
     gc.set_threshold(IMPORTED)
     gc.callbacks.append(_collect_more_often)
     choose_allocators()

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from tonnage.cli.parameters import Overrides
+from tonnage.display.bar import progress_bar
+from tonnage.display.terminal import number, put, say, table, terminal
+from tonnage.errors import UserError, user_error
 from tonnage.files.paths import word
+from tonnage.files.visible import as_json_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.console import Console
-    from rich.text import Text
 
     from tonnage.planning.plan import Choice, Plan
     from tonnage.planning.ways import Compared
@@ -70,10 +75,6 @@ def plan(
     from tonnage.decide.decision import asked
     from tonnage.decide.largest import largest as solved
     from tonnage.decide.plans import compared, offering_ways, says_what_is_trained, supposed
-    from tonnage.display.bar import progress_bar
-    from tonnage.display.terminal import put, terminal
-    from tonnage.errors import Problem, UserError
-    from tonnage.files.visible import as_json_text
     from tonnage.planning.machine import parse_hardware
 
     console = terminal(stderr=json)
@@ -81,7 +82,7 @@ def plan(
         show_zero_tables(zero_table, console)
         return
     if config is None:
-        raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
+        raise user_error("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL")
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
     if largest_context:
         show_contexts(config, words, hardware, console, in_json=json)
@@ -128,23 +129,18 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
 
     ``price`` is that of an hour of all of the hardware.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from tonnage.planning.drawn import facts
 
-    table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    lines = table(title="Plan", show_header=False)
     for name, words in facts(plan):
-        table.add_row(name, Text(words))
+        lines.add_row(name, Text(words))
         if name == "memory":
-            table.add_row("", _bar(plan.choice, plan.budget.memory))
+            lines.add_row("", _bar(plan.choice, plan.budget.memory))
     hours = plan.choice.seconds.total * plan.num_steps / 3600
     if price is not None:
         epoch = price * hours * plan.data.num_packs / plan.num_packs
-        table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
-    console.print(table)
-    from tonnage.display.terminal import say
-
+        lines.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
+    console.print(lines)
     for warning in plan.warnings:
         say(console, ("warning", "yellow"), f" {warning}")
     show_frontier(plan, console)
@@ -152,37 +148,30 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
 
 def show_instants(choice: Choice, console: Console) -> None:
     """Print what a worker holds at every instant of the run: a bar for each, in the colours of the plan's."""
-    from rich.table import Table
-    from rich.text import Text
-
     from tonnage.planning.words import size
 
-    table = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
+    bars = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
     width = min(60, console.width - 44)
     for instant in choice.instants:
         parts = choice.parts(instant)
         name = Text(instant.name, "bold" if instant == choice.peak else "")
-        table.add_row(name, size(sum(parts.values())), _stacked(parts, width / choice.peak_bytes))
-    console.print(table)
+        bars.add_row(name, size(sum(parts.values())), _stacked(parts, width / choice.peak_bytes))
+    console.print(bars)
 
 
 def show_frontier(plan: Plan, console: Console) -> None:
     """Print what else could be done: what would be faster, and what would need less memory."""
-    from rich.table import Table
-
     from tonnage.planning.words import describe, size, step_time
 
     if not plan.frontier:
         return
-    table = Table(title="Other ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("memory", "step", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+    others = table(number("memory"), number("step"), "", title="Other ways")
     for choice in plan.frontier:
         too_much = "" if plan.budget.holds(choice) else "  does not fit"
         waits = choice.saving.every > 0 and not choice.layout.saves_beside
         more = f"{', training waits for saves' if waits else ''}{too_much}"
-        table.add_row(size(choice.peak_bytes), step_time(choice.seconds.total), describe(choice.layout) + more)
-    console.print(table)
+        others.add_row(size(choice.peak_bytes), step_time(choice.seconds.total), describe(choice.layout) + more)
+    console.print(others)
 
 
 def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0) -> None:
@@ -227,6 +216,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         )
 
 
+BAR_CELLS = 60
 COLOURS = {
     "weights": "blue",
     "gathered": "cyan",
@@ -244,15 +234,13 @@ COLOURS = {
 }
 
 
-def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
+def _bar(choice: Choice, budget_bytes: float) -> Text:
     """The peak as a stacked bar whose whole width is the budget, and a legend."""
-    from rich.text import Text
-
     from tonnage.planning.words import size
 
     parts = choice.parts(choice.peak)
-    bar, legend = _stacked(parts, width / max(budget_bytes, choice.peak_bytes)), Text()
-    bar.append("░" * (width - len(bar)), "bright_black")
+    bar, legend = _stacked(parts, BAR_CELLS / max(budget_bytes, choice.peak_bytes)), Text()
+    bar.append("░" * (BAR_CELLS - len(bar)), "bright_black")
     for name, num_bytes in parts.items():
         legend.append("■ ", COLOURS[name])
         legend.append(f"{name} {size(num_bytes)}  ")
@@ -261,8 +249,6 @@ def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
 
 def _stacked(parts: Mapping[str, float], cells_per_byte: float) -> Text:
     """Categories side by side."""
-    from rich.text import Text
-
     bar, end = Text(), 0.0
     for name, num_bytes in parts.items():
         end += num_bytes

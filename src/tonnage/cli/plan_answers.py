@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Column
+from rich.text import Text
+
+from tonnage.display.terminal import number, put, say, table
+from tonnage.files.visible import as_json_text
 from tonnage.planning.words import describe, size, step_time
 
 if TYPE_CHECKING:
@@ -20,46 +25,35 @@ if TYPE_CHECKING:
 
 def show_ways(ways: Sequence[Compared], console: Console) -> None:
     """Print the ways to train a model beside each other, each in its best layout."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="Ways to train it", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "memory", "step", "tokens/s", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+    shown = table("", *map(number, ("memory", "step", "tokens/s")), "", title="Ways to train it")
     for way in ways:
         plan = way.plan
         if plan is None:
-            table.add_row(way.way.name, "", "", "", Text(way.why_not))
+            shown.add_row(way.way.name, "", "", "", Text(way.why_not))
         elif not plan.fits:
-            table.add_row(way.way.name, "", "", "", f"does not fit: {plan.shortfall}")
+            shown.add_row(way.way.name, "", "", "", f"does not fit: {plan.shortfall}")
         else:
             cells = (size(plan.choice.peak_bytes), step_time(plan.choice.seconds.total), f"{_rate(plan):,.0f}")
-            table.add_row(way.way.name, *cells, describe(plan.layout))
-    console.print(table)
+            shown.add_row(way.way.name, *cells, describe(plan.layout))
+    console.print(shown)
 
 
 def show_ladder(ladder: Sequence[Cost], console: Console) -> None:
     """Print what is given up for memory, in this order, and what each rung would have cost."""
-    from rich.table import Table
-
-    table = Table(title="What is given up for memory", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "memory", "step", ""):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not table.columns)
+    rungs = Column(no_wrap=True)
+    shown = table(rungs, number("memory"), number("step"), "", title="What is given up for memory")
     for cost in ladder:
         if (choice := cost.choice) is None:
-            table.add_row(cost.rung, "", "", "not to be had")
+            shown.add_row(cost.rung, "", "", "not to be had")
             continue
         room = "chosen: " if cost.chosen else "" if cost.fits else "does not fit: "
         cells = (size(choice.peak_bytes), step_time(choice.seconds.total))
-        table.add_row(cost.rung, *cells, room + describe(choice.layout))
-    console.print(table)
+        shown.add_row(cost.rung, *cells, room + describe(choice.layout))
+    console.print(shown)
 
 
 def show_largest(largest: Largest, console: Console, *, in_json: bool = False) -> None:
     """Print the value that was solved for, the plan with it, and why it is no larger."""
-    from tonnage.display.terminal import put, say
-    from tonnage.files.visible import as_json_text
-
     if in_json:
         put(as_json_text(largest_as_json(largest)))
         return

@@ -41,8 +41,6 @@ WHOLE = ("adapter", "kernels")
 
 @dataclass(frozen=True)
 class Change:
-    """One key that differs."""
-
     key: str
     """Dotted."""
     before: str

@@ -16,9 +16,9 @@ from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
 from tonnage.config.check_optimizer import check_optimizer
 from tonnage.config.check_rope import check_rope
-from tonnage.config.contradiction import Contradiction
+from tonnage.config.contradiction import Contradiction, of_other_kinds
 from tonnage.config.rules import RULES, Setting, broken
-from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
+from tonnage.config.schema import Config, Data, QuantizeAware, RayLaunch, SlurmLaunch
 
 MOST_COPIES = 10_000
 """Of a row in an epoch."""
@@ -162,23 +162,16 @@ def _batch(config: Config) -> Iterator[Contradiction]:
         )
 
 
+OF_SCHEMES = {
+    "group_size": ("int4", "int8-int4"),
+    "after_steps": ("int4", "int8", "int8-int4", "mxfp4", "nvfp4"),
+}
+
+
 def _rounding(config: Config) -> Iterator[Contradiction]:
     """Keys that a scheme does not know, and losses that compare with the model as it was, rounded or not."""
     aware, kind = config.quantize_aware, config.objective.kind
-    if aware.group_size is not None and aware.scheme not in ("int4", "int8-int4"):
-        yield Contradiction(
-            ("quantize_aware.group_size", "quantize_aware.scheme"),
-            f"quantize_aware.group_size is {aware.group_size}, and quantize_aware.scheme is {aware.scheme}",
-            "int4 or int8-int4, whose groups have a size that can be chosen",
-            "leave quantize_aware.group_size out",
-        )
-    if aware.scheme == "none" and aware.after_steps:
-        yield Contradiction(
-            ("quantize_aware.after_steps", "quantize_aware.scheme"),
-            f"quantize_aware.after_steps is {aware.after_steps}, and quantize_aware.scheme is none",
-            "a scheme that begins then",
-            "set quantize_aware.scheme=int4, or leave quantize_aware.after_steps out",
-        )
+    yield from of_other_kinds("quantize_aware", aware, QuantizeAware(), OF_SCHEMES, "scheme")
     if aware.scheme != "none" and config.objective.has_reference:
         yield Contradiction(
             ("quantize_aware", "objective.kind"),

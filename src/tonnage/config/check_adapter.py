@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tonnage.config.contradiction import Contradiction
+from tonnage.config.contradiction import Contradiction, of_other_kinds
 from tonnage.config.schema import Adapter, Config
 
 
@@ -35,13 +35,7 @@ def _trained(config: Config) -> Iterator[Contradiction]:
 
 
 def _start(adapter: Adapter, *, is_random: bool) -> Iterator[Contradiction]:
-    if adapter.init == "zero" and adapter.rounds:
-        yield Contradiction(
-            ("adapter.rounds", "adapter.init"),
-            f"adapter.rounds is {adapter.rounds}, and adapter.init is zero",
-            "adapter.init pissa or loftq, which know it",
-            "leave adapter.rounds out, or change adapter.init",
-        )
+    yield from of_other_kinds("adapter", adapter, Adapter(), {"rounds": ("pissa", "loftq")}, "init")
     if adapter.init != "zero" and adapter.kind == "dora":
         yield Contradiction(
             ("adapter.init", "adapter.kind"),
@@ -73,13 +67,7 @@ OF_ADDITIONS = ("rank", "alpha", "patterns", "scaling", "dropout", "init")
 def _rotations(adapter: Adapter) -> Iterator[Contradiction]:
     """Keys of one of rotations and additions beside the other."""
     defaults = Adapter()
-    if adapter.kind != "oft" and adapter.oft_block_size != defaults.oft_block_size:
-        yield Contradiction(
-            ("adapter.oft_block_size", "adapter.kind"),
-            f"adapter.oft_block_size is {adapter.oft_block_size}, and adapter.kind is {adapter.kind}",
-            "adapter.kind oft, whose rotations have blocks",
-            "leave adapter.oft_block_size out, or set adapter.kind to oft",
-        )
+    yield from of_other_kinds("adapter", adapter, defaults, {"oft_block_size": ("oft",)})
     others = [key for key in OF_ADDITIONS if getattr(adapter, key) != getattr(defaults, key)]
     if adapter.kind == "oft" and others:
         names = [f"adapter.{key}" for key in others]

@@ -182,7 +182,6 @@ def _sizes(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
 
 
 def _seconds(time: str) -> int:
-    """A time limit of Slurm in seconds."""
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:  # hours first

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from tonnage.config.contradiction import Contradiction
-from tonnage.config.schema import COMPARED, FOCUSED, REFERRED, Config, Objective
+from tonnage.config.contradiction import Contradiction, of_other_kinds
+from tonnage.config.schema import COMPARED, REFERRED, Config, Objective
 
 ONLY_OF: dict[str, tuple[str, ...]] = {
     "power": ("eaft",),
@@ -31,28 +30,16 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
 def check_objective(config: Config) -> Iterator[Contradiction]:
     """Keys that the kind of objective does not know, and ways to read rows that leave no answer whole."""
     objective = config.objective
-    defaults = Objective(kind=objective.kind)
-    for name, kinds in ONLY_OF.items():
-        if objective.kind not in kinds and getattr(objective, name) != getattr(defaults, name):
-            yield _unknown(objective, name, getattr(defaults, name))
+    yield from of_other_kinds("objective", objective, Objective(kind=objective.kind), ONLY_OF)
     if objective.is_preference:
         yield from _of_preferences(config)
     if objective.scores:
         yield from _of_scores(config)
     if objective.distils:
-        yield from _of_teacher(config)
-    if objective.kind in FOCUSED:
-        yield from _of_tokens(config)
-
-
-def _unknown(objective: Objective, name: str, default: Any) -> Contradiction:
-    key, kinds = f"objective.{name}", ONLY_OF[name]
-    return Contradiction(
-        (key, "objective.kind"),
-        f"{key} is {getattr(objective, name)!r}, and objective.kind is {objective.kind}",
-        f"objective.kind {' or '.join(kinds)}, which know{'s' if len(kinds) == 1 else ''} it",
-        f"leave {key} out (it is {default!r} then), or change objective.kind",
-    )
+        yield from _of_teacher(objective)
+    yield from _tiles(config)
+    if config.data.carry and objective.kind != "supervised":
+        yield from _carried(config)
 
 
 def _of_preferences(config: Config) -> Iterator[Contradiction]:
@@ -71,13 +58,6 @@ def _of_preferences(config: Config) -> Iterator[Contradiction]:
             f"data.train_on is {data.train_on}, and objective.kind is {kind}",
             "assistant: answers are compared, and nothing before them",
             "leave data.train_on out",
-        )
-    if data.carry:
-        yield Contradiction(
-            ("data.carry", "objective.kind"),
-            f"data.carry is {', '.join(data.carry)}, and objective.kind is {kind}",
-            "objective.kind supervised: columns are for a loss of one's own",
-            "leave data.carry out",
         )
 
 
@@ -105,27 +85,29 @@ def _of_scores(config: Config) -> Iterator[Contradiction]:
         )
 
 
-def _of_tokens(config: Config) -> Iterator[Contradiction]:
-    """Of losses in which tokens count by what the model makes of them."""
-    kind, tiles = config.objective.kind, config.memory.tiles
-    if not config.objective.goes_with_tiles and tiles != "auto" and tiles > 1:
+def _carried(config: Config) -> Iterator[Contradiction]:
+    yield Contradiction(
+        ("data.carry", "objective.kind"),
+        f"data.carry is {', '.join(config.data.carry)}, and objective.kind is {config.objective.kind}",
+        "objective.kind supervised: columns are for a loss of one's own",
+        "leave data.carry out",
+    )
+
+
+def _tiles(config: Config) -> Iterator[Contradiction]:
+    """Tiles of a vocabulary of which the likeliest tokens are needed."""
+    objective, tiles = config.objective, config.memory.tiles
+    if not objective.goes_with_tiles and tiles != "auto" and tiles > 1:
+        tokens = "a teacher's tokens" if objective.distils else "the likeliest"
         yield Contradiction(
             ("memory.tiles", "objective.kind"),
-            f"memory.tiles is {tiles}, and objective.kind is {kind}",
-            "a vocabulary that is whole, or divided by parallel.tensor: the likeliest are not looked for in tiles",
+            f"memory.tiles is {tiles}, and objective.kind is {objective.kind}",
+            f"a vocabulary that is whole, or divided by parallel.tensor: {tokens} are not looked for in tiles",
             "leave memory.tiles out, or use parallel.tensor",
         )
-    if config.data.carry:
-        yield Contradiction(
-            ("data.carry", "objective.kind"),
-            f"data.carry is {', '.join(config.data.carry)}, and objective.kind is {kind}",
-            "objective.kind supervised: columns are for a loss of one's own",
-            "leave data.carry out",
-        )
 
 
-def _of_teacher(config: Config) -> Iterator[Contradiction]:
-    objective, tiles = config.objective, config.memory.tiles
+def _of_teacher(objective: Objective) -> Iterator[Contradiction]:
     if objective.teacher is None:
         yield Contradiction(
             ("objective.kind",),
@@ -139,18 +121,4 @@ def _of_teacher(config: Config) -> Iterator[Contradiction]:
             f"objective.supervised is {objective.supervised:g}, and objective.kind is distil",
             "the share of the answers' own loss, from 0 to 1, which leaves the rest to the teacher",
             "write a number from 0 to 1",
-        )
-    if tiles != "auto" and tiles > 1:
-        yield Contradiction(
-            ("memory.tiles", "objective.kind"),
-            f"memory.tiles is {tiles}, and objective.kind is distil",
-            "a vocabulary that is whole, or divided by parallel.tensor: a teacher's tokens are not looked for in tiles",
-            "leave memory.tiles out, or use parallel.tensor",
-        )
-    if config.data.carry:
-        yield Contradiction(
-            ("data.carry", "objective.kind"),
-            f"data.carry is {', '.join(config.data.carry)}, and objective.kind is distil",
-            "objective.kind supervised: columns are for a loss of one's own",
-            "leave data.carry out",
         )

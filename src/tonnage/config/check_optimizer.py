@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tonnage.config.contradiction import Contradiction
+from tonnage.config.contradiction import Contradiction, of_other_kinds
 from tonnage.config.schema import Config, Optimizer
 
 ENDING = ("cosine", "linear", "constant", "wsd", "polynomial", "cosine_with_restarts")
@@ -17,31 +17,15 @@ ONLY_OF: dict[str, tuple[str, ...]] = {
     "timescale": ("inverse_sqrt",),
 }
 """Keys of ``optimizer`` -> the schedules that know them."""
-OF_MUON = ("momentum", "adjust_lr", "adamw_lr")
+OF_MUON: dict[str, tuple[str, ...]] = dict.fromkeys(("momentum", "adjust_lr", "adamw_lr"), ("muon",))
 """Keys of ``optimizer`` that only Muon knows."""
 
 
 def check_optimizer(config: Config) -> Iterator[Contradiction]:
     """Keys that do not go with each other."""
     optimizer, defaults = config.optimizer, Optimizer()
-    for name, schedules in ONLY_OF.items():
-        value, default = getattr(optimizer, name), getattr(defaults, name)
-        if optimizer.schedule not in schedules and value != default:
-            key = f"optimizer.{name}"
-            yield Contradiction(
-                (key, "optimizer.schedule"),
-                f"{key} is {value!r}, and optimizer.schedule is {optimizer.schedule}",
-                f"optimizer.schedule {' or '.join(schedules)}, which know{'s' if len(schedules) == 1 else ''} it",
-                f"leave {key} out, or change optimizer.schedule",
-            )
-    for name in OF_MUON:
-        if optimizer.kind != "muon" and (value := getattr(optimizer, name)) != getattr(defaults, name):
-            yield Contradiction(
-                (f"optimizer.{name}", "optimizer.kind"),
-                f"optimizer.{name} is {value!r}, and optimizer.kind is {optimizer.kind}",
-                "optimizer.kind muon, which knows it",
-                f"leave optimizer.{name} out, or set optimizer.kind to muon",
-            )
+    yield from of_other_kinds("optimizer", optimizer, defaults, ONLY_OF, "schedule")
+    yield from of_other_kinds("optimizer", optimizer, defaults, OF_MUON)
     yield from _lengths(config)
     for index, group in enumerate(optimizer.groups):
         if group.lr is None and group.weight_decay is None:

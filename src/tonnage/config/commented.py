@@ -47,7 +47,6 @@ _PROSE = re.compile(r"(?=[^\n]*\n)[!-~\xa1-\u024f\uff5c][ -~\xa1-\u024f\uff5c\n]
 
 
 def lines_of(name: str, value: Any) -> list[str]:
-    """A key and its value as lines of YAML."""
     if isinstance(value, list) or (isinstance(value, Mapping) and value):
         return write_yaml({name: value}).rstrip("\n").split("\n")
     if isinstance(value, float) and value.is_integer():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,23 @@ class Contradiction:
     found: str
     needed: str
     change: str = ""
+
+
+def of_other_kinds(
+    section: str, values: Any, defaults: Any, owners: Mapping[str, tuple[str, ...]], kind: str = "kind"
+) -> Iterator[Contradiction]:
+    """Keys of a section that are given and that its kind, which another key of it says, does not know; ``owners`` are
+    the kinds that know each."""
+    of, own = f"{section}.{kind}", getattr(values, kind)
+    for name, kinds in owners.items():
+        key, value, default = f"{section}.{name}", getattr(values, name), getattr(defaults, name)
+        if own not in kinds and value != default:
+            yield Contradiction(
+                (key, of),
+                f"{key} is {value!r}, and {of} is {own}",
+                f"{of} {' or '.join(kinds)}, which know{'s' if len(kinds) == 1 else ''} it",
+                f"leave {key} out (it is {default!r} then), or change {of}",
+            )
 
 
 def did_you_mean(names: Iterable[str]) -> str:

@@ -37,8 +37,6 @@ PRIVATE_KEYS = ("launch.runtime_env", "launch.setup", "launch.options")
 
 @dataclass(frozen=True)
 class Key:
-    """One key, described."""
-
     name: str
     """Dotted, list indices left out: ``data.train.path``."""
     takes: str

@@ -103,7 +103,6 @@ def write_config(config: Config, path: str | os.PathLike[str]) -> None:
 
 
 def config_text(config: Config) -> str:
-    """The config as YAML."""
     return yaml_tree.write_yaml(as_json(config))
 
 
@@ -259,7 +258,6 @@ def _needed(takes: str, detail: ErrorDetails) -> str:
 
 
 def _hint_for_key(document: YamlTree, path: keys.Path) -> str:
-    """What an unknown key probably meant."""
     name = str(path[-1])
     if name.isdecimal() and (hint := _hint_for_comma(_value_at(document.value, path[:-1]), name)):
         return hint

@@ -107,7 +107,6 @@ class Setting(NamedTuple):
 
     @staticmethod
     def of(config: Config, device: str = "", machine: str = "") -> Setting:
-        """What a config says."""
         memory, parallel, adapter = config.memory, config.parallel, config.adapter
         form = adapter if isinstance(adapter, str) else adapter.quantize
         values = {
@@ -153,7 +152,6 @@ class Rule:
     """Whether the search heeds it; else it is only about what is said, and the search does without that."""
 
     def of(self, at: Setting) -> Contradiction:
-        """What is said of a setting that breaks it."""
         keys = self.keys if isinstance(self.keys, tuple) else self.keys(at)
         said = (self.found, self.needed, self.change)
         return Contradiction(keys, *(words.format(at=at) if isinstance(words, str) else words(at) for words in said))
@@ -195,6 +193,45 @@ def _shared(at: Setting) -> list[str]:
     return [why for why, holds in shared.items() if holds]
 
 
+class Value(NamedTuple):
+    """A value of a key that goes with some values of others and not with the rest."""
+
+    key: str
+    is_so: Callable[[Setting], bool]
+    shown: str
+
+
+TENSOR = Value("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "{at.tensor}")
+STAGES = Value("parallel.pipeline", lambda at: at.staged, "{at.pipeline}")
+ZERO_BUBBLE = Value("parallel.schedule", lambda at: at.staged and at.schedule == "zero_bubble", "zero_bubble")
+TILES = Value("memory.tiles", lambda at: at.tiled, "{at.tiles}")
+TILED_ROWS = Value("memory.sequence_tiles", lambda at: at.tiles_rows, "{at.sequence_tiles}")
+ON_HOST = Value("memory.parameter_tier", lambda at: at.parameter_tier == "host", "host")
+COMPILED = Value("compile", lambda at: at.compile == "on", "on")
+QUANTISED = Value("adapter.quantize", lambda at: at.adapter not in ("none", "auto", "unpacked"), "{at.adapter}")
+NO_LORA = Value("adapter.kind", lambda at: at.adapter_kind != "lora", "{at.adapter_kind}")
+ROUNDED = Value("quantize_aware", lambda at: at.rounded != "none", "{at.rounded}")
+IN_FP8 = Value("precision", lambda at: at.precision in ("fp8", "fp8-emulated"), "{at.precision}")
+BY_MUON = Value("optimizer.kind", lambda at: at.optimizer == "muon", "muon")
+FROZEN = "what is frozen is not computed in tiles so far"
+SCORES = Value("objective.kind", lambda at: at.scores, "reward")
+
+
+def _one_of(
+    first: Value, second: Value, why: str, change: str, needed: str = "one of them", *, searched: bool = True
+) -> Rule:
+    """Two values that do not go together."""
+    is_first, is_second = first.is_so, second.is_so
+    return Rule(
+        (first.key, second.key),
+        lambda at: is_first(at) and is_second(at),
+        f"{first.key} is {first.shown}, and {second.key} is {second.shown}{why}",
+        needed,
+        change,
+        searched,
+    )
+
+
 def _updated_on_host(key: str) -> Rule:
     """Parameters that are trained are updated where they rest."""
     return Rule(
@@ -206,56 +243,28 @@ def _updated_on_host(key: str) -> Rule:
     )
 
 
-def _not_in_tiles(key: str, is_so: Callable[[Setting], bool], shown: str, why: str, *, searched: bool = True) -> Rule:
-    return Rule(
-        ("memory.tiles", key),
-        lambda at: at.tiled and is_so(at),
-        f"memory.tiles is {{at.tiles}}, and {key} is {shown}: {why}",
-        f"one of memory.tiles and {key}",
-        f"set memory.tiles=1, or leave {key} out",
-        searched,
-    )
+def _not_in_tiles(value: Value, why: str, *, searched: bool = True) -> Rule:
+    needed, change = f"one of memory.tiles and {value.key}", f"set memory.tiles=1, or leave {value.key} out"
+    return _one_of(TILES, value, f": {why}", change, needed, searched=searched)
 
 
-def _not_of_scores(key: str, is_so: Callable[[Setting], bool], what: str) -> Rule:
-    return Rule(
-        (key, "objective.kind"),
-        lambda at: at.scores and is_so(at),
-        f"{key} is {{at.{key.rpartition('.')[2]}}}, and objective.kind is reward, whose head of one number {what} so "
-        "far",
-        f"{key} of 1",
-        f"set {key} to 1",
-    )
+def _not_of_scores(value: Value, what: str) -> Rule:
+    key, why = value.key, f", whose head of one number {what} so far"
+    return _one_of(value, SCORES, why, f"set {key} to 1", f"{key} of 1")
 
 
-def _not_by_muon(key: str, is_so: Callable[[Setting], bool], shown: str, needed: str, change: str) -> Rule:
-    return Rule(
-        ("optimizer.kind", key),
-        lambda at: at.optimizer == "muon" and is_so(at),
-        f"optimizer.kind is muon, and {key} is {shown}",
-        needed,
-        f"{change}, or optimizer.kind=adamw",
-    )
+def _not_by_muon(value: Value, needed: str, change: str) -> Rule:
+    return _one_of(BY_MUON, value, "", f"{change}, or optimizer.kind=adamw", needed)
 
 
-def _not_rounded(key: str, is_so: Callable[[Setting], bool], shown: str, why: str, change: str) -> Rule:
-    return Rule(
-        ("quantize_aware", key),
-        lambda at: at.rounded != "none" and is_so(at),
-        f"quantize_aware is {{at.rounded}}, and {key} is {shown}: {why}",
-        f"one of quantize_aware and {key}",
-        f"set {change}, or quantize_aware=none",
-    )
+def _not_rounded(value: Value, why: str, change: str) -> Rule:
+    needed = f"one of quantize_aware and {value.key}"
+    return _one_of(ROUNDED, value, f": {why}", f"set {change}, or quantize_aware=none", needed)
 
 
-def _not_in_fp8(key: str, is_so: Callable[[Setting], bool], shown: str, why: str, change: str) -> Rule:
-    return Rule(
-        ("precision", key),
-        lambda at: at.precision in ("fp8", "fp8-emulated") and is_so(at),
-        f"precision is {{at.precision}}, and {key} is {shown}: {why}",
-        f"one of precision {{at.precision}} and {key}, so far",
-        f"set {change}, or precision=bf16",
-    )
+def _not_in_fp8(value: Value, why: str, change: str) -> Rule:
+    needed = f"one of precision {{at.precision}} and {value.key}, so far"
+    return _one_of(IN_FP8, value, f": {why}", f"set {change}, or precision=bf16", needed)
 
 
 IN_FRONT: tuple[Rule, ...] = (
@@ -284,7 +293,7 @@ IN_FRONT: tuple[Rule, ...] = (
     ),
     Rule(
         ("parallel.tensor", "adapter.kind"),
-        lambda at: at.adapter_kind != "lora" and at.tensor not in ("auto", 1),
+        lambda at: NO_LORA.is_so(at) and TENSOR.is_so(at),
         lambda at: (
             f"parallel.tensor is {at.tensor}, and adapter.kind is {at.adapter_kind}, which needs "
             + ("the lengths of whole rows" if at.adapter_kind == "dora" else "all inputs of a layer")
@@ -292,22 +301,10 @@ IN_FRONT: tuple[Rule, ...] = (
         "parallel.tensor of 1, with {at.adapter_kind} so far",
         "set parallel.tensor to 1, or adapter.kind to lora",
     ),
-    _not_rounded(
-        "parallel.tensor",
-        lambda at: at.tensor not in ("auto", 1),
-        "{at.tensor}",
-        "a row that shares a scale would be divided",
-        "parallel.tensor=1",
-    ),
-    _not_in_fp8(
-        "parallel.tensor",
-        lambda at: at.tensor not in ("auto", 1),
-        "{at.tensor}",
-        "parts of matrices are multiplied in 16 bits",
-        "parallel.tensor=1",
-    ),
-    _not_of_scores("parallel.tensor", lambda at: at.tensor not in ("auto", 1), "is not divided"),
-    _not_of_scores("parallel.pipeline", lambda at: at.staged, "is in no stage of its own"),
+    _not_rounded(TENSOR, "a row that shares a scale would be divided", "parallel.tensor=1"),
+    _not_in_fp8(TENSOR, "parts of matrices are multiplied in 16 bits", "parallel.tensor=1"),
+    _not_of_scores(TENSOR, "is not divided"),
+    _not_of_scores(STAGES, "is in no stage of its own"),
 )
 """How workers form groups, and which of them a model of scores has none of."""
 WITHIN: tuple[Rule, ...] = (
@@ -371,17 +368,15 @@ WITHIN: tuple[Rule, ...] = (
         "all blocks recomputed, or none, in a pipeline so far",
         "leave memory.recompute_blocks out, or set parallel.pipeline to 1",
     ),
-    Rule(
-        ("compile", "memory.recompute"),
-        lambda at: at.compile == "on" and at.recompute == "selective",
-        "compile is on, and memory.recompute is selective",
-        "one of them: selective recompute keeps results of single operations, which a compiled block fuses",
+    _one_of(
+        COMPILED,
+        Value("memory.recompute", lambda at: at.recompute == "selective", "selective"),
+        "",
         "set memory.recompute=full or memory.recompute=none, or leave compile out",
+        "one of them: selective recompute keeps results of single operations, which a compiled block fuses",
     ),
     _not_in_fp8(
-        "compile",
-        lambda at: at.compile == "on" and at.recompute == "full",
-        "on beside memory.recompute full",
+        Value("compile", lambda at: at.compile == "on" and at.recompute == "full", "on beside memory.recompute full"),
         "torch 2.13 fails where a compiled block in fp8 runs again",
         "memory.recompute=none",
     ),
@@ -394,104 +389,48 @@ WITHIN: tuple[Rule, ...] = (
     ),
     _updated_on_host("optimizer_tier"),
     _updated_on_host("gradient_tier"),
-    Rule(
-        ("memory.parameter_tier", "compile"),
-        lambda at: at.parameter_tier == "host" and at.compile == "on",
-        "memory.parameter_tier is host, and compile is on: a compiled block expects its parameters where they were",
-        "one of them",
+    _one_of(
+        ON_HOST,
+        COMPILED,
+        ": a compiled block expects its parameters where they were",
         "set compile to off, or leave memory.parameter_tier out",
     ),
-    _not_in_tiles(
-        "parallel.tensor",
-        lambda at: at.tensor not in ("auto", 1),
-        "{at.tensor}",
-        "workers divide matrices along it already",
-    ),
-    _not_in_tiles("parallel.pipeline", lambda at: at.staged, "{at.pipeline}", "stages have them whole"),
-    _not_in_tiles(
-        "compile", lambda at: at.compile == "on", "on", "a compiled block has its weights whole", searched=False
-    ),
-    _not_in_tiles(
-        "adapter", lambda at: at.adapter != "none", "given", "what is frozen is not computed in tiles so far"
-    ),
-    _not_in_tiles("train", lambda at: at.trains_part, "given", "what is frozen is not computed in tiles so far"),
-    Rule(
-        ("memory.sequence_tiles", "memory.tiles"),
-        lambda at: at.tiles_rows and at.tiled,
-        "memory.sequence_tiles is {at.sequence_tiles}, and memory.tiles is {at.tiles}: every tile of weights would "
-        "come, and its gradient leave, once for each tile of the sequence",
-        "one of them",
+    _not_in_tiles(TENSOR, "workers divide matrices along it already"),
+    _not_in_tiles(STAGES, "stages have them whole"),
+    _not_in_tiles(COMPILED, "a compiled block has its weights whole", searched=False),
+    _not_in_tiles(Value("adapter", lambda at: at.adapter != "none", "given"), FROZEN),
+    _not_in_tiles(Value("train", lambda at: at.trains_part, "given"), FROZEN),
+    _one_of(
+        TILED_ROWS,
+        TILES,
+        ": every tile of weights would come, and its gradient leave, once for each tile of the sequence",
         "set memory.tiles to 1, or leave memory.sequence_tiles out",
     ),
+    _not_by_muon(TILES, "matrices that a worker can have whole, as its update takes them", "set memory.tiles to 1"),
     _not_by_muon(
-        "memory.tiles",
-        lambda at: at.tiled,
-        "{at.tiles}",
-        "matrices that a worker can have whole, as its update takes them",
-        "set memory.tiles to 1",
-    ),
-    _not_by_muon(
-        "adapter",
-        lambda at: at.adapter not in ("none", "auto"),
-        "given",
+        Value("adapter", lambda at: at.adapter not in ("none", "auto"), "given"),
         "matrices of the model's own: those of an addition mean something as a product alone",
         "leave adapter out",
     ),
-    _not_rounded("memory.tiles", lambda at: at.tiled, "{at.tiles}", "tiles are computed as they are", "memory.tiles=1"),
+    _not_rounded(TILES, "tiles are computed as they are", "memory.tiles=1"),
+    _not_rounded(QUANTISED, "a base that is quantised already is rounded by its own scheme", "adapter.quantize=none"),
+    _not_rounded(NO_LORA, "it is computed with weights and inputs as they are", "adapter.kind=lora"),
     _not_rounded(
-        "adapter.quantize",
-        lambda at: at.adapter not in ("none", "auto", "unpacked"),
-        "{at.adapter}",
-        "a base that is quantised already is rounded by its own scheme",
-        "adapter.quantize=none",
-    ),
-    _not_rounded(
-        "adapter.kind",
-        lambda at: at.adapter_kind != "lora",
-        "{at.adapter_kind}",
-        "it is computed with weights and inputs as they are",
-        "adapter.kind=lora",
-    ),
-    _not_rounded(
-        "adapter.init",
-        lambda at: at.begins != "zero",
-        "{at.begins}",
+        Value("adapter.init", lambda at: at.begins != "zero", "{at.begins}"),
         "what additions begin as is a part of weights as they are",
         "adapter.init=zero",
     ),
+    _not_rounded(COMPILED, "layers quantise again in their backward pass", "compile=off"),
     _not_rounded(
-        "compile", lambda at: at.compile == "on", "on", "layers quantise again in their backward pass", "compile=off"
-    ),
-    _not_rounded(
-        "precision",
-        lambda at: at.precision == "fp16" and at.rounded in ("mxfp4", "nvfp4"),
-        "fp16",
+        Value("precision", lambda at: at.precision == "fp16" and at.rounded in ("mxfp4", "nvfp4"), "fp16"),
         "torchao takes numbers of bf16 or fp32 to 4-bit floats",
         "precision=bf16",
     ),
-    _not_in_fp8("memory.tiles", lambda at: at.tiled, "{at.tiles}", "tiles are multiplied in 16 bits", "memory.tiles=1"),
-    _not_in_fp8(
-        "adapter.quantize",
-        lambda at: at.adapter not in ("none", "auto", "unpacked"),
-        "{at.adapter}",
-        "a base that is quantised is multiplied by kernels of its own",
-        "adapter.quantize=none",
-    ),
-    _not_in_fp8(
-        "adapter.kind",
-        lambda at: at.adapter_kind != "lora",
-        "{at.adapter_kind}",
-        "it is computed with weights and inputs as they are",
-        "adapter.kind=lora",
-    ),
-    _not_in_fp8(
-        "quantize_aware",
-        lambda at: at.rounded != "none",
-        "{at.rounded}",
-        "what is rounded as a quantised model has it is multiplied in 16 bits",
-        "quantize_aware=none",
-    ),
-    _not_of_scores("memory.tiles", lambda at: at.tiled, "does not come in tiles"),
+    _not_in_fp8(TILES, "tiles are multiplied in 16 bits", "memory.tiles=1"),
+    _not_in_fp8(QUANTISED, "a base that is quantised is multiplied by kernels of its own", "adapter.quantize=none"),
+    _not_in_fp8(NO_LORA, "it is computed with weights and inputs as they are", "adapter.kind=lora"),
+    _not_in_fp8(ROUNDED, "what is rounded as a quantised model has it is multiplied in 16 bits", "quantize_aware=none"),
+    _not_of_scores(TILES, "does not come in tiles"),
     Rule(
         ("memory.tiles", "memory.zero"),
         lambda at: at.tiled and at.zero in (0, 1, 2) and at.parameter_tier not in ("host", "disk"),
@@ -502,41 +441,28 @@ WITHIN: tuple[Rule, ...] = (
 )
 """What memory holds, and how."""
 OF_SCHEDULES: tuple[Rule, ...] = (
-    _not_in_fp8(
-        "parallel.schedule",
-        lambda at: at.staged and at.schedule == "zero_bubble",
-        "zero_bubble",
-        "gradients of weights come with the rest of the backward pass",
-        "parallel.schedule=1f1b",
-    ),
-    Rule(
-        ("parallel.schedule", "memory.sequence_tiles"),
-        lambda at: at.staged and at.schedule == "zero_bubble" and at.tiles_rows,
-        "parallel.schedule is zero_bubble, and memory.sequence_tiles is {at.sequence_tiles}: gradients of weights come "
-        "later, from what a tile has by then forgotten",
-        "one of them",
+    _not_in_fp8(ZERO_BUBBLE, "gradients of weights come with the rest of the backward pass", "parallel.schedule=1f1b"),
+    _one_of(
+        ZERO_BUBBLE,
+        TILED_ROWS,
+        ": gradients of weights come later, from what a tile has by then forgotten",
         "set parallel.schedule to 1f1b, or leave memory.sequence_tiles out",
     ),
     _not_rounded(
-        "parallel.schedule",
-        lambda at: at.staged and at.schedule == "zero_bubble",
-        "zero_bubble",
-        "gradients of rounded weights come with the rest of the backward pass",
-        "parallel.schedule=1f1b",
+        ZERO_BUBBLE, "gradients of rounded weights come with the rest of the backward pass", "parallel.schedule=1f1b"
     ),
     Rule(
         ("parallel.schedule", "launch.workers", "parallel.tensor", "precision"),
-        lambda at: at.staged and at.schedule == "zero_bubble" and bool(_shared(at)),
+        lambda at: ZERO_BUBBLE.is_so(at) and bool(_shared(at)),
         lambda at: f"parallel.schedule is zero_bubble, and {' and '.join(_shared(at))}",
         "{at.pipeline} workers, which hold the weights of their stages as they are computed with: their "
         "gradients come later than those of a shard",
         "set parallel.schedule to 1f1b",
     ),
-    Rule(
-        ("parallel.schedule", "compile"),
-        lambda at: at.staged and at.schedule == "zero_bubble" and at.compile == "on",
-        "parallel.schedule is zero_bubble, and compile is on: what is compiled has its backward pass in one piece",
-        "one of them",
+    _one_of(
+        ZERO_BUBBLE,
+        COMPILED,
+        ": what is compiled has its backward pass in one piece",
         "set parallel.schedule to 1f1b, or compile to off",
     ),
 )

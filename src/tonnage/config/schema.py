@@ -5,19 +5,6 @@ one value stand beside the field; constraints between fields are in ``check.py``
 is known only to ``read.py``. Shorthand is spelled out while reading (``train: rows.json`` becomes a list of
 one source), so that those who use a config meet one shape of everything. Nothing here touches a file or a
 device.
-
-    Config
-    ├── model, revision, tokenizer, init, allow_missing, allow_unexpected, trust_remote_code
-    ├── rope        positions beyond those that the model was trained with
-    ├── data        what to train on, and how rows become packs
-    ├── objective   what is minimised
-    ├── batch       what one step sees
-    ├── epochs or steps
-    ├── optimizer   AdamW or Muon, schedule and clipping
-    ├── adapter or train   what of the model is trained, where that is not all of it
-    ├── precision, quantize_aware, memory, parallel
-    ├── launch      how many workers, where
-    └── kernels, compile, track, track_samples, checkpoint, evaluate, output, seed
 """
 
 from __future__ import annotations
@@ -843,12 +830,10 @@ class RayLaunch(Launch):
 
     @property
     def fewest_workers(self) -> int:
-        """See ``Launch``."""
         return self.num_workers if self.least is None else self.least
 
     @property
     def is_elsewhere(self) -> bool:
-        """See ``Launch``."""
         return self.address is not None
 
 
@@ -1087,7 +1072,6 @@ class Config(Section):
 
     @property
     def kernels_off(self) -> tuple[str, ...]:
-        """Names of the kernels that are switched off."""
         if isinstance(self.kernels, str):
             return KERNELS if self.kernels == "plain" else ()
         return tuple(name for name in KERNELS if getattr(self.kernels, name) == "off")

@@ -88,8 +88,6 @@ def _edges(longest: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SourceAccount:
-    """What became of one source."""
-
     name: str
     role: str = "train"
     """train | validation"""
@@ -189,8 +187,6 @@ class PackAccount:
 
 @dataclass(frozen=True)
 class Account:
-    """The account of a preparation."""
-
     sources: tuple[SourceAccount, ...]
     train: PackAccount
     validation: PackAccount | None = None
@@ -207,7 +203,6 @@ class Account:
 
     @property
     def total(self) -> SourceAccount:
-        """The account of all sources."""
         return total(self.sources)
 
     @property
@@ -241,7 +236,6 @@ class Account:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Account:
-        """The account back from ``to_json``."""
         return TypeAdapter(Account).validate_python(value)
 
 

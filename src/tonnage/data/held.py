@@ -39,11 +39,9 @@ class HeldPacks:
 
     @property
     def num_packs(self) -> int:
-        """How many there are."""
         return len(self.packs)
 
     def pack(self, index: int) -> Pack:
-        """One pack."""
         return self.packs[index]
 
     def lengths(self, index: int) -> np.ndarray:

@@ -33,8 +33,6 @@ MOST_PACKS = 2000
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Successive tokens that are alike."""
-
     text: str
     weight: float
     """Of their loss: 0 is context."""
@@ -63,8 +61,6 @@ class Picture:
 
 @dataclass(frozen=True)
 class SourcePictures:
-    """Some rows of a source."""
-
     name: str
     role: str
     rows: list[Picture]

@@ -178,7 +178,6 @@ class Selection:
     def write(
         self, building: Path, choice: TemplateChoice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]
     ) -> None:
-        """Write packs and account."""
         train = self._write_packs(building / "train", self.train)
         validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None
         bad_rows = building / "bad_rows.jsonl"

@@ -5,6 +5,7 @@ Commands print them, and the report of a run shows them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tonnage.data.account import Account, SourceAccount
@@ -142,6 +143,14 @@ def _some(names: Sequence[str], most: int = 12) -> str:
     """The first of some names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def lengths_of(account: Account) -> dict[int, int]:
+    """Documents of all sources by the lower edge of the bin that their length is in."""
+    counts: Counter[int] = Counter()
+    for source in account.sources:
+        counts.update(source.lengths.counts)
+    return dict(sorted(counts.items()))
 
 
 def grouped(counts: Mapping[int, int]) -> dict[tuple[int, int], int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +104,17 @@ class _Stored:
 
 
 def today() -> str:
-    """The date for a measurement."""
     return time.strftime("%Y-%m-%d")
 
 
 def recall(hardware: Hardware, cache: Path | None = None) -> HardwareRecord:
     """What was measured on such hardware."""
-    path = _file(hardware, cache)
+    nothing = HardwareRecord(hardware)
     try:
-        stored = read_record(path, _Stored)
+        stored = read_record(_file(hardware, cache), _Stored)
     except UserError:
-        return HardwareRecord(hardware)
-    return (
-        HardwareRecord(hardware, stored.compute, stored.disks)
-        if stored.version == VERSION
-        else HardwareRecord(hardware)
-    )
+        return nothing
+    return HardwareRecord(hardware, stored.compute, stored.disks) if stored.version == VERSION else nothing
 
 
 def remember(record: HardwareRecord, cache: Path | None = None) -> Path:
@@ -173,31 +168,20 @@ def machine_of(record: HardwareRecord, disk: Disk) -> Machine:
     """Hardware, a disk, and what was measured of them; what was not is assumed."""
     machine = _assumed(record.hardware, disk)
     if (compute := record.compute) is not None:
-        link = compute.link_bytes_per_second
-        machine = replace(
-            machine,
-            source="measured",
-            flops=dict(compute.flops),
-            memory_bytes_per_second=compute.memory_bytes_per_second,
-            host_device_bytes_per_second=compute.host_device_bytes_per_second,
-            optimizer_parameters_per_second=dict(compute.optimizer_parameters_per_second),
-            link_bytes_per_second=machine.link_bytes_per_second if link is None else link,
-            fresh_bytes_per_second=compute.fresh_bytes_per_second,
-            made_bytes_per_second=compute.made_bytes_per_second or machine.made_bytes_per_second,
-            host_parameters_per_second=dict(compute.host_parameters_per_second),
-            counts_locked=bool(compute.counts_locked),
-            reached={
-                precision: (calibration.PRODUCTS[machine.kind], traffic / compute.memory_bytes_per_second)
-                for precision, traffic in compute.traffic_bytes_per_second.items()
-            },
-        )
-    if (rates := record.disks.get(disk.key)) is not None:
+        shared = {known.name for known in fields(Machine)} & {known.name for known in fields(Compute)}
+        rates = {name: rate for name in shared if (rate := getattr(compute, name)) is not None}
+        reached = {
+            precision: (calibration.PRODUCTS[machine.kind], traffic / compute.memory_bytes_per_second)
+            for precision, traffic in compute.traffic_bytes_per_second.items()
+        }
+        machine = replace(machine, source="measured", reached=reached, **rates)
+    if (storage := record.disks.get(disk.key)) is not None:
         machine = replace(
             machine,
             disk_source="measured",
-            disk_read_bytes_per_second=rates.read,
-            disk_write_bytes_per_second=rates.write,
-            disk_mixed_bytes_per_second=rates.mixed,
+            disk_read_bytes_per_second=storage.read,
+            disk_write_bytes_per_second=storage.write,
+            disk_mixed_bytes_per_second=storage.mixed,
         )
     return machine
 
@@ -237,11 +221,8 @@ def _slowest(machines: list[Machine]) -> Machine:
             return {key: min(value[key] for value in values) for key in values[0]}
         return min(values)
 
-    return replace(machines[0], **{name: least(name) for name in asdict(machines[0]) if _is_rate(name)})
-
-
-def _is_rate(name: str) -> bool:
-    return name == "flops" or name.endswith("_per_second")
+    rates = [name for name in asdict(machines[0]) if name == "flops" or name.endswith("_per_second")]
+    return replace(machines[0], **{name: least(name) for name in rates})
 
 
 def to_json(machine: Machine, **more: object) -> str:

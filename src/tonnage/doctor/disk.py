@@ -7,7 +7,6 @@ once they are open, so nothing stays behind, however this ends.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from tonnage.doctor.cache import DiskRates
 from tonnage.errors import user_error
+from tonnage.host.arena import arena
 from tonnage.offload.files import TileFile
 
 REQUEST_BYTES = 8 << 20
@@ -153,8 +153,6 @@ def _noise() -> bytes:
 
 def _buffer() -> memoryview:
     """A page-aligned buffer of random bytes."""
-    pages = mmap.mmap(-1, REQUEST_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    pages = arena(REQUEST_BYTES)
     pages.write(_noise())
     return memoryview(pages)

@@ -35,7 +35,6 @@ def link_rate(num_workers: int, threads: int) -> float:
 
 
 def work(folder: Path) -> None:
-    """One worker."""
     import torch
     import torch.distributed as dist
 

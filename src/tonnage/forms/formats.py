@@ -76,14 +76,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Format:
-    """A form of rows."""
-
     must: tuple[str, ...]
     """Fields that a row must have."""
-    fits: Callable[[Row], bool]
-    """Whether a row seems to have this form."""
     read: Callable[[Row, Form, TurnReader], list[Conversation]]
     """The conversations of a row. Raises ``RowError``."""
+    fits: Callable[[Row], bool] | None = None
+    """Whether a row seems to have this form; where it is None, each does that has the fields that it must."""
     may: tuple[str, ...] = ()
     """Further fields that are read."""
     about: str = ""
@@ -94,6 +92,10 @@ class Format:
     """Whether its messages may stand in any of ``LISTS``."""
     purpose: RowPurpose = "supervised"
     """What its rows are for."""
+
+    def seems_of(self, row: Row) -> bool:
+        """Whether a row seems to have this form."""
+        return all(name in row for name in self.must) if self.fits is None else self.fits(row)
 
 
 BESIDE = ("system", "tools", "functions")
@@ -307,10 +309,6 @@ def _paths(root: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
 # Texts and tokens
 
 
-def _text(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
-    return [Conversation(text=answer_of(string_of(row, "text"), "text"))]
-
-
 def _segments(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     segments = quietly(row.get("segments"))
     if not isinstance(segments, list) or not segments:
@@ -371,18 +369,10 @@ def _tokens(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
 # Pairs of answers
 
 
-def _preference(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
-    return [read_preference(row, reader, form.between, form.columns.keys())]
-
-
 def _of_pair(
     read: Callable[[Row, TurnReader], Conversation],
 ) -> Callable[[Row, Form, TurnReader], list[Conversation]]:
     return lambda row, form, reader: [read(row, reader)]
-
-
-def _labelled(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
-    return [read_labelled(row, reader, form.between, form.columns.keys())]
 
 
 # How forms are recognised
@@ -408,15 +398,10 @@ def pair_names(value: object) -> tuple[str, str] | None:
     )
 
 
-def _has(*names: str) -> Callable[[Row], bool]:
-    return lambda row: all(name in row for name in names)
-
-
 FORMATS: dict[str, Format] = {
     "alpaca": Format(
         must=("instruction", "output"),
         may=("input", "system", "history", "tools", "functions"),
-        fits=_has("instruction", "output"),
         read=_alpaca,
     ),
     "messages": Format(
@@ -438,14 +423,13 @@ FORMATS: dict[str, Format] = {
     "completion": Format(
         must=("prompt", "completion"),
         may=BESIDE,
-        fits=_has("prompt", "completion"),
         read=_completion,
         about=": strings, or messages",
     ),
     "text": Format(
         must=("text",),
         fits=lambda row: isinstance(row.get("text"), str) and "message_id" not in row,
-        read=_text,
+        read=lambda row, form, reader: [Conversation(text=answer_of(string_of(row, "text"), "text"))],
         is_chat=False,
     ),
     "pairs": Format(
@@ -503,14 +487,13 @@ FORMATS: dict[str, Format] = {
         must=("chosen", "rejected"),
         may=FIELDS,
         fits=has_pair,
-        read=_preference,
+        read=lambda row, form, reader: [read_preference(row, reader, form.between, form.columns.keys())],
         about=": answers, texts or messages, or whole conversations, also as text (hh); or `chosen_response` and "
         "`rejected_response`; or `instruction` and an `output` of both, the chosen one first",
         purpose="pairs",
     ),
     "saferlhf": Format(
         must=("prompt", "response_0", "response_1", "better_response_id"),
-        fits=_has("prompt", "response_0", "response_1", "better_response_id"),
         read=_of_pair(read_saferlhf),
         about=": the number of the better one (PKU-SafeRLHF)",
         purpose="pairs",
@@ -518,21 +501,18 @@ FORMATS: dict[str, Format] = {
     "shp": Format(
         must=("history", "human_ref_A", "human_ref_B", "labels"),
         may=("score_A", "score_B"),
-        fits=_has("history", "human_ref_A", "human_ref_B", "labels"),
         read=_of_pair(read_shp),
         about=": 1 where A is preferred (Stanford Human Preferences)",
         purpose="pairs",
     ),
     "arena": Format(
         must=("conversation_a", "conversation_b", "winner"),
-        fits=_has("conversation_a", "conversation_b", "winner"),
         read=_of_pair(read_arena),
         about=": `model_a` or `model_b`; rows with a tie are bad (Chatbot Arena)",
         purpose="pairs",
     ),
     "helpsteer": Format(
         must=("context", "response1", "response2", "overall_preference"),
-        fits=_has("context", "response1", "response2", "overall_preference"),
         read=_of_pair(read_helpsteer),
         about=": below 0 where the first is preferred; rows with 0 are bad (HelpSteer3)",
         purpose="pairs",
@@ -541,7 +521,7 @@ FORMATS: dict[str, Format] = {
         must=("completion", "label"),
         may=LABELLED_FIELDS,
         fits=has_label,
-        read=_labelled,
+        read=lambda row, form, reader: [read_labelled(row, reader, form.between, form.columns.keys())],
         about=": whether the answer is desirable; or `output` and `kto_tag`; or whole conversations as messages beside "
         "either label",
         purpose="verdicts",
@@ -609,7 +589,7 @@ def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 def candidates(row: Row, purpose: RowPurpose = "supervised") -> tuple[str, ...]:
     """Formats for a ``purpose`` whose fields the row has."""
-    return tuple(name for name, format in FORMATS.items() if format.purpose == purpose and format.fits(row))
+    return tuple(name for name, format in FORMATS.items() if format.purpose == purpose and format.seems_of(row))
 
 
 def detect(rows: Sequence[Row], purpose: RowPurpose = "supervised") -> tuple[str, ...]:

@@ -36,8 +36,6 @@ SOURCE, PATH = "{source}", "{path}"
 
 
 class Reader:
-    """Reads the rows of one source."""
-
     def __init__(
         self, form: Form, *, fills_nulls: bool = False, carry: Sequence[str] = (), images: bool = False
     ) -> None:

@@ -76,8 +76,6 @@ MOST_MESSAGES = 20_000
 
 
 class TurnReader:
-    """Reads lists of messages of one source."""
-
     def __init__(
         self,
         roles: Mapping[str, str],

@@ -21,7 +21,6 @@ MOST_UNREAD = 200
 
 
 def kind_of(value: object) -> str:
-    """A value's type in words."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, float) and math.isnan(value):
@@ -37,7 +36,6 @@ def kind_of(value: object) -> str:
 
 
 def names_of(row: Mapping[Any, Any]) -> str:
-    """The first names of a row's fields."""
     names = [str(name)[:40] for name in list(row)[:12]]
     return ", ".join(names) if names else "no fields at all"
 
@@ -130,7 +128,6 @@ def as_turns(value: object) -> object:
 
 
 def is_strings(value: object) -> bool:
-    """Whether a value is a list of several strings."""
     value = quietly(value)
     return isinstance(value, list) and len(value) > 1 and all(isinstance(words, str) for words in value)
 

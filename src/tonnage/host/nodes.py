@@ -56,9 +56,9 @@ def versions() -> dict[str, str]:
 
 def code_digest() -> str:
     """Digest of this package's own code: two states of development have the same version."""
-    digest, root = hashlib.blake2b(digest_size=6), Path(__file__).parent
+    digest, root = hashlib.blake2b(digest_size=6), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

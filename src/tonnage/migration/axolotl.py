@@ -16,13 +16,10 @@ from typing import Any
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.meanings import meaning_of
 from tonnage.migration.prompts import NAMED, PromptFormat, written_out
-from tonnage.migration.sources import USUAL_ROLES, ImportedSources
+from tonnage.migration.sources import USUAL_ROLES, ImportedSources, Leaves, data_sets, part_of
 from tonnage.migration.turns import TurnFormats
 from tonnage.migration.values import flag, listed, text, texts, whole
 from tonnage.migration.yaml_files import read_data
-
-Leaves = dict[str, Pick[Any]]
-"""What is said of one data set, by name."""
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 FLAGS = ("train", "loss", "weight", "loss_weight")
@@ -104,7 +101,7 @@ def put_sources(draft: Draft) -> ImportedSources:
     """Axolotl's ``datasets`` and ``test_datasets``. Returns what it trains on."""
     sides = {"data.train": "axolotl_rows", "data.validation": "axolotl_tests"}
     sources = {key: _listed(draft, key, quantity) for key, quantity in sides.items()}
-    for leaves in _data_sets(draft, "axolotl_stream"):
+    for leaves in data_sets(draft, "axolotl_stream"):
         _stream(draft, leaves, sources["data.train"])
     draft.drop(draft.first("streaming", lambda value: value), "Rows are read whole before the run.")
     return sources["data.train"]
@@ -155,23 +152,9 @@ def _first_files(draft: Draft, source: Mapping[str, str]) -> list[str]:
     return [known["files"].format(number=number) for number in range(number_of) if number_of <= known["number_of"]]
 
 
-def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:
-    """What is said of each data set of a list."""
-    data_sets: dict[str, Leaves] = {}
-    for pick in draft.every(quantity, lambda value: value):
-        parts = pick.settings[0].name.split(".")[1:]
-        place, leaf = (parts[0], parts[1:]) if parts and parts[0].isdecimal() else ("0", parts)
-        if pick.value is None or pick.value in ("", {}, []):
-            draft.drop(pick, "Not set.")
-        else:
-            data_sets.setdefault(place, {})[".".join(leaf)] = pick
-    return list(data_sets.values())
-
-
 def _listed(draft: Draft, key: str, quantity: str) -> ImportedSources:
-    """One of the lists."""
     sources = ImportedSources()
-    for leaves in _data_sets(draft, quantity):
+    for leaves in data_sets(draft, quantity):
         every = list(leaves.values())
         try:
             _add(_DataSet(draft, leaves), sources)
@@ -183,7 +166,6 @@ def _listed(draft: Draft, key: str, quantity: str) -> ImportedSources:
 
 
 def _add(data_set: _DataSet, sources: ImportedSources) -> None:
-    """Add a data set to the sources."""
     draft, source = data_set.draft, data_set.source
     if not _path(data_set):
         draft.refuse(data_set.leaves.values(), "Its rows cannot be named here.")
@@ -366,17 +348,11 @@ def _split(data_set: _DataSet) -> None:
     """``train[:1%]`` is a split and its first rows; ``shards`` are a part of the rows, by chance."""
     source = data_set.source
     if (split := data_set.take("split")) is not None:
-        parts = re.fullmatch(r"([\w.-]+)(?:\[:(\d+)(%?)\])?", str(split.value).strip())
-        if parts is None:
-            data_set.draft.refuse(split, "A split, or its first rows (train[:1%]), and no other part of it.")
-        else:
-            if parts[1] != "train":
-                source["split"] = parts[1]
-            if parts[2] and not parts[3]:
-                source["first"] = int(parts[2])
-            elif parts[2] and int(parts[2]) < 100:
-                source["first"] = int(parts[2]) / 100
+        try:
+            source |= part_of(split.value)
             data_set.picks.append(split)
+        except ValueError:
+            data_set.draft.refuse(split, "A split, or its first rows (train[:1%]), and no other part of it.")
     if (shards := data_set.take("shards")) is not None:
         if (num_parts := whole(shards.value)) < 1:
             raise ValueError("is no number of parts")

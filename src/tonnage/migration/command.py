@@ -69,8 +69,6 @@ LONGEST_TEXT = 256 << 10
 
 @dataclass(frozen=True)
 class Command:
-    """What a command says."""
-
     launcher: str
     """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, ``tune``, or a program of its own."""
     settings: list[ForeignSetting]

@@ -77,7 +77,6 @@ class Import:
     notes: tuple[str, ...]
 
     def of(self, verdict: Verdict) -> list[Entry]:
-        """One of the four lists."""
         return [entry for entry in self.entries if entry.verdict == verdict]
 
     @property
@@ -91,7 +90,6 @@ class Import:
         return [entry for entry in self.entries if entry.is_lost]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
         lists = {
             verdict.replace(" ", "_"): [_entry_as_json(entry) for entry in self.of(verdict)] for verdict in VERDICTS
         }
@@ -120,7 +118,6 @@ def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -
 
 
 def convert(files: Files) -> Import:
-    """Turn what was read into a config."""
     draft = Draft(files)
     if files.has(TORCHTUNE):
         torchtune.components(draft)

@@ -104,8 +104,6 @@ Picks = Pick[Any] | None | Iterable[Pick[Any] | None]
 
 @dataclass
 class Draft:
-    """See the module."""
-
     files: Files
     tree: dict[str, Any] = field(default_factory=dict)
     """Dotted keys of ours."""
@@ -177,7 +175,6 @@ class Draft:
         return self._by_quantity.get(quantity, [])
 
     def has(self, quantity: str) -> bool:
-        """Whether any setting tells a quantity."""
         return bool(self.settings(quantity))
 
     def every(self, quantity: str, parse: Callable[[Any], T]) -> list[Pick[T]]:
@@ -230,11 +227,18 @@ class Draft:
             sentences = reason if note in reason else f"{reason} {note}".strip()
             self.entries[setting.number] = Entry(setting, "mapped", to, sentences)
 
+    def only(self, quantity: str, parse: Callable[[Any], Any], value: object, usual: str, otherwise: str = "") -> None:
+        """Take a quantity of which one value is so here anyway, as ``usual`` says, and no other is possible."""
+        pick = self.first(quantity, parse)
+        self.drop(pick if pick is not None and pick.value == value else None, usual)
+        self.refuse(pick, otherwise)
+
     def copy(
-        self, key: str, parse: Callable[[Any], Any], *, usual: object = None, reason: str = ""
+        self, key: str, parse: Callable[[Any], Any], *, of: str = "", usual: object = None, reason: str = ""
     ) -> Pick[Any] | None:
-        """Set a key of ours to the quantity of its name; why it is not set to ``usual``, ``reason`` says if given."""
-        pick = self.first(key, parse)
+        """Set a key of ours to the quantity of its name, or to that ``of`` another one; why it is not set to ``usual``,
+        ``reason`` says if given."""
+        pick = self.first(of or key, parse)
         if pick is not None and reason and pick.value == usual:
             self.drop(pick, reason)
         elif pick is not None:
@@ -401,7 +405,6 @@ class Draft:
 
 
 def _settings(*picks: Picks) -> list[ForeignSetting]:
-    """All settings of what was taken."""
     settings: list[ForeignSetting] = []
     for pick in picks:
         if isinstance(pick, Pick):

@@ -11,7 +11,6 @@ from tonnage.migration.values import flag, number, occasion, whole, words
 
 
 def evaluates(draft: Draft) -> bool:
-    """Whether the run evaluates on the way."""
     strategies = draft.every("eval_strategy", occasion)
     if not strategies and draft.default("evaluate.every"):
         return True

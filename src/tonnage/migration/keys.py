@@ -94,8 +94,6 @@ def _same_number(value: object, other: object) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """The keys of one kind of configuration."""
-
     title: str
     keys: tuple[DocumentedKey, ...] = field(repr=False)
     sections: Mapping[str, str] = field(repr=False)

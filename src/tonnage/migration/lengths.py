@@ -19,9 +19,7 @@ def lengths(draft: Draft) -> None:
     if draft.is_preference:
         _of_preferences(draft, longest)
         return
-    for pick in draft.every("truncation_mode", text):
-        draft.drop(pick if pick.value == "keep_start" else None, "Only ends are cut off.")
-        draft.refuse(pick, "Only ends are cut off.")
+    draft.only("truncation_mode", text, "keep_start", "Only ends are cut off.", "Only ends are cut off.")
     if longest is not None and longest.value is None:
         draft.leave_open("data.max_length", "a longest length: there is none without", longest, example="2048")
     elif longest is not None:

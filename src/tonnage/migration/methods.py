@@ -30,7 +30,6 @@ _SUPERVISED, _JOINED = _TABLE["supervised"].split(), _TABLE["joined"].split()
 
 
 def refusal(word: str) -> str:
-    """Why what a word says is refused."""
     if word in _OTHERS:
         return f"By its name ({word}) it {_OTHERS[word]}."
     return f"Nobody here knows {word[:60]}: supervised rows are trained on, and preferences (objective.kind)."

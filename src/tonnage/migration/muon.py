@@ -42,8 +42,12 @@ def muon(draft: Draft) -> None:
     _of_version_1(draft)
 
 
+def _word(value: Any) -> str:
+    return text(value).lower()
+
+
 def _of_axolotl(draft: Draft) -> None:
-    pick = draft.first("optim", lambda value: text(value).lower())
+    pick = draft.first("optim", _word)
     if pick is None or pick.value != "muon":
         return
     if has_adapter(draft):
@@ -63,23 +67,19 @@ def _of_axolotl(draft: Draft) -> None:
 
 
 def _of_version_1(draft: Draft) -> None:
-    name = draft.first("optimizer_name", lambda value: text(value).lower())
+    name = draft.first("optimizer_name", _word)
     if name is None or name.value != "muon":
-        draft.drop(name if name is not None and name.value == "adamw" else None, "AdamW is the usual optimizer.")
-        draft.refuse(name, "AdamW and Muon are there.")
+        draft.only("optimizer_name", _word, "adamw", "AdamW is the usual optimizer.", "AdamW and Muon are there.")
         draft.drop_every("Belongs to Muon.", *OF_VERSION_1, "muon_nesterov", "muon_steps")
         return
-    nesterov, steps = draft.first("muon_nesterov", flag), draft.first("muon_steps", whole)
-    draft.drop(nesterov if nesterov is not None and nesterov.value else None, "So it is here.")
-    draft.refuse(nesterov, "Muon's momentum is Nesterov's.")
-    draft.drop(steps if steps is not None and steps.value == ITERATIONS else None, "So it is here.")
-    draft.refuse(steps, f"Muon makes a matrix orthogonal in {ITERATIONS} iterations.")
+    draft.only("muon_nesterov", flag, True, "So it is here.", "Muon's momentum is Nesterov's.")
+    otherwise = f"Muon makes a matrix orthogonal in {ITERATIONS} iterations."
+    draft.only("muon_steps", whole, ITERATIONS, "So it is here.", otherwise)
     if has_adapter(draft):
         draft.refuse(name, BESIDE_ADAPTERS)
         return
     draft.put("optimizer.kind", "muon", name)
     draft.drop_every("With Muon optim_config.lr is the rate there.", "optimizer.lr")
     for quantity, (key, parse, usual) in OF_VERSION_1.items():
-        if (pick := draft.first(quantity, parse)) is not None:
-            draft.put(key, pick.value, pick)
+        draft.copy(key, parse, of=quantity)
         draft.imply(key, usual, f"{usual} by default with Muon")

@@ -94,9 +94,7 @@ def _kto(draft: Draft, method: Pick[str]) -> None:
     draft.imply_default("objective.beta")
     for quantity in OF_KTO:
         draft.copy(quantity, number)
-    supervised = draft.first("objective.supervised", number)
-    draft.drop(supervised if supervised is not None and supervised.value == 0 else None, "Off.")
-    draft.refuse(supervised, "KTO has no loss of the desirable answers beside it.")
+    draft.only("objective.supervised", number, 0, "Off.", "KTO has no loss of the desirable answers beside it.")
     _reference(draft, "kto")
     draft.note("KTO's divergence", program=draft.program.name)
     if draft.program is TRL:
@@ -135,11 +133,11 @@ def _method(draft: Draft) -> Pick[str] | None:
 
 def _scores(draft: Draft) -> Pick[str] | None:
     """Axolotl's ``reward_model``, and the number of labels of such a model."""
-    pick, labels = draft.first("reward_model", flag), draft.first("num_labels", whole)
+    pick = draft.first("reward_model", flag)
     is_on = pick is not None and pick.value
     draft.drop(None if is_on else pick, "Off.")
-    draft.drop(labels if labels is not None and labels.value == int(is_on) else None, "A score is one number.")
-    draft.refuse(labels, "Next tokens are predicted, or one score (reward_model): not labels.")
+    otherwise = "Next tokens are predicted, or one score (reward_model): not labels."
+    draft.only("num_labels", whole, int(is_on), "A score is one number.", otherwise)
     return Pick("reward", pick.settings) if pick is not None and is_on else None
 
 
@@ -199,15 +197,11 @@ def _without_preferences(draft: Draft) -> None:
 
 def _weighing_tokens(draft: Draft) -> None:
     """Losses of supervised rows in which tokens count by what the model makes of them."""
-    dft, eaft = draft.first("dft", flag), draft.first("eaft", flag)
-    for kind, pick in (("dft", dft), ("eaft", eaft)):
-        if pick is not None and pick.value:
-            draft.put("objective.kind", kind, pick)
-        draft.drop(pick, "Off.")
+    for kind in ("dft", "eaft"):
+        draft.switch(kind, "objective.kind", kind, "Off.")
     if draft.tree.get("objective.kind") == "eaft":
-        power, tokens = draft.copy("objective.power", number), draft.first("eaft_tokens", whole)
-        draft.drop(tokens if tokens is not None and tokens.value == LIKELIEST else None, "So many are looked at.")
-        draft.refuse(tokens)
+        power = draft.copy("objective.power", number)
+        draft.only("eaft_tokens", whole, LIKELIEST, "So many are looked at.")
         if draft.program is AXOLOTL_YAML:
             draft.note("Axolotl's entropies", factor=LARGEST_ENTROPY ** (1.0 if power is None else power.value))
     draft.drop_every("Belongs to eaft.", "objective.power", "eaft_tokens")

@@ -19,8 +19,6 @@ DECIDED: Mapping[str, str] = read_data("decided")
 
 @dataclass(frozen=True)
 class Program:
-    """A program whose configurations are read."""
-
     name: str
     versions: str
     defaults: Mapping[str, tuple[str, Any]] = field(default_factory=dict, repr=False)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tonnage.migration.yaml_files import as_literal, check_fields, read_data, read_template
+from tonnage.migration.yaml_files import as_expression, as_literal, check_fields, read_data, read_template
 
 _TEMPLATE = read_template("prompt")
 
@@ -82,12 +82,12 @@ def jinja(prompt: PromptFormat) -> str:
     with_input, without_input = prompt.with_input.removesuffix(opener), prompt.without_input.removesuffix(opener)
     literals = [as_literal(text) for text in (opener, prompt.answer) if text]
     user = {"instruction": "message['instruction']", "input": "message['input']"}
-    usual = [_concatenated(prompt.system, {"system": as_literal(words)}) if words else "" for words in prompt.usual]
+    usual = [as_expression(prompt.system, {"system": as_literal(words)}) if words else "" for words in prompt.usual]
     text = _TEMPLATE.render(
         usual=usual,
-        system=_concatenated(prompt.system, {"system": "message['content']"}),
-        with_input=_concatenated(with_input, user),
-        without_input=_concatenated(without_input, {"instruction": "message['content']"}),
+        system=as_expression(prompt.system, {"system": "message['content']"}),
+        with_input=as_expression(with_input, user),
+        without_input=as_expression(without_input, {"instruction": "message['content']"}),
         answer=" + ".join([*literals, "message['content'] + eos_token"]),
         opener=opener and as_literal(opener),
     )
@@ -101,11 +101,6 @@ def _ending(*formats: str) -> str:
         return ""
     first, *others = (text for text, _ in last)
     return next((first[at:] for at in range(len(first)) if all(other.endswith(first[at:]) for other in others)), "")
-
-
-def _concatenated(text: str, places: Mapping[str, str]) -> str:
-    """A format as an expression of Jinja."""
-    return " + ".join(places[part] if is_place else as_literal(part) for part, is_place in _parts(text, tuple(places)))
 
 
 def _parts(text: str, places: tuple[str, ...]) -> list[tuple[str, bool]]:

@@ -72,7 +72,6 @@ class Files:
     """What was said beside the files of how many workers there are."""
 
     def has(self, table: Table) -> bool:
-        """Whether any key belongs to a table."""
         return any(setting.table is table for setting in self.settings)
 
     @cached_property
@@ -191,7 +190,6 @@ class _Reading:
         return is_its_table or kind_of_arguments(arguments) is LLAMA_FACTORY
 
     def add(self, source: Path | str) -> None:
-        """Read one source."""
         is_command = isinstance(source, str) and _is_command(source)
         where = COMMAND if is_command else str(Path(source))
         self.names.append(where)

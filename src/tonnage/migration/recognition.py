@@ -27,8 +27,6 @@ from tonnage.migration.settings import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEE
 
 @dataclass(frozen=True)
 class Kind:
-    """What a mapping may be."""
-
     table: Table
     rank: int
     prefix: str = ""

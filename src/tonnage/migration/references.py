@@ -26,9 +26,13 @@ def filled_in(settings: Sequence[ForeignSetting]) -> list[ForeignSetting]:
 
     A word for a component (``optimizer=torchao.optim.AdamW8bit``) stands for its name.
     """
-    removed = {str(setting.value) for setting in settings if setting.table is TORCHTUNE and setting.name == "~"}
-    left = [setting for setting in settings if not (setting.table is TORCHTUNE and _is_below(setting.name, removed))]
-    components = {name.removesuffix(COMPONENT) for name in _names(left) if name.endswith(COMPONENT)}
+    own = [setting for setting in settings if setting.table is TORCHTUNE]
+    removed = tuple(f"{setting.value}." for setting in own if setting.name == "~")
+    left = [
+        setting for setting in settings if setting.table is not TORCHTUNE or not f"{setting.name}.".startswith(removed)
+    ]
+    names = {setting.name for setting in left if setting.table is TORCHTUNE}
+    components = {name.removesuffix(COMPONENT) for name in names if name.endswith(COMPONENT)}
     left = [
         replace(setting, name=setting.name + COMPONENT) if setting.name in components else setting for setting in left
     ]
@@ -38,14 +42,6 @@ def filled_in(settings: Sequence[ForeignSetting]) -> list[ForeignSetting]:
         replace(setting, value=_filled_in(setting.value, values)) if setting.table is TORCHTUNE else setting
         for setting in left
     ]
-
-
-def _names(settings: Sequence[ForeignSetting]) -> set[str]:
-    return {setting.name for setting in settings if setting.table is TORCHTUNE}
-
-
-def _is_below(name: str, keys: set[str]) -> bool:
-    return any(name == key or name.startswith(f"{key}.") for key in keys)
 
 
 def _filled_in(value: Any, values: dict[str, Any]) -> Any:

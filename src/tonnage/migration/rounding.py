@@ -34,10 +34,8 @@ def rounding(draft: Draft) -> None:
         return
     draft.put("quantize_aware.scheme", scheme, weights, inputs)
     if scheme in FIXED_GROUPS:
-        groups, size = draft.first("quantize_aware.group_size", whole), FIXED_GROUPS[scheme]
-        sentence = f"Groups of {scheme} are {size} numbers."
-        draft.drop(groups if groups is not None and groups.value == size else None, sentence)
-        draft.refuse(groups, sentence)
+        sentence = f"Groups of {scheme} are {FIXED_GROUPS[scheme]} numbers."
+        draft.only("quantize_aware.group_size", whole, FIXED_GROUPS[scheme], sentence, sentence)
     else:
         draft.copy("quantize_aware.group_size", whole)
         draft.imply("quantize_aware.group_size", AXOLOTL_GROUP, "groups of 32 are Axolotl's default")

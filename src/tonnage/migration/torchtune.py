@@ -51,10 +51,7 @@ def objective(draft: Draft) -> None:
         draft.put("objective.kind", draft.tree.get("objective.kind", "dpo"), recipe)
         draft.copy("objective.beta", number)
         draft.imply_default("objective.beta")
-        smoothing = draft.first("objective.label_smoothing", number)
-        if smoothing is not None and smoothing.value:
-            draft.put("objective.label_smoothing", smoothing.value, smoothing)
-        draft.drop(smoothing, "Off.")
+        draft.copy("objective.label_smoothing", number, usual=0, reason="Off.")
         _reference(draft)
     elif kind == "distil":
         _teacher(draft, recipe)
@@ -139,9 +136,7 @@ def training(draft: Draft) -> None:
 
 def model(draft: Draft) -> None:
     """The directory of the model's files, and whether LoRA is trained on it."""
-    place = draft.first("model", _directory)
-    if place is not None:
-        draft.put("model", place.value, place)
+    draft.copy("model", _directory)
     component = draft.first("tune_model", text)
     if component is not None:
         name = component.value.rpartition(".")[2]
@@ -158,9 +153,7 @@ def rounding(draft: Draft) -> None:
     if "quantize_aware.scheme" not in draft.tree:
         draft.drop_every("Belongs to the quantizer.", "tune_groups", "quantize_aware.after_steps")
         return
-    groups = draft.first("tune_groups", whole)
-    if groups is not None:
-        draft.put("quantize_aware.group_size", groups.value, groups)
+    draft.copy("quantize_aware.group_size", whole, of="tune_groups")
     draft.imply("quantize_aware.group_size", QUANTIZER_GROUP, f"groups of {QUANTIZER_GROUP} by default")
     draft.copy("quantize_aware.after_steps", whole)
     has_adapter = "adapter.rank" in draft.tree

@@ -6,11 +6,10 @@ rows the message itself is a text around instruction and input. Words lose white
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tonnage.migration.yaml_files import as_literal, read_data, read_template
+from tonnage.migration.yaml_files import as_expression, as_literal, read_data, read_template
 
 Around = tuple[str, str]
 """What stands before words, and behind them."""
@@ -85,8 +84,8 @@ def jinja(chat: ChatFormat, prompt: PromptTemplate, *, is_alpaca: bool, system: 
     return _TEMPLATE.render(
         begins=chat.begins,
         within=prompt.within,
-        usual=system and _written(own, {"system": as_literal(_stripped(chat, system))}),
-        system=_written(own, {"system": _words(chat, CONTENT)}),
+        usual=system and as_expression(own, {"system": as_literal(_stripped(chat, system))}),
+        system=as_expression(own, {"system": _words(chat, CONTENT)}),
         with_input=with_input,
         user=user,
         assistant=answer + ending + closer,
@@ -116,7 +115,7 @@ def _question(chat: ChatFormat, prompt: PromptTemplate, form: str) -> str:
     # A blank at the end of what stands behind is lost there, and comes back as the one before the answer.
     returned = " " if chat.joins and prompt.user[1].endswith(" ") else ""
     end = f"{joins}{behind}{returned}{chat.user[1]}" if behind else chat.user[1]
-    return _written(start + inside + message + end, places | {"state": "state.system"})
+    return as_expression(start + inside + message + end, places | {"state": "state.system"})
 
 
 def _stripped(chat: ChatFormat, piece: str) -> str:
@@ -125,10 +124,3 @@ def _stripped(chat: ChatFormat, piece: str) -> str:
 
 def _words(chat: ChatFormat, expression: str) -> str:
     return _STRIPS[chat.strips].format(expression)
-
-
-def _written(form: str, places: Mapping[str, str]) -> str:
-    """A format as an expression of Jinja."""
-    parts = re.split(r"\{(\w+)\}", form)  # texts and places in turn
-    expressions = [places[part] if at % 2 else as_literal(part) for at, part in enumerate(parts) if part]
-    return " + ".join(expressions)

@@ -8,20 +8,16 @@ from typing import Any
 
 from tonnage.migration import lengths, rendering
 from tonnage.migration.draft import Draft, Pick
-from tonnage.migration.sources import ImportedSources
+from tonnage.migration.sources import PART, ImportedSources, Leaves, data_sets, part_of
 from tonnage.migration.torchtune_chats import CHAT_FORMATS, NAMED, PROMPTS, PromptTemplate, jinja
 from tonnage.migration.values import flag, optional, text, texts, whole
 from tonnage.migration.yaml_files import read_data
 
-Leaves = dict[str, Pick[Any]]
-"""What a data set is told, by name."""
 DATA_SETS: Mapping[str, Mapping[str, Any]] = read_data("torchtune_rows")["datasets"]
 BUILDERS = "torchtune.datasets."
 FILE_KINDS = ("json", "csv", "parquet", "text", "arrow")
 """``source`` of rows in files, which ``data_files`` names."""
 STYLES = {"sharegpt": "sharegpt", "openai": "messages"}
-PART = re.compile(r"([\w.-]+)(?:\[(\d*)(%?):(\d*)(%?)\])?")
-"""``train[:95%]``."""
 SYSTEM = "One system message for all rows: give each data set the same, or write it into the rows."
 
 
@@ -30,7 +26,7 @@ def rows(draft: Draft) -> None:
     sources = ImportedSources()
     systems: list[Pick[str] | None] = []
     held_out = _held_out(draft)
-    for leaves in _data_sets(draft, "tune_rows"):
+    for leaves in data_sets(draft, "tune_rows"):
         if held_out and "split" in leaves:
             sources.picks.append(leaves.pop("split"))
         systems.append(_add(draft, leaves, sources))
@@ -48,19 +44,6 @@ def rows(draft: Draft) -> None:
     if order is not None and not order.value:
         draft.put("data.order", "given", order)
     draft.drop(order, "Packs are shuffled, by the seed.")
-
-
-def _data_sets(draft: Draft, quantity: str) -> list[Leaves]:
-    """What each data set of a list is told, or the only one."""
-    data_sets: dict[str, Leaves] = {}
-    for pick in draft.every(quantity, lambda value: value):
-        parts = pick.settings[0].name.split(".")[1:]
-        place, leaf = (parts[0], parts[1:]) if parts and parts[0].isdecimal() else ("0", parts)
-        if pick.value in (None, "", {}, []):
-            draft.drop(pick, "Not set.")
-        else:
-            data_sets.setdefault(place, {})[".".join(leaf)] = pick
-    return list(data_sets.values())
 
 
 def _builders(draft: Draft) -> list[str]:
@@ -150,23 +133,9 @@ def _entry(builder: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], 
         del columns["messages"]  # which are looked for
     if columns:
         entry["columns"] = columns
-    entry |= _part(take("split"))
+    if (split := take("split")) is not None:
+        entry |= part_of(split)
     return entry, picks
-
-
-def _part(split: Any) -> dict[str, Any]:
-    """``train[:95%]`` is a split and its first rows. Raises ``ValueError`` for another part."""
-    if split is None:
-        return {}
-    parts = PART.fullmatch(text(split))
-    if parts is None or parts[2] or (parts[4] == "" and parts[3]):
-        raise ValueError(f"is {split}: a split, or its first rows (train[:1%]), and no other part of it")
-    part: dict[str, Any] = {} if parts[1] == "train" else {"split": parts[1]}
-    if parts[4] and not parts[5]:
-        part["first"] = int(parts[4])
-    elif parts[4] and int(parts[4]) < 100:
-        part["first"] = int(parts[4]) / 100
-    return part
 
 
 def _held_out(draft: Draft) -> float | None:
@@ -205,7 +174,7 @@ def _validation(draft: Draft, held_out: float | None) -> None:
         draft.put("data.validation", held_out, *picks, note="The same share; other rows.")
         return
     sources = ImportedSources()
-    for leaves in _data_sets(draft, "tune_tests"):
+    for leaves in data_sets(draft, "tune_tests"):
         for name in ("packed", "train_on_input"):
             draft.drop(leaves.pop(name, None), "Rows are evaluated as they are trained.")
         _add(draft, leaves, sources)
@@ -222,9 +191,7 @@ def _lengths(draft: Draft, sources: ImportedSources) -> None:
     if draft.is_preference or "data.max_length" not in draft.tree:
         draft.drop_every("Nothing is cut.", "tune_truncation")
         return
-    truncation = draft.first("tune_truncation", text)
-    draft.drop(truncation if truncation is not None and truncation.value == "right" else None, "Ends are cut off.")
-    draft.refuse(truncation, "Only ends are cut off.")
+    draft.only("tune_truncation", text, "right", "Ends are cut off.", "Only ends are cut off.")
     if sources.shown == {"text"} and draft.tree.get("data.pack"):
         draft.imply("data.over_length", "split", "text is cut at the borders of packs")
     else:

@@ -432,7 +432,6 @@ def sampling(draft: Draft) -> None:
 
 
 def seeds(draft: Draft) -> None:
-    """One seed."""
     seed = draft.copy("seed", whole)
     order = draft.first("data_seed", lambda value: None if value in (None, "None") else whole(value))
     if order is None:

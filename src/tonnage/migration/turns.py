@@ -5,10 +5,9 @@ Calls of tools are not written: rows that have some are refused by name when the
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from tonnage.migration.yaml_files import as_literal, read_template
+from tonnage.migration.yaml_files import as_expression, as_literal, read_template
 
 CONTENT = "{content}"
 _TEMPLATE = read_template("turns")
@@ -46,7 +45,6 @@ class TurnFormats:
 
 
 def jinja(turns: TurnFormats) -> str:
-    """The template of a conversation."""
     words = "message['content']" + (" | trim" if turns.trims else "")
     return _TEMPLATE.render(
         begins=turns.begins,
@@ -61,14 +59,6 @@ def jinja(turns: TurnFormats) -> str:
     )
 
 
-def _written(format: str, words: str) -> str:
+def _written(form: str, words: str) -> str:
     """A format as an expression of Jinja."""
-    before, _, behind = format.partition(CONTENT)
-    parts = [_with_tokens(before), words, _with_tokens(behind)]
-    return " + ".join(part for part in parts if part)
-
-
-def _with_tokens(text: str) -> str:
-    parts = re.split(r"\{(bos|eos)\}", text)  # texts and names in turn
-    expressions = [f"{part}_token" if at % 2 else as_literal(part) for at, part in enumerate(parts) if part]
-    return " + ".join(expressions)
+    return as_expression(form, {"content": words, "bos": "bos_token", "eos": "eos_token"})

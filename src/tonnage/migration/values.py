@@ -13,14 +13,12 @@ LARGEST = 2**53
 
 
 def text(value: Any) -> str:
-    """A value that is words."""
     if isinstance(value, list | dict | bool) or value is None or not str(value).strip():
         raise ValueError("is no name")
     return str(value).strip()
 
 
 def listed(value: Any) -> list[Any]:
-    """One value or several."""
     return value if isinstance(value, list) else [value]
 
 
@@ -30,7 +28,6 @@ def optional(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 
 def texts(value: Any) -> list[str]:
-    """One value or several that are words."""
     if value == []:
         raise ValueError("is no name")
     return [text(part) for part in listed(value)]
@@ -42,7 +39,6 @@ def words(value: Any) -> list[str]:
 
 
 def number(value: Any) -> float:
-    """A number."""
     if isinstance(value, bool | list | dict) or value is None:
         raise ValueError("is not a number")
     try:
@@ -65,7 +61,6 @@ def whole(value: Any) -> int:
 
 
 def numbers(value: Any) -> list[float]:
-    """Several numbers."""
     parts: Iterable[Any] = value if isinstance(value, list) else str(value).strip("[]()").replace(",", " ").split()
     return [number(part) for part in parts]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
@@ -35,6 +36,12 @@ def as_literal(text: str) -> str:
     """A text as Jinja writes one."""
     quoted = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
     return f"'{quoted}'"
+
+
+def as_expression(form: str, places: Mapping[str, str]) -> str:
+    """A format as an expression of Jinja; ``places`` are what stands in it in braces, each as an expression."""
+    parts = re.split(r"\{(\w+)\}", form)  # texts and places in turn
+    return " + ".join(places[part] if at % 2 else as_literal(part) for at, part in enumerate(parts) if part)
 
 
 def read_data(name: str) -> dict[str, Any]:

@@ -1,18 +1,4 @@
-"""The routes: the page itself, what it reads of runs, and the commands that it begins.
-
-GET  /, /static/NAME                the page
-GET  /api/runs                      all runs; /api/runs/live the same as they change
-GET  /api/run?run=NAME              one run; /api/run/live the same as it changes
-GET  /api/run/sections, log, output, saved
-POST /api/run/tags                  tags and a note
-POST /api/run/stop, resume, verify  tonnage stop RUN, train --resume RUN, verify DIR
-GET  /api/compare?run=NAME&run=...  several side by side
-POST /api/plan, /api/inspect        tonnage plan --json, inspect --json
-GET  /api/planned, /api/inspected   what they answered
-POST /api/config, /api/start        a plan as YAML; written, and trained
-POST /api/chat/load, /api/chat      tonnage serve, and what is asked of it
-GET  /api/command?command=ID        how a command goes; /api/commands all of them
-"""
+"""The routes: the page itself, what it reads of runs, and the commands that it begins."""
 
 from __future__ import annotations
 
@@ -339,17 +325,14 @@ def news_of(names: list[str], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def stream(events: AsyncIterator[bytes]) -> Response:
-    """News as they come."""
     return StreamingResponse(events, media_type="text/event-stream")
 
 
 def name_of(request: Request) -> str:
-    """Which run is asked for."""
     return request.query_params.get("run", "")
 
 
 def command_of(request: Request) -> str:
-    """Which command is asked for."""
     return request.query_params.get("command", "")
 
 

@@ -36,7 +36,6 @@ class Channel:
 
     @property
     def is_watched(self) -> bool:
-        """Whether there is anybody."""
         return bool(self._readers)
 
     async def events(self, first: Any) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ DEEPEST = 6
 """Levels below the folder at which runs are looked for."""
 MOST_FOLDERS = 20_000
 """That are looked into."""
-MOST_CONFIGS = 200
+MOST_CONFIGS, CONFIG_BYTES = 200, 8192
 LOOK_SECONDS, MOST_SECONDS = 6.0, 60.0
 """Between two looks for new runs: the longer the more folders there are."""
 SHARE = 1 / 500
@@ -30,8 +30,6 @@ PASSED_OVER = frozenset({"node_modules", "__pycache__", "site-packages", "checkp
 
 
 class Folder:
-    """A folder of runs."""
-
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._next_look = 0.0
@@ -87,12 +85,9 @@ class Folder:
         for pattern in ("*.yaml", "*.yml", "*/*.yaml", "*/*.yml"):
             for path in sorted(self.path.glob(pattern))[:MOST_CONFIGS]:
                 is_own = path.name == "config.yaml" and (path.parent / "plan.json").exists()
-                if not is_own and re.search(rb"^model\s*:", read_start(path), re.MULTILINE):
+                start = _read(path, lambda size: (0, CONFIG_BYTES))
+                if not is_own and re.search(rb"^model\s*:", start, re.MULTILINE):
                     yield os.path.relpath(path, self.path)
-
-    def look_again(self) -> None:
-        """Have the next question look for new runs at once."""
-        self._next_look = 0.0
 
     def _walked(self) -> Iterator[str]:
         runs_before, waiting, num_folders = set(self._names), [("", 0)], 0
@@ -135,11 +130,6 @@ def _entries(run: Path) -> Iterator[os.DirEntry[str]]:
                 yield from entries
         except OSError:
             continue
-
-
-def read_start(path: Path, num_bytes: int = 8192) -> bytes:
-    """The first bytes of a regular file; nothing where there is none."""
-    return _read(path, lambda size: (0, num_bytes))
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:

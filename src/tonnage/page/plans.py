@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tonnage.data.account import Account
-from tonnage.data.telling import remarks
+from tonnage.data.telling import lengths_of, remarks
 from tonnage.errors import user_error
 from tonnage.files.reading import parse_record
 from tonnage.planning.catalogue import DEVICES
@@ -94,16 +94,12 @@ def inspected(answer: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise user_error("no account of the data", "what tonnage inspect --json prints") from error
     account = parse_record(content, Account, "tonnage inspect --json")
-    counts: dict[int, int] = {}
-    for source in account.sources:
-        for edge, number in source.lengths.counts.items():
-            counts[edge] = counts.get(edge, 0) + number
     sources, lines = account_table(account)
     return {
         "sources": sources,
         "lines": [asdict(line) for line in lines],
         "remarks": [line if isinstance(line, str) else line[0] for line in remarks(account)],
-        "lengths": sorted(counts.items()),
+        "lengths": list(lengths_of(account).items()),
         "max_length": account.train.max_length if account.train is not None else None,
         "documents": value.get("documents", []),
         "problems": value.get("problems", []),

@@ -148,7 +148,6 @@ class Trace(NamedTuple):
 
 
 def trace(path: Path | str) -> Trace:
-    """Of a file or a directory."""
     try:
         status = os.stat(path)  # noqa: PTH116  # a path of text is looked up in half the time
     except OSError:

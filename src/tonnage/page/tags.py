@@ -14,8 +14,6 @@ MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 10_000
 
 @dataclass(frozen=True)
 class Tags:
-    """What ``tags.json`` holds."""
-
     tags: list[str] = field(default_factory=list)
     note: str = ""
 

@@ -1,10 +1,5 @@
 """What ``tonnage bench`` measures: a known shape with weights and documents that are drawn, trained in a known way.
 
-    SHAPES, METHODS    what there is to measure
-    write_run_of       a shape and a method as a config, with all that it needs
-    result_of          what the steps of it showed
-    row_of             that as a row of the table in ``benchmarks/cpu.md``
-
 The steps are those of ``tonnage profile``, so tokens/s, peak, floor and causes are counted as it counts them.
 """
 
@@ -24,20 +19,15 @@ from tonnage import __version__
 from tonnage.doctor.hardware import Hardware
 from tonnage.errors import user_error
 from tonnage.files.writing import write_json
-from tonnage.prove.material import MOST_DRAWN, shape_of, tokenizer
+from tonnage.prove.material import MOST_DRAWN, model_sizes, shape_of, tokenizer
 
 if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
 
 
-def _shape(family: str, hidden: int, wide: int, blocks: int, heads: int, **more: Any) -> Mapping[str, Any]:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-    }
-    return {"family": family, "vocab_size": 50_304, "bos_token_id": 0, "eos_token_id": 0, **sizes, **more}
+def _shape(family: str, *numbers: int, **more: Any) -> Mapping[str, Any]:
+    words = {"family": family, "vocab_size": 50_304, "bos_token_id": 0, "eos_token_id": 0}
+    return {**words, **model_sizes(*numbers), **more}
 
 
 def _neox(hidden: int, blocks: int, heads: int) -> Mapping[str, Any]:
@@ -96,7 +86,6 @@ METHODS: Mapping[str, Method] = {
 
 
 def shape_named(name: str, **changes: Any) -> PreTrainedConfig:
-    """The configuration of a model of a shape."""
     config: PreTrainedConfig = shape_of(**{**SHAPES[name], **changes})
     return config
 

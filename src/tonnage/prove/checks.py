@@ -26,7 +26,6 @@ class Check:
 
     @property
     def tolerance(self) -> str:
-        """The bounds in words."""
         if self.least is not None and self.most is not None:
             return f"{number(self.least)} to {number(self.most)}"
         if self.most is not None:

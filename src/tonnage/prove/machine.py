@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+from tonnage.host.nodes import code_digest
+from tonnage.host.processor import processor
 
 NEEDED: Mapping[str, str] = {
     "torch": "2.11",
@@ -68,13 +69,14 @@ def describe() -> dict[str, Any]:
     import torch
 
     from tonnage import __version__
+    from tonnage.doctor.hardware import devices_and_drivers
 
     description: dict[str, Any] = {
         "tonnage": __version__,
-        "code": code(),
+        "code": code_digest(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor()[0],
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "torch": torch.__version__,
@@ -88,17 +90,9 @@ def describe() -> dict[str, Any]:
             card = torch.cuda.get_device_properties(number)
             capability = f"{card.major}.{card.minor}"
             description["gpus"].append({"name": card.name, "memory_bytes": card.total_memory, "capability": capability})
-        description |= {"driver": _driver(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        driver = next((line.rpartition(", ")[2] for line in devices_and_drivers()), "")
+        description |= {"driver": driver, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     return description
-
-
-def code() -> str:
-    """A hash of tonnage's own files: results of other code do not count."""
-    root = Path(__file__).resolve().parents[1]
-    hashed = hashlib.blake2b(digest_size=8)
-    for path in sorted(root.rglob("*.py")):
-        hashed.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return hashed.hexdigest()
 
 
 def of_which(machine: Mapping[str, Any]) -> str:
@@ -108,7 +102,6 @@ def of_which(machine: Mapping[str, Any]) -> str:
 
 
 def computes(device: Any) -> bool:
-    """Whether the device multiplies."""
     import torch
 
     twos = torch.full((8, 8), 2.0, device=device)
@@ -124,22 +117,6 @@ def free_bytes(device: Any) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory() or int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if match:
-            return match[1]
-    return platform.processor()
-
-
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        words = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
-        return words[0] if words else ""
-    return ""
 
 
 if __name__ == "__main__":

@@ -53,15 +53,14 @@ LLAMA_3: Mapping[str, Any] = {
 }
 
 
-def _llama(hidden: int, wide: int, blocks: int, heads: int, groups: int, **more: Any) -> Mapping[str, Any]:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": wide,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-    }
-    return {**LLAMA_3, **sizes, **more}
+def model_sizes(*numbers: int) -> dict[str, int]:
+    """Sizes of a model in the order of these names, as many as there are numbers."""
+    names = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    return dict(zip(names.split(), numbers, strict=False))
+
+
+def _llama(*numbers: int, **more: Any) -> Mapping[str, Any]:
+    return {**LLAMA_3, **model_sizes(*numbers), **more}
 
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -136,17 +135,16 @@ def rows(folder: Path, number: int = 320, seed: int = 0) -> str:
     return str(path)
 
 
-def full_rows(folder: Path, number: int, length: int, vocabulary: int, documents: int = 1) -> str:
-    """Write rows of drawn tokens, all of them supervised, of which ``documents`` fill a pack; returns the file."""
-    path = folder / f"full-{number}-{length}-{documents}.jsonl"
+def full_rows(folder: Path, number: int, length: int, vocabulary: int) -> str:
+    """Write rows of drawn tokens, all of them supervised, each of which fills a pack; returns the file."""
+    path = folder / f"full-{number}-{length}.jsonl"
     if not path.exists():
         drawn = random.Random(0)
-        size = length // documents
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
-            for _ in range(number * documents):
-                tokens = [drawn.randrange(min(vocabulary, MOST_DRAWN)) for _ in range(size)]
-                file.write(json.dumps({"input_ids": tokens, "loss_mask": [1] * size}) + "\n")
+            for _ in range(number):
+                tokens = [drawn.randrange(min(vocabulary, MOST_DRAWN)) for _ in range(length)]
+                file.write(json.dumps({"input_ids": tokens, "loss_mask": [1] * length}) + "\n")
     return str(path)
 
 

@@ -19,7 +19,6 @@ def write_page(record: ProofRecord, path: Path) -> None:
 
 
 def render(record: ProofRecord) -> str:
-    """The page, as HTML."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -62,7 +61,6 @@ def verdict(record: ProofRecord) -> str:
 
 
 def machine_lines(record: ProofRecord) -> list[tuple[str, str]]:
-    """The machine, line by line."""
     machine = record.machine
     cards = [
         f"{gpu['name']}, {gpu['memory_bytes'] / 1e9:.1f} GB, capability {gpu['capability']}" for gpu in machine["gpus"]

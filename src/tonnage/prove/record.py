@@ -1,14 +1,15 @@
-"""What was found, as a file: ``prove.json``, of a form with a version. Nothing here needs more than Python itself."""
+"""What was found, as a file: ``prove.json``, of a form with a version."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from tonnage.files.writing import write_whole
 
 VERSION = 1
 """Of the form."""
@@ -40,8 +41,6 @@ class CheckedFigure:
 
 @dataclass(frozen=True)
 class PieceResult:
-    """What became of a piece."""
-
     name: str
     status: Status
     seconds: float
@@ -62,7 +61,6 @@ class PieceResult:
 
 
 def status_of(findings: Iterable[CheckedFigure], error: str = "") -> Status:
-    """Of a piece, by what it found."""
     statuses = {one.status for one in findings}
     if error or "failed" in statuses:
         return "failed"
@@ -70,16 +68,13 @@ def status_of(findings: Iterable[CheckedFigure], error: str = "") -> Status:
 
 
 def result_file(folder: Path, name: str) -> Path:
-    """Where the result of a piece lies."""
     return folder / "pieces" / f"{name}.json"
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def keep(folder: Path, result: PieceResult, machine: str) -> None:
@@ -100,8 +95,6 @@ def kept(folder: Path, name: str, machine: str) -> PieceResult | None:
 
 @dataclass(frozen=True)
 class ProofRecord:
-    """All of it."""
-
     date: str
     machine: Mapping[str, Any]
     pieces: tuple[PieceResult, ...]
@@ -126,7 +119,6 @@ class ProofRecord:
         return {status: counts[status] for status in get_args(Status)}
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written."""
         return {
             "version": VERSION,
             "date": self.date,

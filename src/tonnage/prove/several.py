@@ -64,7 +64,6 @@ def _ways(workers: int) -> dict[str, dict[str, Any]]:
 
 
 def _train(proof: Proof, name: str, model: str, file: str, workers: int, **config: Any) -> list[float]:
-    """The losses of a run."""
     config["memory"] = {"micro_batch": 1, **config.get("memory", {})}
     settings: dict[str, Any] = {**SETTINGS, "launch": {"workers": workers}, **config}
     run = tonnage.train(model, data_of(file), output=str(proof.folder / name), **settings)

@@ -98,7 +98,6 @@ class Comparison:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "step": self.step,
             "before": None if self.before is None else self.before.to_json(),

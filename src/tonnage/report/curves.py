@@ -34,7 +34,6 @@ class Measured:
 
     @property
     def num_steps(self) -> int:
-        """How many steps were taken in."""
         return len(self._columns["step"])
 
     def take(self, records: Sequence[Record]) -> None:

@@ -37,8 +37,6 @@ MOST_SOURCES = 12
 
 @dataclass(frozen=True)
 class Environment:
-    """What ``environment.json`` holds."""
-
     python: str = ""
     system: str = ""
     logical_cpus: int | None = None
@@ -70,8 +68,6 @@ class Beginning:
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt and its answers."""
-
     prompt: str
     expected: str | None
     answers: list[tuple[int, str]]

@@ -75,7 +75,6 @@ def reported_if_it_fails(run: RunDirectory) -> Iterator[None]:
 
 
 def render(runs: Sequence[Gathered]) -> str:
-    """The page, as HTML."""
     script, style = _part("curves.js") + _part("page.js"), _part("page.css")
     names = _distinct(runs)
     drawn = [

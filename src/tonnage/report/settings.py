@@ -12,8 +12,6 @@ from tonnage.config.keys import PRIVATE_KEYS, Key, all_keys, as_written
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One key of a config."""
-
     name: str
     """Dotted, items of a list by their number."""
     value: str

@@ -128,7 +128,8 @@ class PartBuilder:
 
     def build_task(self, task: Mapping[str, Any], advance: Callable[[int], None] = _silent) -> dict[str, Any]:
         """Build the part of a ``task`` from another process. Task and answer are plain values."""
-        totals = self.build(Part.from_json(task["part"]), Form(**task["form"]), Path(task["out"]), advance)
+        part = Part(**{**task["part"], "more": tuple(task["part"]["more"])})
+        totals = self.build(part, Form(**task["form"]), Path(task["out"]), advance)
         return {"number": task["number"], "totals": totals.to_json()}
 
     def documents(self, rows: Iterator[Row], form: Form) -> list[Result]:
@@ -295,7 +296,8 @@ class PartBuilder:
             result = next((document for document in documents if isinstance(document, RowError)), None)
             if result is None:
                 try:
-                    document = _joined([document for document in documents if isinstance(document, Document)])
+                    own = [document for document in documents if isinstance(document, Document)]
+                    document = own[0] if len(own) == 1 else paired(*own)
                     document.carried = entries[0].conversation.carried
                     _count(entries, document, totals)
                     yield entries[0].row, document
@@ -328,11 +330,6 @@ class PartBuilder:
                 else:
                     spans.append((at, at + 1, weight))
         return Document(np.array(conversation.ids, dtype=np.int32), spans)
-
-
-def _joined(documents: Sequence[Document]) -> Document:
-    """The document of a row: of a pair both, in one. Raises ``RowError``."""
-    return documents[0] if len(documents) == 1 else paired(*documents)
 
 
 def _count(entries: _Together, document: Document, totals: PartTotals) -> None:

@@ -44,7 +44,6 @@ class Recipe:
     """How images become tokens; None of a model that takes none."""
 
     def to_json(self) -> str:
-        """The recipe as JSON."""
         images = None if self.images is None else asdict(self.images)
         return json.dumps(self._plain() | {"options": self.options.model_dump_json(), "images": images})
 
@@ -72,7 +71,6 @@ class Recipe:
 
     @staticmethod
     def from_json(text: str) -> Recipe:
-        """The recipe back from ``to_json``."""
         value = json.loads(text)
         value["options"] = Data.model_validate_json(value["options"])
         return TypeAdapter(Recipe).validate_python(value)

@@ -35,7 +35,6 @@ class ImagesOfPart:
         return ImagesOfDocument(row, numbers, tuple(one.digest for one in encoded), self._recipe.token_id)
 
     def close(self) -> None:
-        """Write what is left of the table."""
         self._table.close()
 
     def _load(self, image: Image) -> EncodedImage:

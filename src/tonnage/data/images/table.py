@@ -21,8 +21,6 @@ Stamp = tuple[str, int, int]
 
 
 class ImageTableWriter:
-    """Writes the table of a part."""
-
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
@@ -53,7 +51,6 @@ class ImageTableWriter:
         return place
 
     def close(self) -> None:
-        """Write what is left."""
         if self._waiting:
             self._flush()
         if self._writer is not None:

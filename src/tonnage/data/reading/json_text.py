@@ -32,23 +32,9 @@ HEAD_BYTES = 1 << 16
 BLOCK_BYTES = 1 << 20
 """Taken from a file at a time."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
-_OF_A_ROW = frozenset(
-    (
-        *LISTS,
-        *("contents", "segments", "instances", "tools", "functions", "history", "replies"),
-        *(
-            "prompt",
-            "completion",
-            "chosen",
-            "rejected",
-            "conversation_a",
-            "conversation_b",
-            "context",
-            "image",
-            "images",
-        ),
-    )
-)
+_OTHER_LISTS = "contents segments instances tools functions history replies context image images"
+_ANSWERS = "prompt completion chosen rejected conversation_a conversation_b"
+_OF_A_ROW = frozenset((*LISTS, *_OTHER_LISTS.split(), *_ANSWERS.split()))
 """Fields of a row that are lists of objects."""
 _SPACE = " \t\r\n"
 
@@ -87,8 +73,6 @@ def too_large(size: int, more: str = "", most: int | None = None) -> RowError:
 
 
 class Window:
-    """Slides over JSON text."""
-
     def __init__(self, opened: IO[bytes]) -> None:
         self._file: Any = opened
         self._characters = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")

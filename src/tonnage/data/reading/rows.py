@@ -8,7 +8,7 @@ counted from 1.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -49,14 +49,8 @@ class Part:
     more: tuple[str, ...] = ()
     """file: the files after the first one, each a row."""
 
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Part:
-        """A part back from plain values."""
-        return Part(**{**value, "more": tuple(value["more"])})
-
     @property
     def files(self) -> tuple[str, ...]:
-        """All files of it."""
         return (self.file, *self.more)
 
     @property
@@ -223,7 +217,8 @@ def _read_parquet(part: Part) -> Iterator[Row]:
             described = [opened.metadata.row_group(group) for group in range(part.stop)]
             number = before = sum(group.num_rows for group in described[: part.start])
             group_rows = sum(group.num_rows for group in described[part.start :])
-            group_bytes = sum(map(_stored_bytes, described[part.start :]))
+            columns = [group.column(at) for group in described[part.start :] for at in range(group.num_columns)]
+            group_bytes = sum(column.total_compressed_size for column in columns)
             for batch in opened.iter_batches(batch_size=1024, row_groups=list(range(part.start, part.stop))):
                 for row in _from_arrow(batch):
                     number += 1
@@ -232,11 +227,6 @@ def _read_parquet(part: Part) -> Iterator[Row]:
         left = group_bytes * (group_rows + before - number) // max(group_rows, 1)
         damage = RowError("unreadable", f"the row group cannot be read from here on ({first_line(error)})")
         yield number + 1, damage.leaving(min(left, Path(part.file).stat().st_size))
-
-
-def _stored_bytes(group: Any) -> int:
-    """Bytes that a row group of Parquet has in its file."""
-    return sum(group.column(at).total_compressed_size for at in range(group.num_columns))
 
 
 def _read_arrow(part: Part) -> Iterator[Row]:
@@ -260,7 +250,6 @@ def _read_arrow(part: Part) -> Iterator[Row]:
 
 
 def num_batches(file: str) -> int:
-    """Record batches of an Arrow file."""
     return sum(1 for _ in arrow_batches(file))
 
 

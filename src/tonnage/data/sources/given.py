@@ -70,7 +70,6 @@ class Sources:
 
     @property
     def parts(self) -> list[Part]:
-        """All parts, in order."""
         return [part for resolved in self.resolved for part in resolved.parts]
 
     @property

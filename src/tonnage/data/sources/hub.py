@@ -33,8 +33,6 @@ _WORD = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_SPLIT_OF, key=len, reverse=
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a source comes to."""
-
     files: list[Path]
     commit: str = ""
     """Of a hub data set, what its revision is now."""
@@ -44,7 +42,6 @@ class Resolved:
 
 
 def problem_of(source: Source, found: str, needed: str, change: str = "") -> Problem:
-    """What is wrong with a source."""
     return Problem(found, needed, change, f"data: {source.path}")
 
 

@@ -42,7 +42,6 @@ _FIRST_STAND_IN = 0x100000
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Texts of all special tokens."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple(dict.fromkeys([*map(str, tokenizer.all_special_tokens), *added]))
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tonnage.data.images.table import ImageTable, Stamp, stamps_now
 from tonnage.data.text.masks import Span
@@ -41,8 +41,6 @@ class BadRow:
 
 @dataclass
 class PartTotals:
-    """What became of one part's rows."""
-
     rows: int = 0
     """Conversations of a row that holds several count as rows."""
     lines: int = 0
@@ -82,12 +80,10 @@ class PartTotals:
     """The first rows of these."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {**asdict(self), "closing": sorted(self.closing)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PartTotals:
-        """The totals back from ``to_json``."""
         return PartTotals(**{**value, "closing": set(value["closing"])})
 
 
@@ -129,7 +125,6 @@ class DocumentWriter:
         self._sink.close()
 
     def add(self, row: int, document: Document) -> None:
-        """Add the document of a row."""
         self._rows.append(row)
         self._waiting.append(document)
         self._num_tokens += len(document.tokens)
@@ -181,19 +176,11 @@ class StoredPart:
 
     @property
     def documents(self) -> int:
-        """How many it has."""
         return self.totals.documents
 
     def where(self, row: int) -> tuple[str, int]:
         """File and row of a row that counts within the part."""
         return (self.files[0], row + self.row_base) if len(self.files) == 1 else (self.files[row - 1], 1)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> StoredPart:
-        """A part back from plain values."""
-        return StoredPart(
-            value["source"], tuple(value["files"]), value["row_base"], PartTotals.from_json(value["totals"])
-        )
 
 
 class Documents:
@@ -202,7 +189,7 @@ class Documents:
     def __init__(self, path: Path) -> None:
         self.path = path
         described = json.loads((path / "documents.json").read_text(encoding="utf-8"))
-        self.parts = [StoredPart.from_json(part) for part in described["parts"]]
+        self.parts = TypeAdapter(list[StoredPart]).validate_python(described["parts"])
         self.carry = tuple(described.get("carry", ()))
         """Names of the numbers that go with each document."""
         self.closing = tuple(sorted(set().union(*(part.totals.closing for part in self.parts))))
@@ -227,7 +214,6 @@ class Documents:
         return int(np.searchsorted(self._first, document, side="right")) - 1
 
     def part_of(self, document: int) -> StoredPart:
-        """The part in which a document is."""
         return self.parts[self._part_number(document)]
 
     def _find(self, document: int) -> tuple[_Batch, int]:
@@ -240,23 +226,23 @@ class Documents:
     def tokens(self, document: int) -> np.ndarray:
         """Tokens of a document: int32 (num_tokens,), a view of the map."""
         batch, at = self._find(document)
-        return batch.tokens[at]
+        return batch.lists("tokens")[at]
 
     def spans(self, document: int) -> list[Span]:
         """Trained spans of a document, in tokens."""
         batch, at = self._find(document)
-        borders = batch.spans[at].tolist()
-        return list(zip(borders[::2], borders[1::2], batch.weights[at].tolist(), strict=True))
+        borders = batch.lists("spans")[at].tolist()
+        return list(zip(borders[::2], borders[1::2], batch.lists("weights")[at].tolist(), strict=True))
 
     def carried(self, document: int) -> np.ndarray:
         """Numbers that go with a document: float64, as many as ``carry`` names."""
         batch, at = self._find(document)
-        return batch.carried[at]
+        return batch.lists("carried")[at]
 
     def fork(self, document: int) -> Fork:
         """Where a document that is a pair of answers parts."""
         batch, at = self._find(document)
-        return Fork(int(batch.shared[at]), int(batch.second[at]))
+        return Fork(int(batch.numbers("shared")[at]), int(batch.numbers("second")[at]))
 
     @property
     def has_images(self) -> bool:
@@ -266,7 +252,7 @@ class Documents:
     def images(self, document: int) -> list[tuple[ImageTable, int]]:
         """The images of a document, in order: their table and their numbers there."""
         batch, at = self._find(document)
-        numbers = batch.images[at].tolist() if batch.has_images else []
+        numbers = batch.lists("images")[at].tolist()
         return [(self._table(self._part_number(document)), number) for number in numbers]
 
     def _table(self, part: int) -> ImageTable:
@@ -284,7 +270,7 @@ class Documents:
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document came from."""
         batch, at = self._find(document)
-        return self.part_of(document).where(int(batch.rows[at]))
+        return self.part_of(document).where(int(batch.numbers("row")[at]))
 
     def sources(self) -> np.ndarray:
         """Source of every document: int16 (num_documents,)."""
@@ -298,13 +284,15 @@ class Documents:
         column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
         at = 0
         for batch in self._batches():
-            column[at : at + len(batch)] = getattr(batch, name)
+            column[at : at + len(batch)] = (
+                np.diff(batch.lists("tokens").offsets) if name == "lengths" else batch.numbers(name)
+            )
             at += len(batch)
         return column
 
     def token_batches(self) -> Iterator[Lists]:
         """Tokens of all documents, in order, a batch of about a million at a time; views of the map."""
-        return (batch.tokens for batch in self._batches())
+        return (batch.lists("tokens") for batch in self._batches())
 
     def _batches(self) -> Iterator[_Batch]:
         for part in range(len(self.parts)):
@@ -360,73 +348,32 @@ class Lists:
 
 
 class _Batch:
-    """Views of one record batch; nothing is copied."""
+    """Views of the columns of one record batch; nothing is copied."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
+        self._numbers: dict[str, np.ndarray] = {}
+        self._lists: dict[str, Lists] = {}
 
     def __len__(self) -> int:
         return int(self._batch.num_rows)
 
-    @cached_property
-    def rows(self) -> np.ndarray:
-        return _view(self._batch.column("row"))
+    def numbers(self, name: str) -> np.ndarray:
+        """A column of numbers; zeros where the file has no such column."""
+        if name not in self._numbers:
+            has_it = name in self._batch.schema.names
+            self._numbers[name] = _view(self._batch.column(name)) if has_it else np.zeros(len(self), np.int32)
+        return self._numbers[name]
 
-    @cached_property
-    def tokens(self) -> Lists:
-        return _lists(self._batch.column("tokens"))
-
-    @cached_property
-    def spans(self) -> Lists:
-        return _lists(self._batch.column("spans"))
-
-    @cached_property
-    def weights(self) -> Lists:
-        return _lists(self._batch.column("weights"))
-
-    @cached_property
-    def carried(self) -> Lists:
-        return _lists(self._batch.column("carried"))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.tokens.offsets)
-
-    @property
-    def supervised(self) -> np.ndarray:
-        return _view(self._batch.column("supervised"))
-
-    @property
-    def content(self) -> np.ndarray:
-        return _view(self._batch.column("content"))
-
-    @cached_property
-    def shared(self) -> np.ndarray:
-        return self._if_there("shared")
-
-    @cached_property
-    def second(self) -> np.ndarray:
-        return self._if_there("second")
-
-    @property
-    def has_images(self) -> bool:
-        return "images" in self._batch.schema.names
-
-    @cached_property
-    def images(self) -> Lists:
-        return _lists(self._batch.column("images"))
-
-    @cached_property
-    def image_tokens(self) -> np.ndarray:
-        return self._if_there("image_tokens")
-
-    def _if_there(self, name: str) -> np.ndarray:
-        """A column that only some files have."""
-        return _view(self._batch.column(name)) if name in self._batch.schema.names else np.zeros(len(self), np.int32)
-
-
-def _lists(array: Any) -> Lists:
-    return Lists(_view(array.offsets), _view(array.values))
+    def lists(self, name: str) -> Lists:
+        """A column of lists; empty ones where the file has no such column."""
+        if name not in self._lists:
+            if name in self._batch.schema.names:
+                array = self._batch.column(name)
+                self._lists[name] = Lists(_view(array.offsets), _view(array.values))
+            else:
+                self._lists[name] = Lists(np.zeros(len(self) + 1, np.int32), np.zeros(0, np.int32))
+        return self._lists[name]
 
 
 def _view(array: Any) -> np.ndarray:
@@ -440,5 +387,4 @@ def _view(array: Any) -> np.ndarray:
 
 
 def part_file(part: int) -> str:
-    """File name of a part's documents."""
     return f"part-{part:05d}.arrow"

@@ -122,7 +122,6 @@ class _Vocabulary(dict[str, bytes]):
         return number
 
     def learn(self, encodings: Sequence[Encoding]) -> None:
-        """Add the tokens of the next words."""
         ids = [encoding.ids for encoding in encodings]
         counts = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         self._starts = np.append(self._starts, len(self._tokens) + np.cumsum(counts) - counts)
@@ -284,7 +283,6 @@ class Encoder:
         return next(self.documents(batch))
 
     def ids(self, text: str) -> list[int]:
-        """Tokens of one text."""
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return found
 
@@ -342,7 +340,6 @@ class Encoder:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the vocabulary."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def _show(self, ids: list[int], at: int) -> str:

@@ -93,8 +93,6 @@ def _described(step: Any) -> Any:
 
 
 class Scanner:
-    """Finds the words of texts."""
-
     def __init__(self, pattern: str, before: Sequence[str], after: Sequence[str], composes: bool) -> None:
         """``before``, ``after``: the added tokens that are matched before normalisation and after it. ``composes``:
         whether the normaliser makes one character of several (NFC)."""
