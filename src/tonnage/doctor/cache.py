@@ -109,9 +109,9 @@ def today() -> str:
 
 def recall(hardware: Hardware, cache: Path | None = None) -> HardwareRecord:
     """What was measured on such hardware."""
-    nothing = HardwareRecord(hardware)
+    path, nothing = _file(hardware, cache), HardwareRecord(hardware)
     try:
-        stored = read_record(_file(hardware, cache), _Stored)
+        stored = read_record(path, _Stored)
     except UserError:
         return nothing
     return HardwareRecord(hardware, stored.compute, stored.disks) if stored.version == VERSION else nothing
