@@ -339,7 +339,7 @@ def test_where_features_have_no_room_they_are_computed(make: Make, monkeypatch: 
     assert not plan.data.sees
     assert "cached" in plan.reasons["images"]
     assert plan.model.tower is None
-    monkeypatch.setattr(images, "_free_bytes", lambda place: 0)
+    monkeypatch.setattr(images, "free_bytes", lambda place: 0)
     plan = make("llava", seed=62).plan
     assert plan.data.sees
     assert plan.model.tower is not None
