@@ -298,6 +298,7 @@ def test_sinks_equal_those_of_gpt_oss() -> None:
         q, k, v = (one[:, :, start:end] for one in (query, key, value))
         expected = eager_attention_forward(module, q, k, v, mask, scaling=8**-0.5)[0]
         torch.testing.assert_close(output[:, start:end], expected)
+    assert module.sinks.untyped_storage().resizable()  # as whoever shards it frees it
 
 
 def of_documents(

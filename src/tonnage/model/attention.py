@@ -382,7 +382,7 @@ def _attend(
     output, normalisers = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
     by_head = [_flat(tensor) for tensor in (query, key, value, output.transpose(1, 2))]
     scaling, cap = map(np.float32, numbers)
-    beside = sinks.numpy(), normalisers.numpy()
+    beside = sinks.clone().numpy(), normalisers.numpy()  # a parameter's own memory, given to numpy, cannot be freed
     attention_loops.forward(tiles.numpy(), *by_head, *beside, key.shape[1], size, scaling, window, cap, num_threads())
     return output, normalisers
 
