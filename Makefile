@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: found $$($(PYTHON) --version), needed Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@echo "Setting up .venv (once, a few minutes)"
-	@# of 19,000 files Python compiles those that are imported, when they are: a minute less
+	@# Python compiles files when they are imported; to compile all 19,000 here takes a minute more
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)

@@ -212,7 +212,10 @@ def _settings(held: CardForm, state: Mapping[str, Any]) -> list[tuple[str, str]]
         ("packs in a step", f"{state['packs_per_step']:,}"),
         ("longest sequence", f"{data.max_length:,} tokens"),
         ("supervised", {"assistant": "assistant turns", "last": "the last turn", "all": "all"}[data.train_on]),
-        ("optimizer", f"AdamW, betas {optimizer.betas}, eps {optimizer.eps:g}"),
+        (
+            "optimizer",
+            f"{'Muon and ' if optimizer.kind == 'muon' else ''}AdamW, betas {optimizer.betas}, eps {optimizer.eps:g}",
+        ),
         ("learning rate", f"{optimizer.lr:g}, {optimizer.schedule}, warm-up {optimizer.warmup:g}"),
         ("weight decay", f"{optimizer.weight_decay:g}"),
         ("clipping", f"{optimizer.clip:g}" if optimizer.clip else "none"),
