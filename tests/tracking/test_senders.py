@@ -128,7 +128,7 @@ def test_failures_are_said_once_without_secrets_and_tried_again(
     (rows,) = (call["log"]["samples"] for call in calls(heard) if "samples" in call.get("log", {}))
     assert rows[1] == {"step": 4, "number": 2, "prompt": "What is 2 + 2?", "answer": "2", "expected": "4"}
     lines = [line.split(" ", 2)[2] for line in said(run).splitlines()]
-    assert lines == [
+    assert [line for line in lines if "not done yet" not in line] == [  # which a slow machine adds, or not
         "wandb: ConnectionError: gone: ***; trying again, and training goes on",
         "wandb: works again",
     ]
