@@ -35,8 +35,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # plans and numbers that tests expect a
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
     os.environ["TONNAGE_CACHE"] = tempfile.mkdtemp(prefix="tonnage-tests-")
     atexit.register(shutil.rmtree, os.environ["TONNAGE_CACHE"], ignore_errors=True)
-LONGEST = ("parity", "pulse")
-"""Directories whose files start processes that train."""
+LONGEST = ("launch", "page", "parity", "pulse")
+"""Directories whose files start processes that train, or wait for them longest."""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -37,7 +37,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["dpo", "orpo", "reward"])
 def test_steps_by_hand_are_those_of_a_run(settings: dict[str, Any], tmp_path: Path, kind: str) -> None:
     run = tonnage.train(**settings, objective=kind, output=str(tmp_path / "run"))
@@ -53,7 +53,7 @@ def test_steps_by_hand_are_those_of_a_run(settings: dict[str, Any], tmp_path: Pa
         assert ("logprob_chosen" in other) == (kind != "reward")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_rows_in_memory_and_what_does_not_go(settings: dict[str, Any], tmp_path: Path) -> None:
     with tonnage.Session(**settings, objective="simpo", output=str(tmp_path / "simpo")) as session:
         before = session.evaluate(ROWS[:8])

@@ -308,7 +308,7 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, famil
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[..., Decision], tmp_path: Path) -> None:
     run = trained(decided(str(folder / "untied"), adapter={"kind": "dora", "rank": 4, "alpha": 12}))
     export_run(run)
@@ -337,8 +337,8 @@ def test_magnitudes_go_to_peft_and_come_back(folder: Path, decided: Callable[...
         torch.testing.assert_close(before.read(name), after.read(name), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["untied", pytest.param("llama", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["untied", "llama"])
 def test_rotations_go_to_peft_and_come_back(
     folder: Path, decided: Callable[..., Decision], tmp_path: Path, family: str
 ) -> None:

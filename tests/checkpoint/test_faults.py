@@ -137,7 +137,7 @@ def test_a_full_disk_and_one_that_turns_read_only(
     assert steps(run) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.privileged
 def test_a_disk_of_the_size_that_is_counted_is_enough(tmp_path: Path, disk: Disk) -> None:
     write_model(tmp_path / "model", llama_config(vocab_size=16384, hidden_size=192, tie_word_embeddings=False))

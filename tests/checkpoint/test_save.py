@@ -238,7 +238,7 @@ with join_world() as world:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_user_who_is_as_nice_as_can_be_saves() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o777)

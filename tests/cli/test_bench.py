@@ -45,7 +45,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return written
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_row_is_what_the_metrics_of_its_run_tell(
     records: list[dict[str, Any]],
     tmp_path: Path,

@@ -156,7 +156,7 @@ def test_equal_and_unreadable_rows_are_told(model: Path) -> None:
     assert not Path("other.yaml").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_is_adapted_gets_no_template_of_new_tokens(model: Path) -> None:
     rows = FORMS["messages"](alpaca_rows(ROWS))
     tree = yaml.safe_load(init(model, rows, BUDGET))  # all weights, the embedding among them
@@ -181,7 +181,7 @@ def test_few_rows_that_are_much_longer_are_left_out_and_counted(model: Path) -> 
     assert "2 rows are longer than 512 tokens" in said["data.over_length"]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_long_texts_are_split(model: Path) -> None:
     rows = [{"text": row["input"] * 60} for row in alpaca_rows(20)]
     tree = yaml.safe_load(init(model, write_rows(Path("rows.jsonl"), rows)))["data"]
@@ -272,6 +272,7 @@ def test_no_file_is_overwritten(model: Path) -> None:
     assert "no directory" in refusal("init", str(model), str(rows), "--output", "nowhere/config.yaml")
 
 
+@pytest.mark.slow
 def test_what_is_to_be_trained_may_be_left_open(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(ROWS))
     left_open = init(model, rows, BUDGET, "adapter=auto")

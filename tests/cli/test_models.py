@@ -190,7 +190,7 @@ def test_python_answers_with_no_half_a_model_either(model: Callable[..., Path]) 
             ask()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_may_be_left_out_is_said_by_an_option_or_by_the_run(model: Callable[..., Path]) -> None:
     config = config_for(
         model(lambda t: t | {"visual.scale": torch.ones(3)}),

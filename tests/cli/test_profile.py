@@ -78,7 +78,7 @@ def test_two_workers_leave_an_account_a_picture_and_traces(
     assert not (tmp_path / "run").exists()  # it was no run
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_each_worker_of_an_axis_does_is_told(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,7 +100,7 @@ def check_account(prepared: Prepared) -> None:
     assert len(listed) == whole.rows_bad
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @settings(max_examples=BATCHES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 2**32), template=st.sampled_from(TEMPLATES))
 def test_conversations(tokenizer: Any, seed: int, template: str) -> None:

@@ -46,13 +46,13 @@ def test_rows_that_nobody_would_train_are_refused(frozen: dict[str, Any], tmp_pa
     assert trains in refused.value.problems[0].change
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("model", "trained"),
     [
         (neox_config(num_hidden_layers=1), {"adapter": WITH_ROWS}),
-        pytest.param(llama_config(num_hidden_layers=1), {"adapter": WITH_ROWS}, marks=pytest.mark.matrix),
-        pytest.param(llama_config(num_hidden_layers=1), {"train": ["*embed_tokens*"]}, marks=pytest.mark.matrix),
+        (llama_config(num_hidden_layers=1), {"adapter": WITH_ROWS}),
+        (llama_config(num_hidden_layers=1), {"train": ["*embed_tokens*"]}),
     ],
     ids=["untied adapter", "tied adapter", "tied embedding alone"],
 )

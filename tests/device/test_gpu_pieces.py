@@ -125,7 +125,7 @@ def test_pieces_name_what_there_is() -> None:
             assert piece.command[1] in CONTESTS
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("contest", ["small", "small LoRA"])
 def test_everybody_begins_alike_and_trains_alike(contest: str, tmp_path: Path) -> None:
     words = ["-m", "benchmarks.gpu.beside", contest, "--folder", str(tmp_path), "--output", str(tmp_path / "out.json")]

@@ -103,7 +103,7 @@ def shown(*words: str, status: object = 0, said: str = "") -> str:
     return seen(ended.out) + seen(ended.err)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_data_and_plan() -> None:
     text = shown("inspect", "config.yaml", "--rows", "60")
     assert "\\x1b[31mred" in text

@@ -63,7 +63,7 @@ def test_badges_lead_to_the_repository_once_it_has_an_address() -> None:
     assert "tonnage[ray] @ git+https://github.com/someone/tonnage" in public
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_t4_is_planned_in_fp16_and_is_done_within_minutes(tmp_path: Path) -> None:
     """As ``first_adapter`` asks for it: SmolLM2-135M, LoRA, 36 thousand tokens of 200 rows."""
     SHAPES["HuggingFaceTB/SmolLM2-135M-Instruct"].save_pretrained(tmp_path)

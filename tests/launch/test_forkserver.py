@@ -275,7 +275,7 @@ print(asked)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_imports_ask_no_device_what_it_can_do() -> None:
     """That would begin CUDA, and no process that has begun it can be forked. torchao asks when it is imported."""
     pytest.importorskip("torchao")

@@ -110,7 +110,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     cluster.shut_down()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @needs_ray
 def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PART_BYTES", 2000)

@@ -181,7 +181,7 @@ def test_what_is_no_number_stays_in_its_document() -> None:
 TILES = {"6 x 16": (6, 16, 48), "8 x 32": (8, 32, 64)}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 def test_tiles_of_all_processors_give_the_exact_ones(tile: tuple[int, int, int], tmp_path: Path) -> None:
     script = f"""

@@ -197,6 +197,7 @@ def test_the_list_sorts_filters_and_compares(browser: Browser) -> None:
         assert name in text(browser, "table.compared")
 
 
+@pytest.mark.matrix
 def test_markup_stays_text(browser: Browser, served: Served) -> None:
     name = "x<img src=x onerror=alert(1)>"
     run = served.folder / name

@@ -188,13 +188,8 @@ TWO: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param("llama", marks=pytest.mark.slow),
-        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("qwen3_moe", "gpt_neox", "tied", "qwen3")),
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gpt_neox", "tied", "qwen3"])
 def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Decision], family: str) -> None:
     alone = [write(family, **memory) for memory in ONE]
     together = [write(family, 2, **memory) for memory in TWO]
@@ -519,15 +514,10 @@ def may_share(memory: dict[str, Any]) -> bool:
     return memory["zero"] < 3 or shards_packed()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("family", "form"),
-    [
-        pytest.param("llama", "nf4", marks=pytest.mark.slow),
-        pytest.param("tied", "nf4-double", marks=pytest.mark.matrix),
-        pytest.param("qwen3", "int8", marks=pytest.mark.matrix),
-        pytest.param("qwen3_moe", "nf4", marks=pytest.mark.matrix),
-        pytest.param("qwen3", "nf4-double", marks=pytest.mark.matrix),
-    ],
+    [("llama", "nf4"), ("tied", "nf4-double"), ("qwen3", "int8"), ("qwen3_moe", "nf4"), ("qwen3", "nf4-double")],
 )
 def test_additions_to_packed_weights_equal_those_to_widened_ones(
     write: Callable[..., Decision], family: str, form: str

@@ -143,7 +143,7 @@ def test_padded_rows_and_mixtures(folder: Path, model: str, layout: str) -> None
     check(folder, layout, run, without, model)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_rows_of_a_file_are_asked(folder: Path) -> None:
     rows = [{"instruction": "Say in capitals.", "input": word} for word in ("abc", "hg")]
     write_rows(folder / "asked.jsonl", [*rows, {"prompt": "x", "completion": "y"}])

@@ -156,8 +156,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Ways to train that change no number."""
 
 
-@pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["full", "adapter"])
-@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "adapter"])
+@pytest.mark.matrix
 def test_every_layout_gives_the_same_steps(make: Make, adapter: bool) -> None:
     """The teacher is asked anew in each: nothing of another run is there."""
     keys: dict[str, Any] = {"adapter": {"rank": 4, "alpha": 8}} if adapter else {}
@@ -182,7 +182,7 @@ def entry_of(decision: Decision) -> Path:
     return Path(str(decision.plan.data.teacher_path))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_evaluations_tell_cross_entropy_and_the_divergence(make: Make) -> None:
     decision = make(data={"validation": 0.2}, objective={"temperature": 1.5}, steps=1)
     train((1, [run_of(decision)]))
@@ -216,7 +216,7 @@ def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> N
         assert torch.equal(value, weights[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_interrupted_pass_goes_on_and_another_run_finds_it_done(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks lie beside the cache's entry until all are there; another temperature needs no other ones."""
     from tonnage.training import teacher

@@ -194,7 +194,7 @@ def test_bf16_repeats_itself_and_stages_agree(workers: int, folder: Path, bf16_l
             assert a["loss"] == pytest.approx(one, rel=2e-3), where
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_compiled_blocks_equal_the_plain_loop(
     folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
 ) -> None:

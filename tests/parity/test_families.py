@@ -179,7 +179,7 @@ def test_two_steps_equal_plain_transformers(family: str, quick: dict[str, Decisi
     compare(quick[family])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", SLICE)
 def test_two_steps_of_other_families_equal_plain_transformers(family: str, others: dict[str, Decision]) -> None:
     compare(others[family])

@@ -43,7 +43,7 @@ def losses(run: RunDirectory) -> list[float]:
     return [record["loss"] for record in metrics(run) if "loss" in record]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_one_worker_keeps_no_weights_in_fp32(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(200))
     write_model(tmp_path / "model", llama_config(num_hidden_layers=1))

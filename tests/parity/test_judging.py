@@ -93,7 +93,7 @@ def judged_by_transformers(folder: Path, run: RunDirectory) -> dict[str, tuple[f
     return {name: (loss / tokens, right / tokens) for name, (loss, right, tokens) in sums.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_evaluations_tell_what_transformers_does_change_no_step_and_are_alike_in_all_layouts(folder: Path) -> None:
     scored: dict[str, Any] = {"every": 2, "scorer": "contains", "answers": 5, "max_new_tokens": 8}
     scored["general"] = str(folder / "rows.jsonl")

@@ -178,7 +178,7 @@ MORE: dict[str, dict[str, Any]] = {
 ADAPTER = {"adapter": {"rank": 4, "alpha": 8}, "optimizer": {"lr": 2e-3, "schedule": "constant", "warmup": 0}}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, LAYOUTS)
 

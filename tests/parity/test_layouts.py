@@ -64,7 +64,7 @@ def references(decisions: dict[tuple[str, int, int], Decision]) -> dict[str, lis
     return {family: plain_loop(decisions[family, 1, 1])[0] for family in FAMILIES}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_layout_equals_the_plain_loop(
     workers: int,
     decisions: dict[tuple[str, int, int], Decision],

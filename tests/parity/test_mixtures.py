@@ -71,7 +71,6 @@ ONE: list[dict[str, Any]] = [
     {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"},
     {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk", "tiles": 3, "micro_batch": 2},
 ]
-SLICE = ("granitemoe",)
 """Families that CI tries beside it: logits that are scaled."""
 TWO: list[dict[str, Any]] = [
     *({"zero": zero, "recompute": "full" if zero % 2 else "none", "micro_batch": 1} for zero in range(4)),
@@ -82,7 +81,7 @@ TWO: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_mixture_equals_the_plain_loop_in_every_layout(write: Callable[..., Decision]) -> None:
     alone = [write(MAIN, **memory) for memory in ONE]
     together = [write(MAIN, 2, **memory) for memory in TWO]
@@ -96,14 +95,8 @@ def test_a_mixture_equals_the_plain_loop_in_every_layout(write: Callable[..., De
         assert float((after[0] - before[0]).abs().mean()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=pytest.mark.slow if family in SLICE else pytest.mark.matrix)
-        for family in MIXTURES
-        if family != MAIN
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", [family for family in MIXTURES if family != MAIN])
 def test_every_family_equals_the_plain_loop(family: str, write: Callable[..., Decision]) -> None:
     alone = [write(family, recompute="full", micro_batch=2)]
     together = [write(family, 2, zero=zero, recompute="selective", micro_batch=1) for zero in (1, 3)]

@@ -177,7 +177,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("name", "adapter"),
     [
-        pytest.param(name, adapter, marks=() if adapter or name == "sigmoid" else pytest.mark.matrix)
+        pytest.param(name, adapter, marks=() if name == "sigmoid" else pytest.mark.matrix)
         for name, adapter in product(SAME, [False, True])
     ],
 )
@@ -265,6 +265,7 @@ def test_workers_stages_and_micro_batches_change_no_step(make: Make, trained: st
     assert_alike(make, keys | {"batch": {"sequences": 4 * PAIRS}}, GRID)
 
 
+@pytest.mark.slow
 def test_some_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, {name: LAYOUTS[name] for name in QUICK})
 
@@ -366,7 +367,7 @@ def test_the_reference_is_computed_once(make: Make, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(scores_of(run_of(apart)), scores_of(run_of(first)), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
     """TRL's numbers with a reference of its own: the model before something else was learned."""
     from transformers import AutoModelForCausalLM
@@ -387,7 +388,7 @@ def test_a_reference_of_another_model(make: Make, tmp_path: Path) -> None:
     assert_as_in_trl(decision)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_workers_share_the_weights_of_a_reference(make: Make, tmp_path: Path) -> None:
     """Of another shape than the model that is trained."""
     config = llama_config(initializer_range=0.25, hidden_size=48, num_hidden_layers=3)
@@ -436,7 +437,7 @@ def test_a_stop_is_heard_while_the_reference_is_computed(make: Make, monkeypatch
     assert len(list(entry.with_name(f"{entry.name}.parts").glob("*.npy"))) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_another_model_template_or_precision_has_another_reference(make: Make, adapted: Path) -> None:
     settings: dict[str, dict[str, Any]] = {
         "same": {},

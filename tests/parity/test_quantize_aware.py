@@ -118,7 +118,7 @@ INT4: dict[str, Any] = {"scheme": "int4", "group_size": 32}
 NAMES = ("plain", "quantised")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_whole_weights_train_as_with_torchao(write: Callable[..., Decision]) -> None:
     alone = [write("llama", quantize_aware=INT4, **memory) for memory in ALONE]
     together = [write("llama", 2, quantize_aware=INT4, **memory) for memory in TOGETHER]

@@ -213,7 +213,7 @@ def test_every_layout_gives_the_same_steps(make: Make, trained: dict[str, Any]) 
     assert_alike(make, trained, [*LAYOUTS])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_some_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, QUICK)
 

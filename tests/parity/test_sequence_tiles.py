@@ -74,7 +74,7 @@ WAYS: list[tuple[int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("ways", [WAYS[:2], WAYS[2:]], ids=["some", "others"])
 def test_runs_in_tiles_are_those_of_whole_rows(written: Write, ways: list[tuple[int, dict[str, Any]]]) -> None:
     """With every recompute and tier on one worker; ZeRO 0 to 3, divided matrices and stages on two; additions that

@@ -39,7 +39,7 @@ def profiles() -> dict[str | None, ModelProfile]:
     return {fp8: weighed(fp8) for fp8 in (None, "fp8")}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_a_block_multiplies_and_keeps(profiles: dict[str | None, ModelProfile]) -> None:
     """All its products are in fp8; what is kept for the backward pass is what bf16 keeps; and rounding moves as many
     bytes for each number as plans take away again where blocks are compiled."""

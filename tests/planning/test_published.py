@@ -125,7 +125,7 @@ def test_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "128 25,600 1.01T 18.31 14.65" in said
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_8b_model_in_4_bits_takes_no_more_than_torchtune_publishes(tmp_path: Path) -> None:
     """Its README: 7.4 GiB for two rows of 2,048 tokens, by a recipe of rank 8, without what CUDA itself takes."""
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}

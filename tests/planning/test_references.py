@@ -71,7 +71,7 @@ DOLLY_3B = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_one_only_with_its_host(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_70B))
     words = ["batch.sequences=16", "memory.zero=3", "memory.recompute=full", "memory.micro_batch=1"]
@@ -85,7 +85,7 @@ def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_one_only_with_its_host(tmp
     assert (layout.workers, layout.optimizer_tier, layout.gradient_tier) == (8, "host", "host")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_dolly_in_fp16_fits_a_v100_of_16_gb_with_its_host(tmp_path: Path) -> None:
     """One worker, rows of 512 tokens: fp16 weights and gradients, masters and moments in host memory (12 bytes)."""
     (tmp_path / "config.json").write_text(json.dumps(DOLLY_3B))

@@ -102,9 +102,7 @@ SOME_ON_HOST: list[Setting] = [
     for ranks, times in ((1, 1), (4, 1), (4, 3))
     for number in ("1", "4", "7")
 ]
-BOTH = pytest.mark.parametrize(
-    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), pytest.param(TIED_LLAMA, id="llama")]
-)
+BOTH = pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
 ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
 
 
@@ -234,12 +232,6 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
-@pytest.mark.slow
-def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
-    """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
-    compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
-
-
 AHEAD: list[Setting] = [
     *[(4, 3, recompute, times, "device", "device") for recompute in ("none", "full") for times in (1, 3)],
     (4, 3, "5", 1, "device", "device"),
@@ -259,12 +251,6 @@ def compare_ahead(folder: Path, config: PreTrainedConfig, settings: list[Setting
             assert made[moment]["total"] == pytest.approx(got, rel=2e-3), (setting, moment)
 
 
-@pytest.mark.slow
-def test_bytes_where_two_blocks_are_gathered_ahead(tmp_path: Path) -> None:
-    """Some of ``test_bytes_of_all_settings_with_two_blocks_ahead``."""
-    compare_ahead(tmp_path, TIED_LLAMA, AHEAD[:1])
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("adapter", ["0", "8+"])
 @BOTH
@@ -282,7 +268,7 @@ def test_least_is_held_where_the_first_blocks_are_recomputed(tmp_path: Path) -> 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+@BOTH
 def test_categories_of_all_numbers_of_recomputed_blocks(config: PreTrainedConfig, tmp_path: Path) -> None:
     """Of four blocks 1, 2 and 3; none and all are among ``SETTINGS``."""
     compare(tmp_path, config, SOME)
@@ -334,16 +320,10 @@ def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: 
     compare(tmp_path, config, ADAPTED, adapter="8+")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "adapter",
-    [
-        *("0@int4", "0@fp8-emulated"),
-        *(
-            pytest.param(one, marks=pytest.mark.matrix)
-            for one in ("0@int8-int4", "8+@int4", "0@mxfp4", "8+@fp8-emulated")
-        ),
-    ],
+    ["0@int4", "0@fp8-emulated", "0@int8-int4", "8+@int4", "0@mxfp4", "8+@fp8-emulated"],
 )
 def test_categories_where_layers_round_what_they_multiply(adapter: str, tmp_path: Path) -> None:
     settings: list[Setting] = [
@@ -428,7 +408,7 @@ def test_peaks_of_hybrids_in_padded_rows(name: str, tmp_path: Path) -> None:
                 assert abs(off) <= 0.02 * found[moment]["total"], (setting, moment, category, off)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @BOTH
 def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
     deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
@@ -484,8 +464,8 @@ def test_categories_of_ranks_that_divide_matrices(settings: list[Setting], tmp_p
                 assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), TIED_LLAMA])
+@pytest.mark.matrix
+@BOTH
 @pytest.mark.parametrize("stage", [0, 1])
 def test_categories_of_stages(stage: int, config: PreTrainedConfig, tmp_path: Path) -> None:
     """What the first stage has sent and gets back meanwhile is in flight, of which a plan has more."""
@@ -519,7 +499,9 @@ def test_buffers_of_state_on_disk_are_those_of_a_part(tensor: int, stage: int | 
     tier.close()
 
 
-@pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "moments", ["fp32", *(pytest.param(moments, marks=pytest.mark.matrix) for moments in ("bf16", "int8"))]
+)
 def test_bytes_of_an_update_by_muon(moments: Literal["fp32", "bf16", "int8"]) -> None:
     """Its state, and what it makes and forgets."""
     model, profile = build_on_meta(NEOX, torch.bfloat16), weigh(NEOX, None, Conditions())
@@ -587,7 +569,7 @@ def test_categories_without_one_kernel(kernel: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+@BOTH
 def test_categories_of_all_settings(config: PreTrainedConfig, tmp_path: Path) -> None:
     compare(tmp_path, config, SETTINGS)
 
@@ -629,13 +611,11 @@ def test_tiles_are_as_large_as_planned(tmp_path: Path) -> None:
     compare_tiled(tmp_path, NEOX, [(4, "full", 1, 4), (4, "none", 3, 8)], "bf16")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("config", "precision"),
-    [
-        pytest.param(NEOX, "fp32", id="neox", marks=pytest.mark.matrix),
-        pytest.param(TIED_LLAMA, "bf16", id="llama", marks=pytest.mark.slow),
-        pytest.param(TIED_LLAMA, "fp32", id="fp32", marks=pytest.mark.matrix),
-    ],
+    [(NEOX, "fp32"), (TIED_LLAMA, "bf16"), (TIED_LLAMA, "fp32")],
+    ids=["neox", "llama", "fp32"],
 )
 def test_tiles_of_other_models_are_as_large_as_planned(
     config: PreTrainedConfig, precision: str, tmp_path: Path

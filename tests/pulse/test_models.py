@@ -61,7 +61,7 @@ def strange(folder: Path, change: Any = lambda tensors: tensors, **entries: Any)
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_weights_that_are_no_numbers_end_a_run_before_its_first_step(tmp_path: Path) -> None:
     def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")

@@ -467,13 +467,14 @@ class _PackedAttention(torch.autograd.Function):
         *saved, sinks = ctx.saved_tensors
         gradient = _with_whole_heads(gradient)
         schedule = [ctx.row.tiles, *ctx.row.waves(ctx.window)]
-        sums = _attend_backward(gradient, saved, schedule, ctx.window, ctx.numbers)
+        sums = [*_attend_backward(gradient, saved, schedule, ctx.window, ctx.numbers)]
+        of_inputs = [sums.pop(0).to(tensor.dtype) for tensor in saved[:3]]  # a sum is freed once it has been rounded
         of_sinks = None
         if sinks is not None:
             *_, output, normalisers = saved
             along = (output.float() * gradient).sum(-1)[0].T  # (heads, tokens)
             of_sinks = -((sinks.float()[:, None] - normalisers).exp() * along).sum(-1).to(sinks.dtype)
-        return (*(total.to(tensor.dtype) for total, tensor in zip(sums, saved, strict=False)), of_sinks, None, None)
+        return (*of_inputs, of_sinks, None, None)
 
 
 def _one_document(
