@@ -59,7 +59,7 @@ def found(folder: Path) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
     assert found["plain"] == [step.loss for step in run.steps]
@@ -83,7 +83,7 @@ def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) 
     assert last.memory["host_peak"] > 0
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found: dict[str, Any]) -> None:
     # Over, saved and not exported unless its last step had come before it heard, nobody at work.
     assert found["left"] == [True, found["before"] == 6, False]
@@ -94,6 +94,7 @@ def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found:
     assert found["export"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused(found: dict[str, Any]) -> None:
     assert "output left already holds a run" in found["refused"]
     assert "output two already holds a run" in found["second"]
@@ -101,12 +102,14 @@ def test_what_cannot_be_is_refused(found: dict[str, Any]) -> None:
     assert "nobody works on this run" in found["idle"]
 
 
+@pytest.mark.slow
 def test_a_run_stops_itself_by_its_directory(found: dict[str, Any]) -> None:
     assert found["stopped"]
     assert found["asked"] == "tonnage stop"
     assert found["mask"] == 0o002  # the program's own
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("found")
 def test_a_run_answers(folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
@@ -126,6 +129,7 @@ def test_a_run_answers(folder: Path) -> None:
         run.generate("Say in capitals.")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("found")
 def test_a_run_is_talked_to(folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
@@ -148,6 +152,7 @@ def test_a_run_is_talked_to(folder: Path) -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("found")
 def test_a_run_is_evaluated(folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
@@ -165,6 +170,7 @@ def test_a_run_is_evaluated(folder: Path) -> None:
     assert outcome.measured.keys() == outcome.planned.keys() == {"memory_bytes", "step_seconds"}
 
 
+@pytest.mark.slow
 def test_a_run_shows_itself(found: dict[str, Any]) -> None:
     assert found["summary"].startswith("6 of 6 steps, loss ")
     assert found["summary"].replace(">", "&gt;") in found["html"]
