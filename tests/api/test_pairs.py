@@ -70,7 +70,7 @@ def test_rows_in_memory_and_what_does_not_go(settings: dict[str, Any], tmp_path:
         session.forward_backward(session.batch(ROWS[:8]))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_reward_model_learns_margins_of_rows_in_memory_and_writes_nothing(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

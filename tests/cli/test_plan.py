@@ -159,7 +159,7 @@ def test_a_model_alone_is_shown_in_three_ways_to_train_it(tmp_path: Path) -> Non
     assert "Ways to train it" not in entry.tonnage(*words, "train=[model.layers.1.*]").out
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_where_full_weights_do_not_fit_the_ways_say_what_does(tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
     llama_config(**wide).save_pretrained(tmp_path)

@@ -49,10 +49,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "families", [SOME, pytest.param(dict.fromkeys(OTHERS, True) | {"flint": False}, marks=pytest.mark.matrix)]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("families", [SOME, dict.fromkeys(OTHERS, True) | {"flint": False}])
 def test_loss_and_gradients_are_those_of_the_whole_model(families: dict[str, bool]) -> None:
     found = json.loads(work("parallel.tensor_families", (2, list(families))))
     assert found.keys() == families.keys()

@@ -257,7 +257,7 @@ def evaluations(decision: Decision) -> list[dict[str, Any]]:
     return [record for record in run_of(decision).read_metrics() if "eval_loss" in record]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_evaluation_tells_what_rounding_costs(write: Callable[..., Decision]) -> None:
     """Before the first step, with and without; though training would round only after it."""
     decision = with_validation(write, quantize_aware=INT4 | {"after_steps": 1})

@@ -294,7 +294,7 @@ def scores_of(model: Any, rows: list[dict[str, Any]]) -> list[list[float]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_evaluations_tell_is_what_transformers_scores_with_the_export(make: Make, folder: Path) -> None:
     """Loss, accuracy and margin of the validation rows, from the export alone; and such an export trains on."""
     decision = make(data={"validation": 0.2}, evaluate={"every": 5}, checkpoint={"best": "eval_reward_accuracy"})

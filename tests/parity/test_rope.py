@@ -125,7 +125,7 @@ def runs(write: Callable[..., Decision], request: pytest.FixtureRequest) -> dict
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_steps_and_export_are_those_of_transformers(
     runs: dict[tuple[str, str], Decision], tmp_path: Path, family: str, name: str

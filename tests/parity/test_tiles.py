@@ -100,7 +100,7 @@ def test_units_equal_whole_weights(tmp_path: Path) -> None:
     work("tiled_units", *((workers, settings) for workers in (1, 2, 3)))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_tiles_from_disk_equal_memory(folder: Path) -> None:
     whole = written(folder, "whole-1", parameter_tier="device", gradient_tier="device", optimizer_tier="device")
     tiles = written(folder, "tiles-1", tiles=5, **ON_DISK)

@@ -115,10 +115,8 @@ def test_every_step_is_that_of_a_plain_loop(make: Make, objective: dict[str, Any
     check(make(objective), objective)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=pytest.mark.matrix if "context" in name else ()) for name in LAYOUTS]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("objective", OBJECTIVES[:2], ids=["dft", "eaft"])
 def test_every_layout_gives_the_same_steps(make: Make, objective: dict[str, Any], layout: str) -> None:
     check(make(objective, **copy.deepcopy(LAYOUTS[layout])), objective)

@@ -59,7 +59,7 @@ def test_what_a_block_multiplies_and_keeps(profiles: dict[str | None, ModelProfi
 SHAPES = [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("card", "least", "most"),
     [("H100", 1.1, 1.5), ("RTX5090", 1.1, 1.8)],

@@ -160,7 +160,7 @@ def test_every_recipe_has_a_page() -> None:
     assert sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "README") == NAMES
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_form_fits(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

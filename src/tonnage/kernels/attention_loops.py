@@ -36,7 +36,7 @@ from numba.extending import overload
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential, narrow, wide
 from tonnage.kernels.loops import loop
-from tonnage.kernels.tiles import BLOCK, add_product, largest, set_product, total, total_of_products, turn
+from tonnage.kernels.tiles import BLOCK, add_product, largest, set_product, total, turn
 
 WIDTH = TILE + 16
 """Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
@@ -237,9 +237,10 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
 
 
 @njit(error_model="numpy", fastmath={"contract"})
-def _slopes(weights, slopes, row, own, columns, normaliser, along, cap):
+def _slopes(weights, slopes, row, own, columns, of_row, cap):
     """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
-    ``along`` is the dot product of the row's output with its gradient, ``own`` which of the columns the row sees."""
+    ``of_row``: its normaliser, and the dot product of its output with its gradient; ``own``: the columns it sees."""
+    normaliser, along = of_row
     if cap > np.float32(0.0):
         _capped(weights, row, columns, cap)
         for j in range(columns):
@@ -265,9 +266,9 @@ def _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch):
     """Add what a head's queries of one tile and keys of another have of gradients: to those of queries in their tensor,
     to those of keys and values in ``of_keys``."""
     size, deep, scale, window, cap = numbers
-    query, output, gradient, normalisers, to_query = tensors
+    query, gradient, normalisers, along, to_query = tensors
     keys, keys_turned, values_turned, key_gradients, value_gradients = of_keys
-    queries, outputs, output_gradients, query_gradients, weights, slopes = scratch
+    queries, output_gradients, query_gradients, weights, slopes = scratch
     place, key_place, count = tiles[pair[0], 2], tiles[pair[1], 2], tiles[pair[1], 1]
     for start in range(0, tiles[pair[0], 1], BLOCK):
         rows, first, last = _columns(tiles, pair, start, window)
@@ -275,16 +276,13 @@ def _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch):
             continue
         columns, token, at = last - first, tiles[pair[0], 0] + start, first * deep
         _read(queries, deep, query, head, token, rows, size, scale)
-        _read(outputs, deep, output, head, token, rows, size, np.float32(1.0))
         _read(output_gradients, deep, gradient, head, token, rows, size, np.float32(1.0))
         set_product(weights, 0, WIDTH, queries, 0, deep, 1, keys_turned, first, WIDTH, rows, columns, size)
         set_product(slopes, 0, WIDTH, output_gradients, 0, deep, 1, values_turned, first, WIDTH, rows, columns, size)
         for row in range(rows):
             own = _visible(place + start + row, key_place, count, window)
-            along = total_of_products(outputs, row * deep, output_gradients, row * deep, deep)
-            normaliser = normalisers[head, token + row]
-            own = (own[0] - first, own[1] - first)
-            _slopes(weights, slopes, row * WIDTH, own, columns, normaliser, along, cap)
+            own, of_row = (own[0] - first, own[1] - first), (normalisers[head, token + row], along[head, token + row])
+            _slopes(weights, slopes, row * WIDTH, own, columns, of_row, cap)
         set_product(query_gradients, 0, deep, slopes, 0, WIDTH, 1, keys, at, deep, rows, size, columns)
         _add(to_query, head, token, rows, size, query_gradients, deep, scale)
         add_product(key_gradients, at, deep, slopes, 0, 1, WIDTH, queries, 0, deep, columns, size, rows)
@@ -299,9 +297,9 @@ def backward(
     query,
     key,
     value,
-    output,
     gradient,
     normalisers,
+    along,
     to_query,
     to_key,
     to_value,
@@ -313,26 +311,21 @@ def backward(
     threads,
 ):
     """Add gradients of query, key and value to sums in fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64
-    (waves + 1,), are those of ``in_waves``; the others as in ``forward``."""
+    (waves + 1,), are those of ``in_waves``. ``along``, fp32 (heads, tokens): the dot products of outputs with their
+    gradients, which is all that is needed of outputs. The others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
     numbers = (size, deep, scale, window, cap)
     large = np.zeros((threads, 3, TILE * deep), np.float32)
     turned = np.zeros((threads, 2, deep * WIDTH), np.float32)
-    small = np.zeros((threads, 4, BLOCK * deep), np.float32)
+    small = np.zeros((threads, 3, BLOCK * deep), np.float32)
     wide_ones = np.zeros((threads, 2, BLOCK * WIDTH), np.float32)
     for wave in range(len(waves) - 1):
         for thread in prange(threads):
-            tensors = (query, output, gradient, normalisers, to_query)
+            tensors = (query, gradient, normalisers, along, to_query)
             keys, key_gradients, value_gradients = large[thread, 0], large[thread, 1], large[thread, 2]
             of_keys = (keys, turned[thread, 0], turned[thread, 1], key_gradients, value_gradients)
-            scratch = (
-                small[thread, 0],
-                small[thread, 1],
-                small[thread, 2],
-                small[thread, 3],
-                wide_ones[thread, 0],
-                wide_ones[thread, 1],
-            )
+            queries, output_gradients, query_gradients = small[thread, 0], small[thread, 1], small[thread, 2]
+            scratch = (queries, output_gradients, query_gradients, wide_ones[thread, 0], wide_ones[thread, 1])
             for task in range(thread, (waves[wave + 1] - waves[wave]) * kv_heads, threads):
                 pair, kv_head = pairs[waves[wave] + task // kv_heads], task % kv_heads
                 token, count = tiles[pair[1], 0], tiles[pair[1], 1]

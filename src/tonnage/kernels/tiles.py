@@ -152,34 +152,21 @@ def _reduced(context: Any, builder: Any, count: Any, start: float, value_at: Any
     return builder.extract_element(combined, ir.Constant(ir.IntType(32), 0))
 
 
-def _make_reduction(*operands: str, start: float, combine: Any) -> Any:
-    """Of the numbers of an array, or of their products with those of another."""
+def _make_reduction(*, start: float, combine: Any) -> Any:
+    """Of the numbers of an array."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *places, count = arguments
+    @intrinsic
+    def reduction(typing, array, first, count):
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            numbers, begin, size = arguments
 
-        def value_at(index: Any) -> Any:
-            vectors = [
-                builder.load(
-                    _vector(context, builder, signature.args[at], places[at], builder.add(places[at + 1], index)),
-                    align=4,
-                )
-                for at in range(0, len(places), 2)
-            ]
-            return vectors[0] if len(vectors) == 1 else builder.fmul(*vectors)
+            def value_at(index: Any) -> Any:
+                place = _vector(context, builder, signature.args[0], numbers, builder.add(begin, index))
+                return builder.load(place, align=4)
 
-        return _reduced(context, builder, count, start, value_at, lambda left, right: combine(builder, left, right))
+            return _reduced(context, builder, size, start, value_at, lambda left, right: combine(builder, left, right))
 
-    if len(operands) == 1:
-
-        @intrinsic
-        def reduction(typing, array, first, count):
-            return types.float32(array, types.intp, types.intp), generate
-    else:
-
-        @intrinsic
-        def reduction(typing, array, first, other, second, count):
-            return types.float32(array, types.intp, other, types.intp, types.intp), generate
+        return types.float32(array, types.intp, types.intp), generate
 
     return reduction
 
@@ -188,12 +175,10 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", right, left), right, left)
 
 
-largest = _make_reduction("array", start=-math.inf, combine=_larger)
+largest = _make_reduction(start=-math.inf, combine=_larger)
 """``largest(array, first, count)``: of ``count`` numbers from ``first`` on, of what is a number; a multiple of 16."""
-total = _make_reduction("array", start=0.0, combine=ir.IRBuilder.fadd)
+total = _make_reduction(start=0.0, combine=ir.IRBuilder.fadd)
 """``total(array, first, count)``: the sum of as many."""
-total_of_products = _make_reduction("array", "other", start=0.0, combine=ir.IRBuilder.fadd)
-"""``total_of_products(array, first, other, second, count)``: with numbers of another array, from ``second`` on."""
 
 
 @njit(error_model="numpy")

@@ -48,7 +48,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.host.locked import sent
 from tonnage.kernels import attention_loops
-from tonnage.kernels.attention_tiles import EVERYTHING, cut, in_waves
+from tonnage.kernels.attention_tiles import EVERYTHING, TILE, cut, in_waves
 from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
 from tonnage.kernels.threads import num_threads
@@ -412,17 +412,18 @@ def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 def _attend_backward(
     gradient: Tensor, saved: list[Tensor], schedule: list[Tensor], window: int, numbers: list[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, in fp32. ``saved``: these, output and normalisers; ``schedule``: tiles of the
-    row, their pairs and waves."""
-    query, key, value, output, normalisers = saved
+    """Gradients of query, key and value, in fp32. ``saved``: these, normalisers, and of each row the dot product of its
+    output with its gradient; ``schedule``: tiles of the row, their pairs and waves."""
+    query, key, value, normalisers, along = saved
     gradients = _zeros_for_sums(query), _zeros_for_sums(key), _zeros_for_sums(value)
-    operands = [_flat(tensor) for tensor in (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))]
+    operands = [_flat(tensor) for tensor in (query, key, value, gradient.transpose(1, 2))]
     results = [_flat(tensor) for tensor in gradients]
     scaling, cap = map(np.float32, numbers)
     attention_loops.backward(
         *(tensor.numpy() for tensor in schedule),
         *operands,
         normalisers.numpy(),
+        along.numpy(),
         *results,
         key.shape[1],
         query.shape[3],
@@ -439,6 +440,23 @@ def _(gradient: Tensor, saved: list[Tensor], *others: Any) -> tuple[Tensor, Tens
     return _zeros_for_sums(saved[0]), _zeros_for_sums(saved[1]), _zeros_for_sums(saved[2])
 
 
+@torch.library.custom_op("tonnage::attention_along", mutates_args=())
+def _along(output: Tensor, gradient: Tensor) -> Tensor:
+    """Of each token and head the dot product of the output, (1, tokens, heads, head_dim), with its gradient: fp32
+    (heads, tokens)."""
+    _, tokens, heads, _ = output.shape
+    products = torch.empty(heads, tokens)
+    for part in range(0, tokens, TILE):  # nothing in fp32 is as large as the output
+        rows = slice(part, part + TILE)
+        products[:, rows] = (output[0, rows].float() * gradient[0, rows]).sum(-1).T
+    return products
+
+
+@_along.register_fake
+def _(output: Tensor, gradient: Tensor) -> Tensor:
+    return output.new_empty(output.shape[2], output.shape[1], dtype=torch.float32)
+
+
 def compile_loops(dtype: torch.dtype) -> None:
     """Compile the CPU's loops for what is computed in ``dtype``: 8 s for each, kept in numba's cache from then on."""
     with torch.enable_grad():
@@ -448,6 +466,8 @@ def compile_loops(dtype: torch.dtype) -> None:
 
 class _PackedAttention(torch.autograd.Function):
     """Attention of all documents of a row on the CPU."""
+
+    clear_saved_tensors_on_access = True  # the output goes before gradients come
 
     @staticmethod
     def forward(
@@ -464,15 +484,17 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, sinks = ctx.saved_tensors
+        query, key, value, output, normalisers, sinks = ctx.saved_tensors
         gradient = _with_whole_heads(gradient)
-        schedule = [ctx.row.tiles, *ctx.row.waves(ctx.window)]
+        along = _along(output, gradient)
+        del output
+        schedule, dtypes = [ctx.row.tiles, *ctx.row.waves(ctx.window)], (query.dtype, key.dtype, value.dtype)
+        saved = [query, key, value, normalisers, along]
         sums = [*_attend_backward(gradient, saved, schedule, ctx.window, ctx.numbers)]
-        of_inputs = [sums.pop(0).to(tensor.dtype) for tensor in saved[:3]]  # a sum is freed once it has been rounded
+        del query, key, value, saved
+        of_inputs = [sums.pop(0).to(dtype) for dtype in dtypes]  # a sum is freed once it has been rounded
         of_sinks = None
         if sinks is not None:
-            *_, output, normalisers = saved
-            along = (output.float() * gradient).sum(-1)[0].T  # (heads, tokens)
             of_sinks = -((sinks.float()[:, None] - normalisers).exp() * along).sum(-1).to(sinks.dtype)
         return (*of_inputs, of_sinks, None, None)
 
