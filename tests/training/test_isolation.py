@@ -56,7 +56,7 @@ ANSWERS: dict[str, tuple[PreTrainedConfig, str, bool]] = {
     "mistral, a window": (of("mistral"), "packed", True),
     "a mixture of experts": (of("qwen3_moe"), "packed", True),
     "latent attention": (of("deepseek_v3"), "packed", True),
-    "sinks": (of("gpt_oss"), "packed", False),
+    "sinks": (of("gpt_oss"), "packed", True),
     "convolutions": (transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]), "padded", False),
     "a recurrence in every block but one": (
         transformers.GraniteMoeHybridConfig(**SHAPE, **HYBRID, layer_types=["attention", "mamba"]),
