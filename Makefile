@@ -12,7 +12,7 @@ demo: $(READY)
 test: $(READY)
 	scripts/check -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What is left out of CI, which runs a slice of it: 35 minutes on two cores.
+# What is left out of CI, which runs a slice of it: some two hours on two cores.
 matrix: $(READY)
 	.venv/bin/python -m tests.matrix --output benchmarks/results/matrix.json
 

@@ -514,7 +514,7 @@ def may_share(memory: dict[str, Any]) -> bool:
     return memory["zero"] < 3 or shards_packed()
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "form"),
     [("llama", "nf4"), ("tied", "nf4-double"), ("qwen3", "int8"), ("qwen3_moe", "nf4"), ("qwen3", "nf4-double")],
