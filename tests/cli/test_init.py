@@ -291,6 +291,7 @@ def test_mistakes_are_named_by_what_was_written(model: Path) -> None:
     assert "write 2h or 90min" in refusal("init", str(model), str(rows), "--time", "soon")
 
 
+@pytest.mark.slow
 def test_pairs_of_answers_get_an_objective(model: Path) -> None:
     rows = [
         {"prompt": row["input"], "chosen": row["output"], "rejected": row["output"] + "!"} for row in alpaca_rows(ROWS)

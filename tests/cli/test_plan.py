@@ -105,7 +105,7 @@ def test_a_worker_has_a_device_of_its_own(
 def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"(?s)least that the config allows.*92% of 100 MB"):
-        plan(str(tmp_path), ["data.max_length=128", "memory.budget.device=100MB"])
+        plan(str(tmp_path), ["data.max_length=128", "memory.budget.device=100MB", "adapter=none"])
 
 
 @pytest.mark.matrix
