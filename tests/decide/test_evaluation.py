@@ -110,8 +110,15 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "windows and caps": Gemma2Config(**SOME, head_dim=16, sliding_window=24, query_pre_attn_scalar=16),
     "sinks": GptOssConfig(**SOME, head_dim=16, sliding_window=16, num_local_experts=4, num_experts_per_tok=2),
     "absolute positions": GPT2Config(
-        **{"vocab_size": 300, "bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 257},
-        **{"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": 0.2},
+        vocab_size=300,
+        bos_token_id=256,
+        eos_token_id=256,
+        pad_token_id=257,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=512,
+        initializer_range=0.2,
     ),
     "documents that would meet": MODELS["documents that would meet"],
 }
