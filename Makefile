@@ -1,7 +1,7 @@
 # Two commands: `make demo` and `make test`. Each does all its own set-up.
 PYTHON ?= python3
 READY := .venv/ready
-# Hundreds of processes import the same files, which are compiled when they first are.
+# Python is to keep the files that it compiles, also where this variable is set: hundreds of processes import the same ones.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test matrix oldest walk bench bench-peers pins clean
@@ -12,7 +12,7 @@ demo: $(READY)
 test: $(READY)
 	scripts/check -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What is left out of CI, which runs a slice of it: some two hours on two cores.
+# What is left out of CI, which runs a slice of it: two hours on two cores, as estimated from its parts.
 matrix: $(READY)
 	.venv/bin/python -m tests.matrix --output benchmarks/results/matrix.json
 

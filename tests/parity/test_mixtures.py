@@ -71,7 +71,6 @@ ONE: list[dict[str, Any]] = [
     {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"},
     {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk", "tiles": 3, "micro_batch": 2},
 ]
-"""Families that CI tries beside it: logits that are scaled."""
 TWO: list[dict[str, Any]] = [
     *({"zero": zero, "recompute": "full" if zero % 2 else "none", "micro_batch": 1} for zero in range(4)),
     {"zero": 3, "optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
