@@ -458,7 +458,7 @@ def _(output: Tensor, gradient: Tensor) -> Tensor:
 
 
 def compile_loops(dtype: torch.dtype) -> None:
-    """Compile the CPU's loops for what is computed in ``dtype``: 10 to 20 s for each, kept in numba's cache after that."""
+    """Compile the CPU's loops for what is computed in ``dtype``: 10 to 20 s for each, once on a machine."""
     with torch.enable_grad():
         one = torch.zeros(1, 1, 1, 1, dtype=dtype, requires_grad=True)
         packed_attention(nn.Identity(), one, one, one, None)[0].sum().backward()
