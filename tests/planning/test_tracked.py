@@ -241,12 +241,17 @@ AHEAD: list[Setting] = [
 
 
 def compare_ahead(folder: Path, config: PreTrainedConfig, settings: list[Setting], adapter: str = "0") -> None:
-    """Bytes in all: what is gathered ahead the tracker does not know as such."""
+    """Bytes in all: what is gathered ahead the tracker does not know as such.
+
+    With additions alone, a block that kept everything holds less in its backward pass than as it begins, when the block
+    behind it has not been given up. The tracker takes that for the first block's most; the step's is elsewhere.
+    """
     deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
     for setting, profile, found in seen(folder, deep, settings, adapter=adapter, ahead=2):
         unseen = profile.frozen.num_bytes if unseen_by_fsdp(setting) else 0
         made = planned(replace(layout_of(*setting, blocks=8), blocks_ahead=2), profile)
-        for moment in found.keys() - {"kept"}:
+        begins_with_most = adapter != "0" and setting[1] == 3 and setting[2] == "none"
+        for moment in found.keys() - {"kept", *(["backward"] if begins_with_most else [])}:
             got = found[moment]["total"] + unseen
             assert made[moment]["total"] == pytest.approx(got, rel=2e-3), (setting, moment)
 
