@@ -9,8 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	.venv/bin/tonnage demo
 
+# What an installation can do; the check of the code itself, with slower tests, is scripts/check.
 test: $(READY)
-	scripts/check -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What is left out of CI, which runs a slice of it: two hours on two cores, as estimated from its parts.
 matrix: $(READY)

@@ -17,6 +17,7 @@ import atexit
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -47,6 +48,17 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(process.removeprefix("gw")) % len(cores)]})
     pretend_measured()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Loops are compiled before tests run side by side, which would each compile them."""
+    if session.config.getoption("numprocesses", None):
+        imports = "import torch; from tonnage.model.attention import compile_loops"
+        calls = [f"{imports}; compile_loops(torch.{dtype})" for dtype in ("float32", "bfloat16")]
+        compiling = [subprocess.Popen([sys.executable, "-c", call]) for call in calls]
+        statuses = [process.wait() for process in compiling]
+        if any(statuses):
+            raise pytest.UsageError("tonnage's loops could not be compiled")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -110,7 +110,9 @@ def logits(model: Any) -> Tensor:
     return found
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_moe", pytest.param("untied", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "untied"))]
+)
 def exported(request: pytest.FixtureRequest, folder: Path, decided: Callable[..., Decision]) -> RunDirectory:
     """A run that trained an adapter, and what else is whole, exported."""
     more = MORE.get(request.param, {})
@@ -552,6 +554,7 @@ def test_what_cannot_be_adapted_is_refused(
         decided(str(folder / family), adapter=adapter)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_peft_with_magnitudes_goes_on_without_dropout(
     folder: Path, decided: Callable[..., Decision], tmp_path: Path
 ) -> None:

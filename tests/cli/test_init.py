@@ -131,6 +131,7 @@ def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) ->
     assert Path(config.output, "export/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_what_is_said_is_kept_and_the_rest_follows(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(ROWS))
     text = init(model, rows, "data.max_length=400", "batch.sequences=3", "adapter={rank: 4}", "steps=7", "seed=3")
@@ -291,7 +292,7 @@ def test_mistakes_are_named_by_what_was_written(model: Path) -> None:
     assert "write 2h or 90min" in refusal("init", str(model), str(rows), "--time", "soon")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_pairs_of_answers_get_an_objective(model: Path) -> None:
     rows = [
         {"prompt": row["input"], "chosen": row["output"], "rejected": row["output"] + "!"} for row in alpaca_rows(ROWS)

@@ -95,6 +95,7 @@ def test_a_plan_says_what_is_missing_and_what_is_left_out(model: Callable[..., P
     assert facts == WeightFacts(missing=(HEAD,), left_out=tuple(sorted(visual)))
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_else_is_remarkable(model: Callable[..., Path]) -> None:
     entry = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     copied = model(

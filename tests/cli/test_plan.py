@@ -102,6 +102,7 @@ def test_a_worker_has_a_device_of_its_own(
     assert change in problem.change
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"(?s)least that the config allows.*92% of 100 MB"):
@@ -134,7 +135,7 @@ def test_what_is_free_on_the_devices_now_counts(
         plan(str(tmp_path), words)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_model_alone_is_shown_in_three_ways_to_train_it(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ("plan", str(tmp_path), "data.max_length=128", "batch.sequences=8", "--hardware", "cpu:2c:24GB")

@@ -75,6 +75,7 @@ def test_a_budget_of_disks_is_obeyed_by_whoever_plans(config: str, model: str) -
     assert found.plan.layout.tiers_on_disk == []
 
 
+@pytest.mark.slow
 def test_other_hardware_has_a_disk_that_it_is_taken_to_have(model: str, tmp_path: Path) -> None:
     hardware = parse_hardware("cpu:2c:24GB")
 

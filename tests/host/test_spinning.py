@@ -34,6 +34,7 @@ print(alone, beside, used())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2 or sys.platform != "linux", reason="nobody waits on one CPU")
 def test_a_thread_that_waits_spins_alone_and_sleeps_beside_a_second_pool() -> None:
     """Between operations that are 5 ms apart the other thread uses a core, or next to nothing."""

@@ -127,7 +127,8 @@ def test_torch_form_is_the_same_rule(
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("codec", ["bf16", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_torch_form_compiles_to_one_graph_for_all_steps(codec: Codec) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(kernels.update_tile, fullgraph=True, backend="aot_eager", dynamic=True)

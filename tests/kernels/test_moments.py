@@ -222,6 +222,7 @@ def train() -> Callable[[Codec, int], float]:
     return run
 
 
+@pytest.mark.slow
 def test_loss_is_within_half_a_percent_of_fp32_moments(train: Callable[[Codec, int], float]) -> None:
     codecs: tuple[Codec, ...] = ("fp32", "bf16", "int8")
     losses = {codec: [train(codec, seed) for seed in range(3)] for codec in codecs}

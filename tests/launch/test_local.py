@@ -285,6 +285,7 @@ def test_errors_of_an_earlier_launch_are_forgotten(run: RunDirectory) -> None:
     assert not run.read_errors()
 
 
+@pytest.mark.slow
 def test_a_peer_that_ignores_sigterm_is_killed(run: RunDirectory) -> None:
     body = f"""
     if rank == 0:

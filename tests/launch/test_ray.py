@@ -275,6 +275,7 @@ def test_fewer_workers_are_enough_for_a_run_that_can_shrink(tmp_path: Path) -> N
     assert not workers.waits_for
 
 
+@pytest.mark.slow
 def test_a_run_that_ray_works_on_is_not_begun_again(folder: Path) -> None:
     run = run_of(folder, "busy")
     write_json(run.ray, NOTE)

@@ -369,6 +369,7 @@ def test_whatever_is_given_is_accounted_for_once(
     account(named, launcher, tmp_path_factory.getbasetemp())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
 @pytest.mark.parametrize(
     "value", ["1", *(pytest.param(value, marks=pytest.mark.matrix) for value in ("auto", None, "no", True))]

@@ -59,7 +59,7 @@ def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
 
 
 @pytest.mark.parametrize("turns", [None, TURNS])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_elsewhere_equals_state_in_memory_bit_for_bit(
     dtype: torch.dtype, codec: Codec, turns: dict[str, int] | None, tmp_path: Path

@@ -64,7 +64,7 @@ def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
         parameter.grad = None if parameter.requires_grad is False or (name == "norm" and step % 2) else gradient
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", pytest.param("bf16", marks=pytest.mark.slow), "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, codec: Codec, tmp_path: Path) -> None:
     here, there = parameters(dtype), parameters(dtype)

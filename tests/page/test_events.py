@@ -25,6 +25,7 @@ from tonnage.rundir.directory import RunDirectory
 NUM_WATCHERS = 8
 
 
+@pytest.mark.slow
 def test_who_comes_at_once_hears_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "RUN_SECONDS", 0.05)
     looks: list[str] = []

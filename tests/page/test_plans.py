@@ -22,7 +22,7 @@ def plans_of(model: Path, name: str, words: list[str]) -> dict[str, Any]:
     return planned(json.dumps(asdict(plan)).encode())
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["RTX4090"])
 def test_a_clicked_choice_is_what_the_command_line_plans_with_its_pins(tmp_path: Path, name: str) -> None:
     config = tiny.llama_config(

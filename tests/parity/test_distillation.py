@@ -125,7 +125,7 @@ def in_plain_torch(decision: Decision) -> tuple[list[dict[str, float]], dict[str
 @pytest.mark.parametrize(
     "objective",
     [
-        pytest.param({}, id="both"),
+        pytest.param({}, id="both", marks=pytest.mark.slow),
         pytest.param({"temperature": 1.0}, id="at 1", marks=pytest.mark.matrix),
         pytest.param({"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, id="exact"),
         pytest.param({"supervised": 0.0}, id="teacher alone", marks=pytest.mark.matrix),

@@ -257,7 +257,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Ways to train; all but the second change no number."""
 
 
-@pytest.mark.parametrize("layout", some_quick(LAYOUTS, {"2 workers, zero 3"}))
+@pytest.mark.parametrize("layout", some_quick(LAYOUTS, (), {"2 workers, zero 3"}))
 def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
     """Of a family whose tokens have positions of three dimensions; features are computed anew in each."""
     decision = make("qwen2_5_vl", seed=20 + list(LAYOUTS).index(layout), **copy.deepcopy(LAYOUTS[layout]))
@@ -310,7 +310,10 @@ def check_features(decision: Decision) -> None:
 
 @pytest.mark.parametrize(
     ("family", "workers"),
-    [("llava", 1), *(pytest.param(name, 2, marks=pytest.mark.matrix) for name in ("qwen2_5_vl", "gemma3"))],
+    [
+        pytest.param("llava", 1, marks=pytest.mark.slow),
+        *(pytest.param(name, 2, marks=pytest.mark.matrix) for name in ("qwen2_5_vl", "gemma3")),
+    ],
 )
 def test_additions_are_those_of_peft(make: Make, family: str, workers: int) -> None:
     keys: dict[str, Any] = {"memory": {"zero": 3, "micro_batch": 1}} if workers > 1 else {}
@@ -338,6 +341,7 @@ def entry_of(decision: Decision) -> Path:
     return Path(str(decision.plan.data.features_path))
 
 
+@pytest.mark.slow
 def test_features_are_computed_once_and_are_those_of_the_model_bit_by_bit(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +449,7 @@ def validation_loss(decision: Decision, directory: Path | str) -> float:
     return loss / number
 
 
+@pytest.mark.slow
 def test_tokens_that_are_added_stand_beside_images(make: Make, tmp_path: Path) -> None:
     """A vocabulary that grows: rows are what the processor of the export makes of them, and so is the loss."""
     data_keys = {"added_tokens": [*(f"<new_{number}>" for number in range(5)), "Say"], "validation": 0.3}

@@ -144,6 +144,7 @@ def in_trl(decision: Decision, **settings: Any) -> list[dict[str, float]]:
     return records
 
 
+@pytest.mark.slow
 def test_every_step_is_that_of_trl(make: Make) -> None:
     decision = make()
     train((1, [run_of(decision)]))

@@ -274,7 +274,9 @@ def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(folder: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize(
+    "schedule", ["interleaved", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("1f1b", "gpipe"))]
+)
 def test_inputs_of_blocks_rest_on_the_host_in_every_schedule(folder: Path, schedule: str) -> None:
     """Of several micro-batches at a time, each of which finds its own again."""
     here, _ = written(folder, "llama", schedule, f"here {schedule}", memory=ON_HOST | {"activation_tier": "device"})

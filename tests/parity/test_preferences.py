@@ -177,7 +177,9 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("name", "adapter"),
     [
-        pytest.param(name, adapter, marks=() if name == "sigmoid" else pytest.mark.matrix)
+        pytest.param(
+            name, adapter, marks=pytest.mark.matrix if name != "sigmoid" else () if adapter else pytest.mark.slow
+        )
         for name, adapter in product(SAME, [False, True])
     ],
 )
@@ -265,7 +267,7 @@ def test_workers_stages_and_micro_batches_change_no_step(make: Make, trained: st
     assert_alike(make, keys | {"batch": {"sequences": 4 * PAIRS}}, GRID)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_some_layouts_give_the_same_steps(make: Make) -> None:
     assert_alike(make, {}, {name: LAYOUTS[name] for name in QUICK})
 

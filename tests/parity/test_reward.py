@@ -399,7 +399,7 @@ def test_what_is_refused(make: Make, name: str) -> None:
         make(**keys)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_part_is_trained_with_the_head(make: Make, folder: Path) -> None:
     decision = make(train=["model.layers.1.*", "score.*"])
     run, out = run_of(decision), folder / "part"

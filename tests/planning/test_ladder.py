@@ -81,6 +81,7 @@ def test_a_host_whose_updates_were_measured_is_believed(plain: Choice) -> None:
     assert choose([way(plain, 0, 1.0), way(plain, 2, 0.9)], measured).layout.update_tier == "host"
 
 
+@pytest.mark.slow
 def test_with_less_memory_plans_come_down_the_ladder_and_costs_are_those_of_plans() -> None:
     asked, scales = config(checkpoint={"every": 0}), Scales(MODEL, DATA, MACHINE)
     rungs = []

@@ -648,7 +648,7 @@ def fitting(budget: float, workers: int) -> dict[Any, Plan]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("share", [0.05, 0.1, 0.9])
+@pytest.mark.parametrize("share", [pytest.param(0.05, marks=pytest.mark.slow), 0.1, 0.9])
 def test_as_few_blocks_are_recomputed_as_fit(share: float, workers: int) -> None:
     """None do not fit, and all leave room. What is found is the fastest of all numbers of blocks."""
     none, full = (deep(workers=workers, recompute=kind) for kind in ("none", "full"))

@@ -127,6 +127,7 @@ def test_a_long_run_is_saved_from_a_copy() -> None:
     assert said.saves == made.saves
 
 
+@pytest.mark.slow
 def test_saving_takes_nothing_from_training_where_memory_is_short() -> None:
     """What fitted when nothing was saved still fits, in the same layout: training waits for the disk instead."""
     unsaved = plan(checkpoint={"every": 0})

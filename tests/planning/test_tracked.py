@@ -504,6 +504,7 @@ def test_buffers_of_state_on_disk_are_those_of_a_part(tensor: int, stage: int | 
     tier.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "moments", ["fp32", *(pytest.param(moments, marks=pytest.mark.matrix) for moments in ("bf16", "int8"))]
 )

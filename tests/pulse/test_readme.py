@@ -137,11 +137,12 @@ def test_ways_in_are_there() -> None:
     """``scripts/release.py prove`` installs it in both ways, on every Python."""
     makefile, project = (ROOT / "Makefile").read_text(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     first, *_ = re.findall(r"^```\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    pip, uv, make = (shlex.split(line, comments=True) for line in first.splitlines())
+    pip, uv, *makes = (shlex.split(line, comments=True) for line in first.splitlines())
     assert pip[:2] == ["pip", "install"]
     assert uv == ["uv", "tool", "install", "."]
     assert pip[2].removeprefix(".[").removesuffix("]") in project["optional-dependencies"]
-    assert re.search(rf"^{make[1]}:", makefile, re.MULTILINE)
+    assert [words[0] for words in makes] == ["make", "make"]
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for _, target in makes)
     numbers = re.findall(r"(?:Python|torch|transformers) (\d+\.\d+)", README.partition("## Beside others")[0])
     assert len(numbers) == 3
     for number in numbers:

@@ -96,7 +96,7 @@ def test_what_models_answer(name: str) -> None:
     assert bool(found.why_not_packed) == (arrangement == "padded")
 
 
-@pytest.mark.parametrize("name", ["bert", "prophetnet"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("prophetnet", marks=pytest.mark.slow)])
 def test_a_model_that_looks_ahead_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"model type {name}: documents that are not computed as each is alone"):
         isolation_of(of(name), device=CPU)

@@ -196,6 +196,7 @@ def test_which_families_score() -> None:
         dissect(model)
 
 
+@pytest.mark.slow
 def test_a_scorer_weighs_what_its_backbone_does() -> None:
     """The head has one row, and costs nothing worth counting."""
     config = neox_config()

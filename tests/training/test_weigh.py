@@ -218,6 +218,7 @@ def test_counting_alone_traces_nothing() -> None:
     assert profile.outside is None
 
 
+@pytest.mark.slow
 def test_of_a_mixture_what_a_token_goes_through_is_multiplied_and_what_is_there_is_counted() -> None:
     """Two of eight experts; the router; a shared one that all tokens go through."""
     config = Qwen2MoeConfig(**MIXTURE)
@@ -234,6 +235,7 @@ def test_of_a_mixture_what_a_token_goes_through_is_multiplied_and_what_is_there_
         assert block.backward_flops.per_token == 4 * (attention + 2 * experts + shared + routers)
 
 
+@pytest.mark.slow
 def test_blocks_of_several_kinds_are_weighed_one_kind_after_the_other() -> None:
     """What a block costs on average, and the most of any at a moment."""
 
