@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ RECOMPUTES: tuple[RecomputeMode, ...] = ("none", "selective", "full")
 NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 4, 2, 20, 200
 RANK, FACTOR, ADDED = 4, 2.0, 0.05
 LEAK = 1e-4
-"""By how much of itself the loss must differ where documents see each other."""
+"""By how much of itself a token's loss must differ, in the mean, where documents see each other."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,8 @@ def _judge(found: Exactness, folder: Path) -> None:
             found.rows = isolation.arrangement
             documents = _documents(seed)
             models = {dtype: _load(directory, dtype) for dtype in (torch.float64, torch.float32)}
-            apart = _loss(models[torch.float64], documents)
-            leak = abs(_loss(models[torch.float64], [torch.cat(documents)]) - apart)
-            assert leak >= LEAK * apart, f"weights that show nothing: {leak}"
+            leak = _leak(models[torch.float64], documents)
+            assert leak >= LEAK, f"weights that show nothing: {leak}"
             for what, trains in (("whole", EVERYTHING), ("adapter", Trains(AdapterSpec(RANK, FACTOR)))):
                 found.note = f"seed {seed}, {what}:"
                 try:
@@ -229,19 +229,27 @@ def _merged(model: PreTrainedModel, trained: Mapping[str, Tensor]) -> Iterator[t
         yield target.weight, parameters[target.weight].detach() + (added.mT if target.lies_turned else added)
 
 
-def _loss(model: PreTrainedModel, documents: list[Tensor]) -> float:
+def _leak(model: PreTrainedModel, documents: list[Tensor]) -> float:
+    """By how much of itself the loss of a token differs, in the mean, if every document sees those before it."""
     with torch.no_grad(), InDouble():
-        return float(_loss_tensor(model, documents, {}))
+        apart = [_token_losses(model, document, {}) for document in documents]
+        together = _token_losses(model, torch.cat(documents), {})
+    starts = [0, *accumulate(map(len, documents))]
+    pairs = zip(starts, apart, strict=False)
+    differences = [(together[start : start + len(losses)] - losses).abs() for start, losses in pairs]
+    return float(torch.cat(differences).mean() / torch.cat(apart).mean())
 
 
 def _loss_tensor(model: PreTrainedModel, documents: list[Tensor], merged: Mapping[str, Tensor]) -> Tensor:
     """The mean over all tokens but the first of each document."""
-    losses = []
-    for document in documents:
-        ids = document.unsqueeze(0)
-        logits = torch.func.functional_call(model, dict(merged), (ids,), {"use_cache": False}).logits[0, :-1]
-        losses.append(F.cross_entropy(logits, document[1:], reduction="none"))
-    return torch.cat(losses).mean()
+    return torch.cat([_token_losses(model, document, merged) for document in documents]).mean()
+
+
+def _token_losses(model: PreTrainedModel, document: Tensor, merged: Mapping[str, Tensor]) -> Tensor:
+    """Of all tokens but the first."""
+    ids = document.unsqueeze(0)
+    logits = torch.func.functional_call(model, dict(merged), (ids,), {"use_cache": False}).logits[0, :-1]
+    return F.cross_entropy(logits, document[1:], reduction="none")
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
