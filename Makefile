@@ -13,7 +13,7 @@ demo: $(READY)
 test: $(READY)
 	.venv/bin/pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What is left out of CI, which runs a slice of it: two hours on two cores, as estimated from its parts.
+# What is left out of CI, which runs a slice of it: three hours on two slow cores, as estimated from its parts.
 matrix: $(READY)
 	.venv/bin/python -m tests.matrix --output benchmarks/results/matrix.json
 

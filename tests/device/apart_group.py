@@ -131,6 +131,19 @@ class Group(dist.ProcessGroup):
     def reduce_scatter_single(self, output: Any, inputs: Any, options: Any = None) -> Any:
         return self._reduce_scatter_base(output, inputs, options)
 
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+        """What ``torch.ops._c10d_functional`` calls, of one tensor, here and below."""
+        ((output,), (own,)) = outputs, inputs
+        return self._allgather_base(output, own)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+        ((output,), (whole,)) = outputs, inputs
+        return self._reduce_scatter_base(output, whole)
+
+    # As torch before 2.13 calls them.
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
     def send(self, tensors: Any, to: int, tag: int) -> Any:
         _refuse_cpu(tensors)
         work = self._begin("send", 0, tensors, to, tag)
