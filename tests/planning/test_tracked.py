@@ -504,10 +504,8 @@ def test_buffers_of_state_on_disk_are_those_of_a_part(tensor: int, stage: int | 
     tier.close()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    "moments", ["fp32", *(pytest.param(moments, marks=pytest.mark.matrix) for moments in ("bf16", "int8"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", ["fp32", "bf16", "int8"])
 def test_bytes_of_an_update_by_muon(moments: Literal["fp32", "bf16", "int8"]) -> None:
     """Its state, and what it makes and forgets."""
     model, profile = build_on_meta(NEOX, torch.bfloat16), weigh(NEOX, None, Conditions())
