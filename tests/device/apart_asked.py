@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from device import apart, apart_runs
 from tonnage.data import stop_tokens
@@ -40,11 +40,11 @@ def main(given: list[str]) -> None:
         def ranks() -> Iterator[World]:
             yield world
 
-        def isolation_of(*said: Any, device: torch.device, **more: Any) -> Isolation:
-            return isolation.isolation_of(*said, device=torch.device("cpu"), **more)
+        def isolation_for(config: PreTrainedConfig, _: torch.device, max_length: int) -> Isolation:
+            return isolation.isolation_for(config, torch.device("cpu"), max_length)
 
         patch.setattr(evaluation, "ranks", ranks)
-        patch.setattr(evaluation, "isolation_of", isolation_of)
+        patch.setattr(evaluation, "isolation_for", isolation_for)
         patch.setattr(models, "switch_off", lambda _: switch_off(KERNELS))
         print(json.dumps([_figures(model, rows, patch, away=away) for away in (False, True)]))
         print(json.dumps([_answers(model, world.device, away=away) for away in (False, True)]))
