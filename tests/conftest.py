@@ -20,7 +20,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -61,24 +62,25 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             raise pytest.UsageError("tonnage's loops could not be compiled")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Of a test that takes arguments CI runs the quick combinations, or else the first slow one: the others are of the
+    matrix, whichever of them somebody names."""
+    made = yield
+    combinations = [item for item in made if not item.get_closest_marker("matrix")] if isinstance(made, list) else []
+    slow = [item for item in combinations if item.get_closest_marker("slow")]
+    for item in slow if len(slow) < len(combinations) else slow[1:]:
+        item.add_marker("matrix")
+    return made
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest go first: processes take whole files, in this order, and none waits for the last.
-
-    Of a test that takes arguments CI runs the quick combinations, or else the first slow one. The others are of the
-    matrix, and what is of the matrix is slow, too.
-    """
-    marks = {item: {mark.name for mark in item.iter_markers()} for item in items}
-    by_test: dict[str, list[pytest.Item]] = {}
+    """Files that take longest go first: processes take whole files, in this order, and none waits for the last. What is
+    of the matrix is slow, too."""
     for item in items:
-        if "matrix" in marks[item]:
+        if item.get_closest_marker("matrix"):
             item.add_marker("slow")
-        else:
-            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for combinations in by_test.values():
-        slow = [item for item in combinations if "slow" in marks[item]]
-        for item in slow if len(slow) < len(combinations) else slow[1:]:
-            item.add_marker("matrix")
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,32 @@ def test_the_result_has_every_test_of_the_matrix_and_no_other(tmp_path: Path) ->
     together = json.loads((tmp_path / "out.json").read_text())
     assert together["counts"] == {"passed": 3, "failed": 1, "error": 2}
     assert found["tests"].items() <= together["tests"].items()
+
+
+COMBINATIONS = """
+import pytest
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.slow
+def test_of_two(number):
+    pass
+"""
+
+
+def test_a_combination_that_is_named_is_of_the_matrix_as_among_all(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    matrix\n    slow\n")
+    (tmp_path / "test_some.py").write_text(COMBINATIONS)
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "--collect-only", "-q", "-m", "matrix"]
+    for named in ("", "::test_of_two[1]"):
+        ended = subprocess.run(
+            [*command, f"test_some.py{named}"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+        )
+        assert ended.stdout.splitlines()[:1] == ["test_some.py::test_of_two[1]"], ended.stdout + ended.stderr
 
 
 def test_ci_leaves_out_what_make_matrix_runs() -> None:
