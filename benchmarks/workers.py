@@ -1,0 +1,81 @@
+"""Two workers of one thread beside one worker of two: what it costs to divide a step among processes of a machine.
+
+    python -m benchmarks.workers [--shape llama-135m] [--tokens 4096] [--rounds 5] [--output FILE]
+
+The same documents in every step and all weights in bf16, in ZeRO 0, 1, 2 and 3. Contestants take one step in turn;
+their losses must agree. The limit is the one worker, which sends nothing: a share of 1 is all that dividing can reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.peers.contest import Contestant, compete, largest_difference, machine, our_command, write_result
+from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows
+from benchmarks.peers.training import our_config
+
+from tonnage.host.threads import usable_cores
+
+DOCUMENTS = 8
+"""Of a micro-batch of a worker."""
+
+
+def contestant(folder: Path, model: Path, sequences: int, steps: int, workers: int, stage: int) -> Contestant:
+    """A run of so many workers that share the cores, written down."""
+    name = f"{workers} workers, ZeRO {stage}" if workers > 1 else "1 worker"
+    run = folder / f"run-{workers}-{stage}"
+    config = our_config(model, folder / "rows.jsonl", folder / "cache", sequences, steps)
+    memory = {"zero": stage, "micro_batch": DOCUMENTS, "recompute": "none", "moments": "fp32"}
+    write_our_run(run, {**config, "memory": memory, "launch": {"workers": workers}})
+    threads = max(1, usable_cores() // workers)
+    command = our_command("benchmarks.peers.ours", str(run))
+    return Contestant(name, command, folder / f"{run.name}.log", ranks=workers, threads=threads)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-135m")
+    parser.add_argument("--tokens", type=int, default=4096, help="of a step, about")
+    parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 3])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    steps = 2 + arguments.rounds
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        model = write_model(folder / "model", arguments.shape, None)
+        rows = write_rows(folder / "rows.jsonl", 2000)
+        first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, steps))
+        mean = first.plan.data.num_tokens / first.plan.data.num_packs
+        each = DOCUMENTS * arguments.workers
+        sequences = each * max(1, round(arguments.tokens / mean / each))
+        alone = contestant(folder, model, sequences, steps, 1, 0)
+        divided = [contestant(folder, model, sequences, steps, arguments.workers, stage) for stage in arguments.stages]
+        others = compete([alone, *divided], arguments.rounds, 1)
+    results = {one.name: one.result() for one in (alone, *divided)}
+    for one in divided:
+        shares = [mine / theirs for mine, theirs in zip(one.rates, alone.rates, strict=True)]
+        results[one.name] |= {
+            "share_of_one_workers_speed_median": statistics.median(shares),
+            "share_of_one_workers_speed": [round(share, 3) for share in shares],
+            "largest_relative_difference_of_losses": largest_difference(one.losses, alone.losses),
+        }
+    write_result(
+        arguments.output,
+        {
+            "benchmark": "workers",
+            "machine": machine(),
+            "share_of_cpu_that_others_had": others,
+            "shape": arguments.shape,
+            "documents_per_step": sequences,
+            "contestants": results,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
