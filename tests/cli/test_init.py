@@ -248,7 +248,7 @@ def test_it_may_run_elsewhere(model: Path) -> None:
     assert yaml.safe_load(init(model, rows, "--hardware", "4xA100-80GB"))["launch"] == {"workers": "auto"}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_terminal_is_asked_what_nobody_can_see(model: Path) -> None:
     rows = FORMS["messages"](alpaca_rows(ROWS))
     asked_nothing = init(model, rows, BUDGET)

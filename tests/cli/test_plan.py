@@ -175,7 +175,7 @@ def test_where_full_weights_do_not_fit_the_ways_say_what_does(tmp_path: Path) ->
     assert entry.tonnage(*words, "adapter.rank=32").status in (None, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_why_prints_the_ladder(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]

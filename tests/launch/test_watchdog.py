@@ -35,8 +35,8 @@ def worker_pid(run: RunDirectory, rank: int) -> int:
     raise AssertionError("no such worker")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("workers", [2, 1])
 def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path, workers: int) -> None:
     """By the others, or by the launcher where there is none."""
     last = workers - 1

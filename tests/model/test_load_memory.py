@@ -51,7 +51,7 @@ def load(how: str, model: Path, folder: Path, ranks: int) -> list[dict[str, floa
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(ranks)]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_no_rank_holds_more_than_its_part(half_a_pythia: Path, tmp_path: Path) -> None:
     bytes_in_bf16 = (half_a_pythia / "model.safetensors").stat().st_size
     parameters = bytes_in_bf16 / 2

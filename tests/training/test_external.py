@@ -183,7 +183,7 @@ def test_a_directory_without_a_run_is_told_on_the_console(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun (openmpi-bin)")
 def test_mpirun_is_stopped_and_goes_on(run: RunDirectory, expected: list[dict[str, Any]]) -> None:
     command = [*MPIRUN, *WORKER, str(run.path)]
@@ -208,8 +208,8 @@ def test_mpirun_is_stopped_and_goes_on(run: RunDirectory, expected: list[dict[st
     assert f"<h1>{run.path.name}" in run.report.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("bound", "status"), [("<= 0.01", 4), pytest.param("<= 100", 0, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize(("bound", "status"), [("<= 0.01", 4), ("<= 100", 0)])
 def test_the_first_worker_ends_as_its_gate_says(tmp_path: Path, bound: str, status: int) -> None:
     keys = {"data.validation": 0.2, "evaluate.gate": {"eval_loss": bound}}
     path = write_config(tmp_path, 60, steps=2, launch={"workers": 1, "threads": 1})

@@ -30,7 +30,7 @@ def test_types_are_those_that_transformers_reads_weights_in(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_router_in_fp32_is_computed_with_in_fp32() -> None:
     """Gradients are to the bit those of a model that no rank divides."""
     alone = work("training.kept_workers", (1, ["ernie4_5_moe:bf16:3:none", "ernie4_5_moe:fp16:3:selective"]))
