@@ -670,7 +670,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[PartsAt]:
             workspace=reduction.sent_before + row.of_head(head),
             loss=row.slopes,
         ),
-        *_backward_sharded(layout, model, gathering, reduction, head),
+        *_backward_sharded(layout, model, row, gathering, reduction, head),
         _parts_at(
             "update",
             gradients=reduction.updated,
@@ -680,10 +680,10 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[PartsAt]:
 
 
 def _backward_sharded(
-    layout: Layout, model: ModelProfile, gathering: _Gathering, reduction: _Reduction, head: float
+    layout: Layout, model: ModelProfile, row: _Row, gathering: _Gathering, reduction: _Reduction, head: float
 ) -> list[PartsAt]:
     """Those of the backward pass, with a gradient of the head of so many bytes."""
-    row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
+    blocks, shards = model.num_blocks, layout.shards
     outside, copy, unreduced = model.trained_outside, reduction.copy, reduction.unreduced
     alone = shards == 1  # with its shard, which is all of it
     copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from tonnage.planning.profile import HeadCost, Line, ModelProfile
 
@@ -11,14 +11,15 @@ _NOTHING = Line(0.0, 0.0)
 _NO_HEAD = HeadCost(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
-def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> list[ModelProfile]:
+@lru_cache(maxsize=1024)
+def workers_parts(model: ModelProfile, stages: tuple[int, ...], workers: int) -> tuple[ModelProfile, ...]:
     """The profile of each worker's part; of the whole model, if there are no ``stages``.
 
     Blocks are alike. The first stage has the embedding, the last the final norm and the head, which with tied
     embeddings is the embedding once more. Workers whose parts are alike share one profile.
     """
     if not stages:
-        return [model]
+        return (model,)
     blocks, frozen = model.num_parameters - model.outside_parameters, model.frozen
     parts: dict[tuple[int, bool, bool], ModelProfile] = {}
     kinds = [(sum(stages[worker::workers]), worker == 0, worker == workers - 1) for worker in range(workers)]
@@ -55,9 +56,9 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
             has_embedding=first,
             has_head=last,
         )
-    return [parts[kind] for kind in kinds]
+    return tuple(parts[kind] for kind in kinds)
 
 
-def different_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> list[ModelProfile]:
+def different_parts(model: ModelProfile, stages: tuple[int, ...], workers: int) -> list[ModelProfile]:
     """As ``workers_parts``, each profile once."""
     return list({id(part): part for part in workers_parts(model, stages, workers)}.values())
