@@ -220,7 +220,7 @@ def _in_fp8() -> Iterator[Setting]:
     yield Setting("fp8, resumed", f"{fp8} steps=2", config="fp8", after=(_RESUME,))
     for name, changes, on in (
         ("ZeRO 3 on 2", "launch.workers=2 memory.zero=3 memory.micro_batch=1", TWO_EMPTY),
-        ("adapter with dropout", f"'{adapter}' memory.micro_batch=1", Pretended()),
+        ("adapter with dropout", f"'{adapter}' memory.micro_batch=1", EMPTY),
     ):
         yield Setting(
             f"compiled, fp8, {name}", f"{fp8} compile=on {changes}", config="fp8", on=on, seconds=600, compiles=True
@@ -252,6 +252,7 @@ def _compiled() -> Iterator[Setting]:
         ),
         ("compiled, ZeRO 3 on 2", "launch.workers=2 memory.zero=3 memory.micro_batch=1", "llama", TWO_EMPTY),
         ("compiled, adapter nf4", "adapter.rank=4 adapter.quantize=nf4", "llama", Pretended()),
+        ("compiled, adapter with dropout", "'adapter={rank: 4, dropout: 0.1}' memory.micro_batch=1", "llama", EMPTY),
         ("compiled, RTX5090", "", "llama", Pretended("RTX5090")),
         ("compiled, T4, fp16", "precision=fp16", "llama", Pretended("T4")),
     ):
