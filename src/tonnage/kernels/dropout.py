@@ -107,6 +107,7 @@ def kept(mask: Mask, channels: int) -> Tensor:
     states = mixed(mask.keys ^ mask.salt)
     counters = torch.arange(before * _LANES + 1, end * _LANES + 1, device=device)
     hashes = mixed(states[:, None] + counters * golden).view(len(states), end - before, 1, _LANES)
+    # A right shift repeats the sign above the 16 bits that are taken.
     bits = (hashes >> torch.arange(0, 64, 16, device=device)[:, None] & 0xFFFF).flatten(1)
     start = mask.first - before * _BLOCK
     return bits[:, start : start + channels] >= mask.threshold
