@@ -1,9 +1,9 @@
 """Two workers of one thread beside one worker of two: what it costs to divide a step among processes of a machine.
 
-    python -m benchmarks.workers [--shape llama-135m] [--tokens 4096] [--rounds 5] [--output FILE]
+    python -m benchmarks.workers [--shape llama-135m] [--tokens 4096] [--stages 0 3] [--rounds 5] [--output FILE]
 
-The same documents in every step and all weights in bf16, in ZeRO 0, 1, 2 and 3. Contestants take one step in turn;
-their losses must agree. The limit is the one worker, which sends nothing: a share of 1 is all that dividing can reach.
+All weights in bf16 and the same documents in every step, once for each ZeRO stage. Contestants take one step in turn;
+how far their losses are apart is in the result. The one worker sends nothing: its speed is what dividing can reach.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.peers.training import our_config
 
 from tonnage.host.threads import usable_cores
 
+WORKERS = 2
 DOCUMENTS = 8
 """Of a micro-batch of a worker."""
 
@@ -40,7 +41,6 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-135m")
     parser.add_argument("--tokens", type=int, default=4096, help="of a step, about")
     parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 3])
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -51,10 +51,10 @@ def main() -> None:
         rows = write_rows(folder / "rows.jsonl", 2000)
         first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, steps))
         mean = first.plan.data.num_tokens / first.plan.data.num_packs
-        each = DOCUMENTS * arguments.workers
+        each = DOCUMENTS * WORKERS
         sequences = each * max(1, round(arguments.tokens / mean / each))
         alone = contestant(folder, model, sequences, steps, 1, 0)
-        divided = [contestant(folder, model, sequences, steps, arguments.workers, stage) for stage in arguments.stages]
+        divided = [contestant(folder, model, sequences, steps, WORKERS, stage) for stage in arguments.stages]
         others = compete([alone, *divided], arguments.rounds, 1)
     results = {one.name: one.result() for one in (alone, *divided)}
     for one in divided:

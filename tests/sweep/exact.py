@@ -39,6 +39,7 @@ RECOMPUTES: tuple[RecomputeMode, ...] = ("none", "selective", "full")
 NUM_DOCUMENTS, SHORTEST, LONGEST, NUM_TOKENS = 4, 2, 20, 200
 RANK, FACTOR, ADDED = 4, 2.0, 0.05
 NEARBY, LAST_BIT = 8, 2.0**-23
+"""Models that noise is averaged over where one is not enough, and the relative size of a number's last bit in fp32."""
 LEAK = 1e-4
 """By how much of itself a token's loss must differ, in the mean, where documents see each other."""
 
@@ -174,9 +175,9 @@ def _judge_training(
 def _noise_nearby(
     models: Mapping[torch.dtype, PreTrainedModel], documents: list[Tensor], additions: Mapping[str, Tensor]
 ) -> Off:
-    """How far plain transformers in fp32 is from fp64 in the quadratic mean of some models whose weights are the
-    model's but for a last bit. Where gradients are badly conditioned, what it is for one model is one draw of numbers
-    that lie ten times apart, and by chance among the smallest."""
+    """How far plain transformers in fp32 is from fp64: the quadratic mean over models whose weights differ from the
+    given ones in the last bit. Of badly conditioned gradients the error in fp32 is ten times as large for one such
+    model as for another, so that the error of a single model says little."""
     generator = torch.Generator().manual_seed(2)
     whole = {name: one.clone() for name, one in models[torch.float32].named_parameters()}
     draws: list[Off] = []

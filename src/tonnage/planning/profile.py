@@ -342,7 +342,7 @@ class ModelProfile:
     """Of the kinds of attention that it has; none where workers cannot divide the tokens of rows."""
 
     def __hash__(self) -> int:
-        """Of a few numbers: it has maps, and what is asked of one profile thousands of times is kept by it."""
+        """Of a few numbers, as the maps have no hash: results are cached by profile."""
         return hash((self.num_parameters, self.num_blocks, self.hidden_size, self.frozen.parameters, self.has_head))
 
     def seeing(self, tower: TowerCost) -> ModelProfile:
