@@ -95,6 +95,12 @@ def test_another_function_of_a_like_name_is_left_alone() -> None:
     assert "forward" in vars(model[1])
 
 
+def test_asking_whether_a_norm_is_ours_loads_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "_rms_norm", None)
+    _, fast = pair(LlamaRMSNorm, 24)
+    assert "forward" in vars(fast)
+
+
 def test_other_types_go_the_models_own_way() -> None:
     torch.manual_seed(0)
     plain, fast = pair(LlamaRMSNorm, 24)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from planning.profiles import DATA, MACHINE, MODEL, config, layout
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
+from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY, Plan
 from tonnage.planning.planner import make_plan
@@ -23,6 +24,7 @@ from tonnage.planning.saving import (
     MOST_LOST_SECONDS,
     MOST_WAITING,
     USUAL_SECONDS,
+    Resting,
     Saving,
     copy_seconds,
     in_words,
@@ -79,21 +81,29 @@ def test_saves_are_not_more_frequent_than_they_need_to_be() -> None:
     assert steps_between(1.0, 1.0, 7200.0, 100) == 1
 
 
+def copying(layout: Layout, machine: Machine) -> float:
+    return copy_seconds(layout, Resting.of(layout, MODEL), machine)
+
+
+def writing(layout: Layout, machine: Machine) -> float:
+    return write_seconds(layout, Resting.of(layout, MODEL), machine)
+
+
 def test_what_a_save_takes_follows_from_what_rests_where() -> None:
     alone = layout(workers=1, zero=3, micro_batches=1, saves_beside=True)
     state = 12_000_000  # weights, low halves, moments
     fresh = state / (MACHINE.fresh_bytes_per_second * MACHINE.cores)
-    assert copy_seconds(alone, MODEL, MACHINE) == pytest.approx(2 * state / MACHINE.memory_bytes_per_second + fresh)
-    assert write_seconds(alone, MODEL, MACHINE) == pytest.approx(state / MACHINE.disk_write_bytes_per_second)
-    assert copy_seconds(replace(alone, saves_beside=False), MODEL, MACHINE) == 0
+    assert copying(alone, MACHINE) == pytest.approx(2 * state / MACHINE.memory_bytes_per_second + fresh)
+    assert writing(alone, MACHINE) == pytest.approx(state / MACHINE.disk_write_bytes_per_second)
+    assert copying(replace(alone, saves_beside=False), MACHINE) == 0
     on_disk = replace(alone, optimizer_tier="disk", saves_beside=False)
     copied = 2 * 10_000_000 / MACHINE.disk_mixed_bytes_per_second
-    assert copy_seconds(on_disk, MODEL, MACHINE) == pytest.approx(copied)
+    assert copying(on_disk, MACHINE) == pytest.approx(copied)
     two = replace(alone, workers=2)  # fp32 masters; they share the memory and the disk
-    assert write_seconds(two, MODEL, MACHINE) == pytest.approx(state / MACHINE.disk_write_bytes_per_second)
-    assert write_seconds(two, MODEL, replace(MACHINE, nodes=2)) == write_seconds(two, MODEL, MACHINE) / 2
+    assert writing(two, MACHINE) == pytest.approx(state / MACHINE.disk_write_bytes_per_second)
+    assert writing(two, replace(MACHINE, nodes=2)) == writing(two, MACHINE) / 2
     gpu = parse_hardware("A100-80GB")
-    assert copy_seconds(replace(alone, device="cuda"), MODEL, gpu) == state / gpu.host_device_bytes_per_second
+    assert copying(replace(alone, device="cuda"), gpu) == state / gpu.host_device_bytes_per_second
 
 
 def test_a_save_waits_for_the_one_before_it() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
@@ -64,7 +64,8 @@ def saving_of(
 
     ``every`` is what the config says, in steps.
     """
-    copy, write = copy_seconds(layout, model, machine), write_seconds(layout, model, machine)
+    resting = Resting.of(layout, model)
+    copy, write = copy_seconds(layout, resting, machine), write_seconds(layout, resting, machine)
     stop, whole = copy if layout.saves_beside else copy + write, copy + write
     if every == "auto":
         every = steps_between(stop, whole, step_seconds, num_steps)
@@ -81,12 +82,33 @@ def steps_between(stop_seconds: float, whole_seconds: float, step_seconds: float
     return every if every < num_steps else 0
 
 
-def copy_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
+class Resting(NamedTuple):
+    """Bytes that a worker saves, which every copy of the states is dealt for."""
+
+    in_memory: int
+    on_disk: int
+
+    @staticmethod
+    def of(layout: Layout, model: ModelProfile) -> Resting:
+        """Of the worker that saves most."""
+        part = max(different_parts(model, layout.stages, layout.pipeline), key=lambda part: saved_bytes(layout, part))
+        whole = states(layout, part)
+        weights = whole.weights - frozen_bytes(layout, part)
+        where = "device" if part.frozen.parameters else layout.parameter_tier
+        kinds = ((weights, where), (whole.optimizer, layout.optimizer_tier))
+        in_memory, on_disk = (
+            sum(size for size, tier in kinds if (tier == "disk") == is_on_disk) // layout.replicate
+            for is_on_disk in (False, True)
+        )
+        return Resting(in_memory, on_disk)
+
+
+def copy_seconds(layout: Layout, resting: Resting, machine: Machine) -> float:
     """How long training stands still until its state is out of the way. What rests on disk is copied there, out of its
     tiles; beside training the rest is copied to memory of the host, which comes anew for the first save."""
     per_node = math.ceil(layout.workers / machine.nodes)
     share = 1 / per_node if machine.kind == "cpu" else 1.0
-    in_memory, on_disk = _resting(layout, model)
+    in_memory, on_disk = resting
     seconds = 2 * on_disk / (machine.disk_mixed_bytes_per_second / per_node)
     if not layout.saves_beside:
         return seconds
@@ -96,23 +118,9 @@ def copy_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float
     return seconds + in_memory / machine.host_device_bytes_per_second
 
 
-def write_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
+def write_seconds(layout: Layout, resting: Resting, machine: Machine) -> float:
     """How long a checkpoint takes from memory to the disk, each node writing the parts of its workers."""
-    return layout.workers / machine.nodes * sum(_resting(layout, model)) / machine.disk_write_bytes_per_second
-
-
-def _resting(layout: Layout, model: ModelProfile) -> tuple[int, int]:
-    """Bytes that a worker saves, which every copy of the states is dealt for: of what is in memory, and on disk."""
-    part = max(different_parts(model, layout.stages, layout.pipeline), key=lambda part: saved_bytes(layout, part))
-    whole = states(layout, part)
-    weights = whole.weights - frozen_bytes(layout, part)
-    where = "device" if part.frozen.parameters else layout.parameter_tier
-    kinds = ((weights, where), (whole.optimizer, layout.optimizer_tier))
-    in_memory, on_disk = (
-        sum(size for size, tier in kinds if (tier == "disk") == is_on_disk) // layout.replicate
-        for is_on_disk in (False, True)
-    )
-    return in_memory, on_disk
+    return layout.workers / machine.nodes * sum(resting) / machine.disk_write_bytes_per_second
 
 
 def in_words(saving: Saving, *, beside: bool, step_seconds: float, num_steps: int) -> str:

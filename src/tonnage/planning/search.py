@@ -161,7 +161,8 @@ def saved(choice: Choice, search: Search) -> list[Choice]:
         saving = saving_of(every, layout, model, scales.machine, seconds, search.num_steps)
         if not saving.every:
             return [choice]
-        choices.append(replace(scales.held(layout, choice.seconds), saving=saving))
+        held = choice if layout == choice.layout else scales.held(layout, choice.seconds)
+        choices.append(replace(held, saving=saving))
     return choices
 
 

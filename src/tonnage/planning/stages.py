@@ -59,6 +59,7 @@ def workers_parts(model: ModelProfile, stages: tuple[int, ...], workers: int) ->
     return tuple(parts[kind] for kind in kinds)
 
 
-def different_parts(model: ModelProfile, stages: tuple[int, ...], workers: int) -> list[ModelProfile]:
+@lru_cache(maxsize=1024)
+def different_parts(model: ModelProfile, stages: tuple[int, ...], workers: int) -> tuple[ModelProfile, ...]:
     """As ``workers_parts``, each profile once."""
-    return list({id(part): part for part in workers_parts(model, stages, workers)}.values())
+    return tuple({id(part): part for part in workers_parts(model, stages, workers)}.values())
