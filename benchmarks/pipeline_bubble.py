@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
+from tonnage.host.allocators import choose_allocators
 from tonnage.kernels.threads import use_threads
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pipeline_bubble.json"))
     options = parser.parse_args()
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker
+    choose_allocators()  # as in a worker
     figures = {f"{number} micro-batches": measure(number, options.steps) for number in options.micro_batches}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}

@@ -2,8 +2,9 @@
 
     python -m benchmarks.workers [--shape llama-135m] [--tokens 4096] [--stages 0 3] [--rounds 5] [--output FILE]
 
-All weights in bf16 and the same documents in every step, once for each ZeRO stage. Contestants take one step in turn;
-how far their losses are apart is in the result. The one worker sends nothing: its speed is what dividing can reach.
+All weights in bf16, and the same packs of 1,024 tokens in every step, once for each ZeRO stage. Contestants take one
+step in turn; how far their losses are apart is in the result. The one worker sends nothing: its speed is what dividing
+can reach.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from benchmarks.peers.training import our_config
 from tonnage.host.threads import usable_cores
 
 WORKERS = 2
-DOCUMENTS = 8
-"""Of a micro-batch of a worker."""
+PACK = 1024
+"""Tokens of a pack, which documents fill: workers have equally much to do."""
 
 
-def contestant(folder: Path, model: Path, sequences: int, steps: int, workers: int, stage: int) -> Contestant:
+def contestant(folder: Path, model: Path, tokens: int, steps: int, workers: int, stage: int) -> Contestant:
     """A run of so many workers that share the cores, written down."""
     name = f"{workers} workers, ZeRO {stage}" if workers > 1 else "1 worker"
     run = folder / f"run-{workers}-{stage}"
-    config = our_config(model, folder / "rows.jsonl", folder / "cache", sequences, steps)
-    memory = {"zero": stage, "micro_batch": DOCUMENTS, "recompute": "none", "moments": "fp32"}
+    config = our_config(model, folder / "rows.jsonl", folder / "cache", 1, steps)
+    config["data"]["pack"], config["batch"] = True, {"tokens": tokens}
+    memory = {"zero": stage, "micro_batch": 2, "recompute": "none", "moments": "fp32"}
     write_our_run(run, {**config, "memory": memory, "launch": {"workers": workers}})
     threads = max(1, usable_cores() // workers)
     command = our_command("benchmarks.peers.ours", str(run))
@@ -39,22 +41,18 @@ def contestant(folder: Path, model: Path, sequences: int, steps: int, workers: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-135m")
-    parser.add_argument("--tokens", type=int, default=4096, help="of a step, about")
+    parser.add_argument("--tokens", type=int, default=4096, help=f"of a step, in packs of {PACK}")
     parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 3])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    steps = 2 + arguments.rounds
+    steps, tokens = 2 + arguments.rounds, arguments.tokens
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape, None)
-        rows = write_rows(folder / "rows.jsonl", 2000)
-        first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, steps))
-        mean = first.plan.data.num_tokens / first.plan.data.num_packs
-        each = DOCUMENTS * WORKERS
-        sequences = each * max(1, round(arguments.tokens / mean / each))
-        alone = contestant(folder, model, sequences, steps, 1, 0)
-        divided = [contestant(folder, model, sequences, steps, WORKERS, stage) for stage in arguments.stages]
+        write_rows(folder / "rows.jsonl", 2000)
+        alone = contestant(folder, model, tokens, steps, 1, 0)
+        divided = [contestant(folder, model, tokens, steps, WORKERS, stage) for stage in arguments.stages]
         others = compete([alone, *divided], arguments.rounds, 1)
     results = {one.name: one.result() for one in (alone, *divided)}
     for one in divided:
@@ -71,7 +69,7 @@ def main() -> None:
             "machine": machine(),
             "share_of_cpu_that_others_had": others,
             "shape": arguments.shape,
-            "documents_per_step": sequences,
+            "packs_per_step": tokens // PACK,
             "contestants": results,
         },
     )

@@ -14,7 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the worker does, before torch is there
+from tonnage.host.allocators import HUGE_PAGES, huge_pages
+
+os.environ.setdefault(HUGE_PAGES, huge_pages())  # as the worker does, before torch is there
 
 import torch
 from benchmarks.peers.protocol import Seat

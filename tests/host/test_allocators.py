@@ -31,8 +31,23 @@ def test_what_the_user_said_stays(
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(allocators, "DRIVER", Path("/nowhere"))
+    monkeypatch.setattr(allocators, "BALLOON", Path("/nowhere"))
     choose_allocators()
     assert tuple(map(os.environ.get, NAMES)) == told
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("bits", "told"), [("011001" + "0" * 122, "0"), ("011000" + "0" * 122, "1"), ("", "1")])
+def test_no_huge_pages_where_the_host_takes_back_what_is_free(
+    bits: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "virtio0").mkdir()
+    (tmp_path / "virtio0" / "features").write_text(bits + "\n")
+    monkeypatch.setattr(allocators, "BALLOON", tmp_path)
+    monkeypatch.delenv(allocators.HUGE_PAGES, raising=False)
+    choose_allocators()
+    assert os.environ.get(allocators.HUGE_PAGES) == told
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tonnage.host.allocators import HUGE_PAGES
 from tonnage.host.lockable import limited_to, raise_limit
 from tonnage.host.locked import host_memory, lock
 from tonnage.kernels.moments import Codec
@@ -146,12 +148,12 @@ def _elementwise(dtype: torch.dtype, device: torch.device, rows: int, hidden: in
 
 
 def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False) -> float:
-    """Bytes a second at which one core first writes to memory that the system has just given, in pages of 2 MB where
-    the system has them, as for all large tensors (``THP_MEM_ALLOC_ENABLE``)."""
+    """Bytes a second at which one core first writes to memory that the system has just given, in pages as large as
+    those of all large tensors (``host.allocators``)."""
 
     def write() -> None:
         with mmap.mmap(-1, num_bytes, **OWN) as pages:
-            if hasattr(mmap, "MADV_HUGEPAGE"):
+            if os.environ.get(HUGE_PAGES) == "1" and hasattr(mmap, "MADV_HUGEPAGE"):
                 pages.madvise(mmap.MADV_HUGEPAGE)
             written = np.frombuffer(pages, np.uint8)
             written.fill(1)

@@ -615,8 +615,9 @@ class _Reduction:
         leaves = layout.gradient_tier == "host" or (layout.gradient_tier == "disk" and layout.update_tier == "host")
         vocabulary = 0 if model.frozen.head else model.head_parameters
         leaving = 2 * part * max(model.trained_block, vocabulary) if leaves else 0.0
-        # FSDP2 holds what replicas sum to the pass's end
-        stays = layout.gradient_tier == "device" or layout.replicate > 1
+        # FSDP2 holds what replicas sum to the pass's end, but for what is summed without it (``parallel.cpu_sums``)
+        held = layout.replicate > 1 and (shards > 1 or layout.device != "cpu")
+        stays = layout.gradient_tier == "device" or held
         reduced = 4.0 * model.part(shards) if stays else 0.0
         return _Reduction(
             stay=0.0 if once else reduced,
@@ -686,10 +687,11 @@ def _backward_sharded(
     blocks, shards = model.num_blocks, layout.shards
     outside, copy, unreduced = model.trained_outside, reduction.copy, reduction.unreduced
     alone = shards == 1  # with its shard, which is all of it
-    copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends
+    copies = 1 if not alone else 0 if layout.device == "cpu" else 2  # beside the sum, of what FSDP2 collects
     own = unreduced or layout.width  # bytes of a number before it is copied
-    # FSDP2 holds the head's while it reduces its copy, where that is sent in parts.
-    last = 0 if model.is_tied or alone or model.frozen.head else own * model.head_parameters
+    # Of the head's gradient autograd holds a copy to the end of its pass.
+    held = 0 if model.is_tied or model.frozen.head else model.head_parameters
+    last = 0 if alone and layout.device != "cpu" else own * held
     reducing = max(own + copy, copies * copy + copy / shards) * model.trained_block
 
     def backward(number: int, name: str) -> PartsAt:
@@ -719,6 +721,19 @@ def _backward_sharded(
             gathered=0 if _reduced_once(layout) or layout.zero == 3 else gathering.everything,
             gradients=reduction.stay + blocks * reduction.grown + 4 / shards * outside + reduction.leaving,
             # Copied together, when nothing is reduced yet, or reduced.
-            workspace=max((own + 4 - 4 / shards) * outside, 4 * copies * outside + last),
+            workspace=max((own + 4 - 4 / shards) * outside + (last if alone else 0), 4 * copies * outside + last),
+        ),
+        *(
+            [
+                _parts_at(
+                    "sums outside the blocks",
+                    gathered=gathering.outside,
+                    gradients=reduction.stay + unreduced * outside + blocks * reduction.grown + reduction.leaving,
+                    # The last micro-batch's gradients, which are made fp32 to be added.
+                    workspace=layout.width * (outside + held) + 4 * model.head_parameters,
+                )
+            ]
+            if unreduced and layout.device == "cpu"
+            else []
         ),
     ]

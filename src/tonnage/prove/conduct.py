@@ -19,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tonnage.errors import user_error
+from tonnage.host.allocators import HUGE_PAGES, huge_pages
 from tonnage.prove.machine import USEFUL, described, missing, of_which
 from tonnage.prove.pieces import CORES, CPU_SECONDS, LIMIT_SECONDS, TOGETHER, ProofPiece, named
 from tonnage.prove.record import MOST_TEXT, PART, PieceResult, ProofRecord, keep, kept, result_file, write
@@ -31,7 +32,7 @@ OFFLINE = {
     "TOKENIZERS_PARALLELISM": "0",
 }
 """Nothing is fetched."""
-ALLOCATORS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "THP_MEM_ALLOC_ENABLE": "1"}
+ALLOCATORS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", HUGE_PAGES: huge_pages()}
 """As a worker chooses them."""
 
 
