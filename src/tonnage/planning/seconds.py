@@ -143,7 +143,7 @@ def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again.
 
     As FSDP2 does it: weights are cast from the fp32 shard, copied in, and copied out; gradients are copied in, in fp32.
-    gloo copies those once more, and a worker that need not send them has them divided, by one, and copied.
+    A GPU that need not send them has them divided, by one, and copied; on CPUs each worker copies its part of their sum.
     """
     if not layout.sharded:
         return 0.0
@@ -151,7 +151,9 @@ def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     gathers = {0: 1, 1: 1, 2: 1, 3: 2 * times}[layout.zero] if layout.gathers else 0
     reductions = {0: 1, 1: 1, 2: times, 3: times}[layout.zero]
     gathered = (4 + width + 2 * width) / shards + 2 * width
-    reduced = width + 4 + (16 if shards == 1 else 8 if layout.device == "cpu" else 0)
+    on_cpu = layout.device == "cpu"
+    besides = (0 if on_cpu else 16) if shards == 1 else (8 / shards if on_cpu else 0)
+    reduced = width + 4 + besides
     copied = model.trained_parameters * (gathers * gathered + reductions * reduced)
     if layout.gathers_frozen:
         copied += model.frozen.num_bytes * gathers * (3 / shards + 2)
