@@ -143,7 +143,7 @@ def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again.
 
     As FSDP2 does it: weights are cast from the fp32 shard, copied in, and copied out; gradients are copied in, in fp32.
-    A GPU that need not send them has them divided, by one, and copied; on CPUs each worker copies its part of their sum.
+    A GPU that need not send them has them divided, by one, and copied; on CPUs a worker copies its part of their sum.
     """
     if not layout.sharded:
         return 0.0
