@@ -1,10 +1,10 @@
 """Two workers of one thread beside one worker of two: what it costs to divide a step among processes of a machine.
 
-    python -m benchmarks.workers [--shape llama-135m] [--tokens 4096] [--stages 0 3] [--rounds 5] [--output FILE]
+    python -m benchmarks.workers [--shape llama-135m] [--tokens 8192] [--stages 0 3] [--rounds 4] [--output FILE]
 
-All weights in bf16, and the same packs of 1,024 tokens in every step, once for each ZeRO stage. Contestants take one
-step in turn; how far their losses are apart is in the result. The one worker sends nothing: its speed is what dividing
-can reach.
+All weights in bf16, and the same packs of 1,024 tokens in every step, once for each ZeRO stage. Contestants take
+three steps in turn; how far their losses are apart is in the result. The one worker sends nothing: its speed is what
+dividing can reach. What is sent is the same however many tokens a step has.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tonnage.host.threads import usable_cores
 WORKERS = 2
 PACK = 1024
 """Tokens of a pack, which documents fill: workers have equally much to do."""
+TURN = 3
+"""Steps. In the first of them memory comes anew that was given up for others' turns."""
 
 
 def contestant(folder: Path, model: Path, tokens: int, steps: int, workers: int, stage: int) -> Contestant:
@@ -41,19 +43,19 @@ def contestant(folder: Path, model: Path, tokens: int, steps: int, workers: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-135m")
-    parser.add_argument("--tokens", type=int, default=4096, help=f"of a step, in packs of {PACK}")
+    parser.add_argument("--tokens", type=int, default=8192, help=f"of a step, in packs of {PACK}")
     parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 3])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    steps, tokens = 2 + arguments.rounds, arguments.tokens
+    steps, tokens = 2 + TURN * arguments.rounds, arguments.tokens
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape, None)
         write_rows(folder / "rows.jsonl", 2000)
         alone = contestant(folder, model, tokens, steps, 1, 0)
         divided = [contestant(folder, model, tokens, steps, WORKERS, stage) for stage in arguments.stages]
-        others = compete([alone, *divided], arguments.rounds, 1)
+        others = compete([alone, *divided], arguments.rounds, TURN)
     results = {one.name: one.result() for one in (alone, *divided)}
     for one in divided:
         shares = [mine / theirs for mine, theirs in zip(one.rates, alone.rates, strict=True)]
