@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
 import pytest
@@ -58,6 +60,7 @@ def test_of_two(number):
 """
 
 
+@pytest.mark.slow
 def test_a_combination_that_is_named_is_of_the_matrix_as_among_all(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    matrix\n    slow\n")
     (tmp_path / "test_some.py").write_text(COMBINATIONS)

@@ -45,6 +45,7 @@ def listed() -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_every_private_name_is_listed_and_no_other() -> None:
     ends = {name.rpartition(".")[2] for name in listed()}
     names = {name.rpartition(".")[2] for name in used()}

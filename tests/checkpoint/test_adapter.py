@@ -494,6 +494,7 @@ def test_an_adapter_that_computes_otherwise_is_refused(folder: Path, tmp_path: P
         find_model(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_over_other_weights(
     folder: Path, decided: Callable[..., Decision], tmp_path: Path
 ) -> None:

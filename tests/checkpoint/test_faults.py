@@ -259,6 +259,7 @@ with join_world() as world:
 """
 
 
+@pytest.mark.slow
 def test_a_directory_without_write_access() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

@@ -198,6 +198,7 @@ def test_everything_that_was_exported_arrives_and_nothing_else(exported: Path, h
     assert TOKEN not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_a_damaged_export_is_not_pushed(exported: Path, hub: Hub) -> None:
     content = bytearray((exported / "model.safetensors").read_bytes())
     content[-1] ^= 1

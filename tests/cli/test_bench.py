@@ -117,6 +117,7 @@ def test_a_processor_is_named_by_what_its_products_use() -> None:
     assert processor_named("Apple M4", ()) == "Apple M4"
 
 
+@pytest.mark.slow
 def test_the_table_is_what_the_results_say() -> None:
     script = [sys.executable, "-m", "benchmarks.cpu", "--check"]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -141,6 +141,7 @@ def test_checkpoints_that_are_open_are_written_down(config: str, saves_soon: Non
     assert decide(config, ["steps=1"]).config.checkpoint.every == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_holds_one_checkpoint_is_no_reason_to_refuse(
     config: str, saves_soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

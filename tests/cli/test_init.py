@@ -306,6 +306,7 @@ def test_pairs_of_answers_get_an_objective(model: Path) -> None:
     assert said["objective"] == {"kind": "orpo"}
 
 
+@pytest.mark.slow
 def test_answers_with_a_label_get_an_objective(model: Path) -> None:
     rows = [
         {"prompt": f"What is {number}?", "completion": "A number.", "label": number % 3 > 0} for number in range(200)

@@ -78,6 +78,7 @@ def plan_of(*words: object) -> Plan:
     return parse_record(run("plan", *words, "--json"), Plan, "plan")
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_missing_and_what_is_left_out(model: Callable[..., Path]) -> None:
     visual = {f"visual.{number}.weight": torch.ones(3) for number in range(5)}
     config = config_for(model(lambda t: {n: v for n, v in t.items() if n != HEAD} | visual))

@@ -579,6 +579,7 @@ texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     model=texts.filter(lambda text: not text.startswith("~") or text == "~"),  # no user of that name

@@ -46,6 +46,7 @@ def refused(path: str, *words: str) -> Any:
     return problem
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_known_before_anything_starts(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = resting_bytes(decide(config, ON_DISK).plan)
     assert needed > 0
@@ -64,6 +65,7 @@ def test_a_full_disk_is_known_before_anything_starts(config: str, monkeypatch: p
     assert decide(config, [*changed, *problem.change.split()]).plan.fits
 
 
+@pytest.mark.slow
 def test_a_budget_of_disks_is_obeyed_by_whoever_plans(config: str, model: str) -> None:
     needed = resting_bytes(decide(config, ON_DISK).plan)
     assert decide(config, [*ON_DISK, f"memory.budget.disk={needed}"]).plan.fits

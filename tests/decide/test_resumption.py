@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from forked import train
 from tiny import write_config
 from tonnage.config import read_config
@@ -13,6 +15,7 @@ from tonnage.decide.written import write_run
 from tonnage.rundir.directory import RunDirectory
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_not_chosen_again(tmp_path: Path) -> None:
     alone = {"launch": {"workers": 1, "threads": 1}, "adapter": {"rank": 4}, "steps": 2}
     path = str(write_config(tmp_path, 40, **alone))

@@ -88,6 +88,7 @@ def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch
     assert suppose(model, ["data.max_length=128"]).workers == 8
 
 
+@pytest.mark.slow
 def test_a_number_that_is_said_is_kept_everywhere(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (text := json.loads(Path(config).read_text()))["launch"]["workers"] = 2
     said = Path(config).with_name("said.json")

@@ -121,6 +121,7 @@ def test_data_and_plan() -> None:
         shown(*words)
 
 
+@pytest.mark.slow
 def test_json_holds_the_same_and_is_safe() -> None:
     ended = tonnage("inspect", "config.yaml", "--json", "--rows", "9", terminal=True)
     assert ended.status == 0
@@ -333,6 +334,7 @@ def test_consoles_are_made_in_one_place_and_nothing_reads_markup() -> None:
         assert [found for found in styled if path.name != "terminal.py"] == [], path
 
 
+@pytest.mark.slow
 def test_nothing_else_prints() -> None:
     """What is printed without a console goes through ``put`` or is ours."""
     allowed = {"main.py", "chat.py", "terminal.py", "document.py", "page.py", "sample.py", "worker.py", "measure.py"}

@@ -148,6 +148,7 @@ def test_torch_form_compiles_to_one_graph_for_all_steps(codec: Codec) -> None:
             assert torch.equal(moments.m, moments2.m)
 
 
+@pytest.mark.slow
 def test_the_first_update_leaves_the_number_of_threads_alone() -> None:
     script = (
         "import torch\n"

@@ -46,6 +46,7 @@ def among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.launch.forkserver.can_fork", lambda: True)
 
 
+@pytest.mark.slow
 def test_a_process_that_uses_a_gpu_is_not_copied() -> None:
     program = (
         "import torch; from tonnage.launch.forkserver import can_fork; before = can_fork(); "

@@ -329,6 +329,7 @@ def test_no_ray_is_said_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_elastic_run_has_a_plan_for_every_size(folder: Path) -> None:
     run = run_of(folder, "planned", "launch.with=ray", "launch.address=auto", "launch.workers=[1, 3]")
     plans = [Plan.read(run.plan_for(workers)) for workers in (1, 2, 3)]

@@ -173,6 +173,7 @@ def test_markup_in_names_logs_and_rows_stays_text(client: TestClient, folder: Pa
     assert answer.json()["text"] == HOSTILE.replace("\u202e", "\\u202e").replace("\x1b", "\\x1b")
 
 
+@pytest.mark.slow
 def test_what_a_stranger_wrote_is_no_defect(client: TestClient, folder: Path) -> None:
     """Files of another form make a run that is shown less of, or refused in words; never a failure of the server."""
     nonsense = (

@@ -24,7 +24,7 @@ BLOCKS = 10
     ("family", "trains", "most", "recomputed"),
     [
         # Two pieces around attention, and two more for a first block, whose input is another.
-        pytest.param("llama", EVERYTHING, 4, 0),
+        pytest.param("llama", EVERYTHING, 4, 0, marks=pytest.mark.slow),
         pytest.param("neox", EVERYTHING, 4, 0, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS // 2, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS, marks=pytest.mark.slow),

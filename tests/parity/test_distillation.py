@@ -125,9 +125,9 @@ def in_plain_torch(decision: Decision) -> tuple[list[dict[str, float]], dict[str
 @pytest.mark.parametrize(
     "objective",
     [
-        pytest.param({}, id="both", marks=pytest.mark.slow),
+        pytest.param({}, id="both", marks=pytest.mark.matrix),
         pytest.param({"temperature": 1.0}, id="at 1", marks=pytest.mark.matrix),
-        pytest.param({"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, id="exact"),
+        pytest.param({"supervised": 0.0, "temperature": 1.0, "top_k": VOCAB_SIZE}, id="exact", marks=pytest.mark.slow),
         pytest.param({"supervised": 0.0}, id="teacher alone", marks=pytest.mark.matrix),
     ],
 )
@@ -197,6 +197,7 @@ def test_evaluations_tell_cross_entropy_and_the_divergence(make: Make) -> None:
     assert first["evaluation"]["rows"]["divergence"][0] == pytest.approx(float(divergence) / number, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> None:
     whole = make(seed=31)
     train((1, [run_of(whole)]))

@@ -178,6 +178,7 @@ def going_on(folder: Path, changes: Mapping[str, Sequence[str]], saved: dict[str
     ]
 
 
+@pytest.mark.slow
 def test_two_stages_train_as_one_piece(folder: Path) -> None:
     """The short one of these tests, for every day."""
     one, two = (written(folder, "llama", layout, f"short-{layout}", steps=3) for layout in ("one", "1f1b"))

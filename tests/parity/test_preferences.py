@@ -301,6 +301,7 @@ FIGURES_SAME = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(make: Make) -> None:
     """From a checkpoint, with the reference of the model as it was at the start."""
     whole = make("dpo")

@@ -169,6 +169,7 @@ def in_trl(decision: Decision) -> list[dict[str, float]]:
     return records
 
 
+@pytest.mark.slow
 def test_every_step_is_that_of_trl(make: Make) -> None:
     decision = make(optimizer={"lr": 2e-4, "schedule": "constant", "warmup": 0})
     notes = " ".join(decision.plan.weights.notes())

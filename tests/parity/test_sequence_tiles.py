@@ -97,6 +97,7 @@ def test_halves_and_rounded_weights_too(written: Write) -> None:
     assert_same(pairs[1:])
 
 
+@pytest.mark.slow
 def test_experts_are_refused_by_name(written: Write) -> None:
     with pytest.raises(UserError, match=r"memory\.sequence_tiles: 5 tiles, and no block of model type qwen3_moe has"):
         written(1, TILES, "qwen3_moe")

@@ -108,6 +108,7 @@ def test_175b_in_stages_and_1t_fit_where_their_states_do(tmp_path: Path) -> None
     assert suppose(trillion, LARGE, parse_hardware("128x8xH200")).model.num_parameters == pytest.approx(1e12, rel=0.02)
 
 
+@pytest.mark.slow
 def test_activations_of_gpt_2_as_the_zero_paper_counts_them_and_ours() -> None:
     """1.5B parameters, 32 sequences of 1,024: "about 60 GB", "about 8 GB" with checkpoints (section 3.2)."""
     hidden, blocks, heads, length, sequences = 1600, 48, 25, 1024, 32
