@@ -184,6 +184,7 @@ def test_import(tmp_path: Path) -> None:
     assert "a character that YAML does not allow" not in ended.err
 
 
+@pytest.mark.slow
 def test_answers_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal they are visible, to a program they are as they are."""
     answer = "".join(TERMINAL[:8])
@@ -313,6 +314,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func).rpartition(".")[2], node
 
 
+@pytest.mark.slow
 def test_consoles_are_made_in_one_place_and_nothing_reads_markup() -> None:
     """The kind of fault, not its cases: a console of rich's own parses names, and so do these of its parts."""
     parsed = {"from_markup", "render_markup"}

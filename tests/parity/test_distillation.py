@@ -321,6 +321,7 @@ def test_new_tokens_are_refused(make: Make) -> None:
         make(data={"added_tokens": ["<tool>"]})
 
 
+@pytest.mark.slow
 def test_what_a_run_has_and_is_damaged_is_refused(make: Make) -> None:
     decision = make(seed=33)
     own = run_of(decision).teacher / entry_of(decision).name

@@ -422,6 +422,7 @@ def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> N
     assert step["loss"] == steps_of(run_of(whole))[2]["loss"]
 
 
+@pytest.mark.slow
 def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
     decision = make("llava", seed=33, steps=1, data={"validation": 0.3}, evaluate={"before": True})
     train((1, [run_of(decision)]))

@@ -242,6 +242,7 @@ def assert_alike(make: Make, keys: dict[str, Any], names: Any) -> None:
             assert float((value - weights[parameter]).norm() / weights[parameter].norm()) < 1e-4, (name, parameter)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(make: Make) -> None:
     whole = make()
     train((1, [run_of(whole)]))

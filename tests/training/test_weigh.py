@@ -179,6 +179,7 @@ def test_a_product_in_emulated_fp8_holds_what_the_allocator_lends() -> None:
     assert held == lent
 
 
+@pytest.mark.slow
 def test_the_head_peaks_at_a_chunk_of_logits() -> None:
     profile = weigh(GPTNeoXConfig(**NEOX), None, Conditions(document_tokens=96, device_type="cuda"))
     assert profile.outside is not None
