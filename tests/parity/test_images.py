@@ -216,7 +216,6 @@ def some_quick(names: Iterable[str], quick: Container[str], slow: Container[str]
     return [pytest.param(name, marks=of_name) for name, of_name in marks.items()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", some_quick(FAMILIES, {"llava"}, {"qwen2_5_vl"}))
 def test_every_step_is_that_of_plain_transformers(make: Make, tmp_path: Path, family: str) -> None:
     """Packed, with several rows with images in a pack, the language model trained in full; and the export is the whole
@@ -409,7 +408,6 @@ def assembled(decision: Decision) -> Any:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> None:
     whole = make("llava", seed=31, checkpoint={"every": 2, "keep": 9})
     train((1, [run_of(whole)]))
@@ -422,7 +420,6 @@ def test_a_run_goes_on_with_the_same_bits_and_without_the_cache(make: Make) -> N
     assert step["loss"] == steps_of(run_of(whole))[2]["loss"]
 
 
-@pytest.mark.slow
 def test_evaluations_see_the_images_of_validation_rows(make: Make) -> None:
     decision = make("llava", seed=33, steps=1, data={"validation": 0.3}, evaluate={"before": True})
     train((1, [run_of(decision)]))
