@@ -13,6 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 
+def sums_in_place(mesh: DeviceMesh) -> bool:
+    """Whether the workers of a mesh sum that way: those on CPUs."""
+    return mesh.device_type == "cpu"
+
+
 def sum_in_place(module: FSDPModule, copies: DeviceMesh | None, *, is_whole: bool) -> None:
     """Let a unit of FSDP2 on CPUs sum its gradients where it collects them.
 

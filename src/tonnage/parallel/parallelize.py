@@ -22,7 +22,7 @@ from tonnage.model.packed_layers import UNDIVIDED, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import compile_blocks
-from tonnage.parallel.cpu_sums import sum_in_place
+from tonnage.parallel.cpu_sums import sum_in_place, sums_in_place
 from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide
@@ -172,21 +172,21 @@ def shard_parameters(
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     copies = data["replicate"] if data["replicate"].size() > 1 else None
-    on_cpu, is_whole = mesh.device_type == "cpu", data["shard"].size() == 1
+    in_place, is_whole = sums_in_place(mesh), data["shard"].size() == 1
 
     def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
         fully_shard(
             module,
-            mesh=data["shard"] if copies is None or (on_cpu and is_whole) else data,
+            mesh=data["shard"] if copies is None or (in_place and is_whole) else data,
             mp_policy=policy,
             reshard_after_forward=zero == 3 and module is not root,
             ignored_params=others,
         )
         assert isinstance(module, FSDPModule)
         module.set_force_sum_reduction_for_comms(True)
-        if on_cpu:
+        if in_place:
             sum_in_place(module, copies if is_whole else None, is_whole=is_whole)
-        if not (on_cpu and is_whole):
+        if not (in_place and is_whole):
             module.set_gradient_divide_factor(1.0)
 
     units = units_in_fp32(root, blocks, frozenset(transforms.in_fp32) - whole)
