@@ -5,15 +5,19 @@ Counted are the collectives that reach the back end, by the bytes of what is gat
 
 import json
 from collections import Counter
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiny import load
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.files import find_model, read_model_config
+from tonnage.parallel import parallelize as order
 from tonnage.parallel.parallelize import Precision, Transforms, before_micro_batch, parallelize
 from tonnage.parallel.world import World, device_mesh, join_world
 from tonnage.training.batch import MicroBatch
@@ -70,6 +74,10 @@ def count(model_path: str, world: World, zero: int, num_micro_batches: int, prec
     }
 
 
+def answer(in_place: bool, mesh: DeviceMesh) -> bool:
+    return in_place
+
+
 def main(told: list[str]) -> None:
     (model_path,) = told
     with join_world() as world:
@@ -78,7 +86,9 @@ def main(told: list[str]) -> None:
             mesh = device_mesh(world.device, world.size, world.size if zero == 0 else 1)
             here = World(world.rank, world.size, world.device, world.backend, mesh)
             for micro_batches in (1, 3):
-                for name in ("fp32", "bf16"):
-                    found.append(count(model_path, here, zero, micro_batches, Precision.of(name, world.size)))
+                for name, in_place in product(("fp32", "bf16"), (True, False)):  # or as on GPUs
+                    order.sums_in_place = partial(answer, in_place)  # type: ignore[attr-defined]
+                    case = count(model_path, here, zero, micro_batches, Precision.of(name, world.size))
+                    found.append(case | {"in_place": in_place})
         if world.rank == 0:
             print(json.dumps(found))

@@ -106,7 +106,7 @@ class Tracker(OfOneMode, FSDPMemTracker):
         return seen
 
 
-order.sums_in_place = lambda mesh: False  # as on a GPU (``test_tracked``)  # type: ignore[attr-defined]
+order.sums_in_place = lambda mesh: False  # type: ignore[attr-defined]  # as on a GPU (``test_tracked``)
 
 
 def named(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:

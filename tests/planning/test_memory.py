@@ -36,6 +36,16 @@ def test_summed_gradients_leave_unit_by_unit() -> None:
     assert found["update"]["gradients"] == reduced
 
 
+def test_sums_on_a_cpu_widen_no_more_than_what_is_trained_outside_the_blocks() -> None:
+    on_cpu = layout(device="cpu")
+    found = {instant.name: instant.bytes for instant in instants(on_cpu, MODEL)}
+    head, outside = MODEL.head_parameters, MODEL.trained_outside
+    assert found["sums outside the blocks"]["workspace"] == 2 * (outside + head) + 4 * head
+    still = replace(MODEL.frozen, parameters=outside, outside=outside, head=True, embedding=True)
+    found = {instant.name: instant.bytes for instant in instants(on_cpu, replace(MODEL, frozen=still))}
+    assert "workspace" not in found["sums outside the blocks"]
+
+
 def test_gradients_that_are_reduced_every_time_stay() -> None:
     found = {instant.name: instant.bytes for instant in instants(layout(zero=2), MODEL)}
     assert found["loss"]["gradients"] == found["update"]["gradients"] == 4 * 1_000_000 / 2

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tonnage.host.allocators import HUGE_PAGES
+from tonnage.host.allocators import HUGE_PAGES, huge_pages
 from tonnage.host.lockable import limited_to, raise_limit
 from tonnage.host.locked import host_memory, lock
 from tonnage.kernels.moments import Codec
@@ -153,7 +153,7 @@ def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False)
 
     def write() -> None:
         with mmap.mmap(-1, num_bytes, **OWN) as pages:
-            if os.environ.get(HUGE_PAGES) == "1" and hasattr(mmap, "MADV_HUGEPAGE"):
+            if os.environ.get(HUGE_PAGES, huge_pages()) == "1" and hasattr(mmap, "MADV_HUGEPAGE"):
                 pages.madvise(mmap.MADV_HUGEPAGE)
             written = np.frombuffer(pages, np.uint8)
             written.fill(1)

@@ -1,7 +1,8 @@
 """Sums of gradients over workers on CPUs, in the memory in which FSDP2 collects them.
 
-Left alone, FSDP2 copies what a worker need not send twice more, to divide it by one, and gloo copies what it reduces.
-On CPUs such a copy takes longer than the sum: most of it is memory that comes anew in every step.
+By default a gradient is copied more often than that. Where a worker has all parameters, FSDP2 divides the collected
+gradients by one into new memory and copies the result; where parameters are sharded, gloo copies what it reduces. On
+CPUs such a copy takes longer than the sum itself, as its memory comes anew from the system in every step.
 """
 
 from __future__ import annotations
@@ -18,28 +19,29 @@ def sums_in_place(mesh: DeviceMesh) -> bool:
     return mesh.device_type == "cpu"
 
 
-def sum_in_place(module: FSDPModule, copies: DeviceMesh | None, *, is_whole: bool) -> None:
+def sum_in_place(module: FSDPModule, copies: DeviceMesh | None) -> None:
     """Let a unit of FSDP2 on CPUs sum its gradients where it collects them.
 
-    ``is_whole``: whether a worker has all of its parameters, so that nothing is left of a sum. They are summed over
-    ``copies``, unless that is None, whenever FSDP2 reduces.
+    ``copies``: the workers to sum over where each has all parameters of the unit; None where they are sharded, and
+    FSDP2 sums.
     """
-    module.set_custom_reduce_scatter(_InPlace(is_whole))  # type: ignore[arg-type]
-    if copies is not None:
+    module.set_custom_reduce_scatter(InPlace(is_whole=copies is not None))  # type: ignore[arg-type]
+    if copies is not None and copies.size() > 1:
         group = copies.get_group()
         module.set_all_reduce_hook(lambda gradients: dist.all_reduce(gradients, group=group))
 
 
-class _InPlace:
-    """torch's ``ReduceScatter``. FSDP2 asks it for memory to collect gradients in, and for more, for this rank's part
-    of their sum, before the next reduction begins."""
+class InPlace:
+    """torch's ``ReduceScatter``. For each reduction FSDP2 asks it twice for memory: to collect gradients in, and then
+    for this rank's part of their sum."""
 
-    def __init__(self, is_whole: bool) -> None:
+    def __init__(self, *, is_whole: bool) -> None:
         self._is_whole = is_whole
         self._collected: Tensor | None = None
 
     def allocate(self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for gradients, and the same again for their sum where that has all of them."""
+        """Memory of ``size`` numbers: new, or where this rank's part of a sum is all of it, the memory of the
+        gradients."""
         if self._collected is not None:
             collected, self._collected = self._collected, None
             return collected
@@ -55,7 +57,8 @@ class _InPlace:
         op: dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """What gloo does for a ``reduce_scatter_tensor``, but for its copy of the input."""
+        """Put this rank's part of the sum of ``input_tensor`` into ``output_tensor``, as gloo does, but without its
+        copy of the input, which is overwritten."""
         assert not async_op
         dist.all_reduce(input_tensor, op, group)
         output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])

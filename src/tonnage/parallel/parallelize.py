@@ -160,7 +160,7 @@ def shard_parameters(
     with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that, nor what comes in tiles.
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
-    number of supervised tokens, so an average would divide twice.
+    number of supervised tokens, so an average would divide twice. On CPUs every sum is an all-reduce (``cpu_sums``).
     """
     data = mesh["replicate", "shard"]
     if data.size() == 1 and precision.storage == precision.compute:
@@ -171,13 +171,13 @@ def shard_parameters(
     whole.update(weight.parameter for weight in transforms.tiled)
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    copies = data["replicate"] if data["replicate"].size() > 1 else None
-    in_place, is_whole = sums_in_place(mesh), data["shard"].size() == 1
+    in_place, replicated = sums_in_place(mesh), data["replicate"].size() > 1
+    by_hook = in_place and data["shard"].size() == 1  # FSDP2 has nothing to reduce
 
     def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
         fully_shard(
             module,
-            mesh=data["shard"] if copies is None or (in_place and is_whole) else data,
+            mesh=data if replicated and not by_hook else data["shard"],
             mp_policy=policy,
             reshard_after_forward=zero == 3 and module is not root,
             ignored_params=others,
@@ -185,8 +185,8 @@ def shard_parameters(
         assert isinstance(module, FSDPModule)
         module.set_force_sum_reduction_for_comms(True)
         if in_place:
-            sum_in_place(module, copies if is_whole else None, is_whole=is_whole)
-        if not (in_place and is_whole):
+            sum_in_place(module, data["replicate"] if by_hook else None)
+        if not by_hook:
             module.set_gradient_divide_factor(1.0)
 
     units = units_in_fp32(root, blocks, frozenset(transforms.in_fp32) - whole)

@@ -730,7 +730,7 @@ def _backward_sharded(
                     gathered=gathering.outside,
                     gradients=reduction.stay + unreduced * outside + blocks * reduction.grown + reduction.leaving,
                     # The last micro-batch's gradients, which are made fp32 to be added.
-                    workspace=layout.width * (outside + held) + 4 * model.head_parameters,
+                    workspace=layout.width * (outside + held) + 4 * min(model.head_parameters, outside),
                 )
             ]
             if unreduced and layout.device == "cpu"
