@@ -278,7 +278,7 @@ def test_pages_that_come_anew_and_copies_of_what_is_sent_take_their_time() -> No
     sent = 1e6 * (2 + 4) / 2  # weights gathered, gradients reduced in fp32
     weights = (4 + 2) / 2 + 2 * 2 / 2 + 2 * 2  # half of them cast and copied in, all copied out
     copied = 1e6 * (weights + 2 + 4 + (4 + 4) / 2)  # gradients copied in, in fp32, and half of their sum
-    seconds = sent / MACHINE.link_bytes_per_second + copied / (MACHINE.memory_bytes_per_second / 2)
+    seconds = (4 * sent + copied) / (MACHINE.memory_bytes_per_second / 2)  # sent through memory that both read
     seconds += copied / 2 / 2e9  # what is written, in pages that come anew
     assert shared.seconds.communication == pytest.approx(seconds)
 

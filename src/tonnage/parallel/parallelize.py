@@ -22,7 +22,7 @@ from tonnage.model.packed_layers import UNDIVIDED, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import compile_blocks
-from tonnage.parallel.cpu_sums import sum_in_place, sums_in_place
+from tonnage.parallel.cpu_collectives import CpuCollectives, sums_in_place
 from tonnage.parallel.recompute import RecomputeMode, recompute_blocks
 from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide
@@ -160,7 +160,7 @@ def shard_parameters(
     with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that, nor what comes in tiles.
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
-    number of supervised tokens, so an average would divide twice. On CPUs every sum is an all-reduce (``cpu_sums``).
+    number of supervised tokens, so an average would divide twice. How CPUs send all that: ``cpu_collectives``.
     """
     data = mesh["replicate", "shard"]
     if data.size() == 1 and precision.storage == precision.compute:
@@ -173,6 +173,7 @@ def shard_parameters(
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     in_place, replicated = sums_in_place(mesh), data["replicate"].size() > 1
     by_hook = in_place and data["shard"].size() == 1  # FSDP2 has nothing to reduce
+    on_cpus = CpuCollectives(data["replicate" if by_hook else "shard"], is_whole=by_hook) if in_place else None
 
     def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
         fully_shard(
@@ -184,8 +185,8 @@ def shard_parameters(
         )
         assert isinstance(module, FSDPModule)
         module.set_force_sum_reduction_for_comms(True)
-        if in_place:
-            sum_in_place(module, data["replicate"] if by_hook else None)
+        if on_cpus is not None:
+            on_cpus.serve(module)
         if not by_hook:
             module.set_gradient_divide_factor(1.0)
 

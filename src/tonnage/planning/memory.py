@@ -615,7 +615,7 @@ class _Reduction:
         leaves = layout.gradient_tier == "host" or (layout.gradient_tier == "disk" and layout.update_tier == "host")
         vocabulary = 0 if model.frozen.head else model.head_parameters
         leaving = 2 * part * max(model.trained_block, vocabulary) if leaves else 0.0
-        # FSDP2 holds what replicas sum to the pass's end, but for what is summed without it (``parallel.cpu_sums``)
+        # FSDP2 holds what replicas sum to the pass's end, but not what ``parallel.cpu_collectives`` sums
         held = layout.replicate > 1 and (shards > 1 or layout.device != "cpu")
         stays = layout.gradient_tier == "device" or held
         reduced = 4.0 * model.part(shards) if stays else 0.0

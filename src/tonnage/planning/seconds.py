@@ -24,6 +24,9 @@ FILLED_TOKENS = 100
 """On a CPU attention takes as long as if documents had so many tokens more: what fills up tiles, and what is done once
 for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
 
+SHARED_PASSES = 4
+"""Through memory, of what workers on the CPUs of a machine send: it is read and written by its worker, and then by the
+one that takes it (``parallel.shared_memory``)."""
 IN_TILES = 4 / 3
 """Products of a head and its loss that come in tiles, to those of one that is whole: four passes instead of three."""
 
@@ -456,7 +459,9 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     summed = summed_bytes(layout, model, work) + exchanged
     summed = summed / inside if summed else 0.0  # nothing else goes on meanwhile
     sent = max(sent_bytes(layout, part) for part in parts)
-    communication = sent / link if sent else 0.0
+    shares_memory = machine.kind == "cpu" and machine.nodes == 1
+    between = machine.memory_bytes_per_second * share / SHARED_PASSES if shares_memory else link
+    communication = sent / between if sent else 0.0
     if layout.optimizer == "muon" and layout.shards > 1:  # rows of updates to whoever has the matrix, and back, in bf16
         communication += max(4 * part.matrices_part(layout.shards) for part in parts) / link
     if layout.optimizer == "muon" and layout.tensor > 1:

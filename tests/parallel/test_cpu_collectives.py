@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from tonnage.parallel.cpu_sums import InPlace
+from tonnage.parallel.cpu_collectives import InPlace
 
 
 def test_a_sum_that_is_left_whole_has_the_memory_of_what_was_collected() -> None:
-    memory = InPlace(is_whole=True)
+    memory = InPlace(None, is_whole=True)
     for _ in range(2):
         collected, summed, of_next = (
             memory.allocate((8,), dtype=torch.float32, device=torch.device("cpu")) for _ in range(3)
@@ -19,6 +19,6 @@ def test_a_sum_that_is_left_whole_has_the_memory_of_what_was_collected() -> None
 
 
 def test_a_part_of_a_sum_has_memory_of_its_own() -> None:
-    memory = InPlace(is_whole=False)
+    memory = InPlace(None, is_whole=False)
     collected, part = (memory.allocate((size,), dtype=torch.float32, device=torch.device("cpu")) for size in (8, 4))
     assert part.data_ptr() != collected.data_ptr()
