@@ -17,7 +17,7 @@ from tonnage.decide.models import check_division
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
 from tonnage.decide.towers import tower_cost, trained_apart
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.words import size
 
@@ -308,15 +308,13 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
         if config.adapter == "auto":
             trains = "adapter=none"
         alternative = "another data.eos_token and data.added_tokens" if adds_tokens else "data.template=plain"
-        raise UserError(
-            Problem(
-                where="data.added_tokens" if adds_tokens else "data.template",
-                found=f"{'tokens' if adds_tokens else 'a template'} that {'need' if adds_tokens else 'needs'} "
-                f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
-                "head are not trained as a whole",
-                needed="tokens that the model has, or training of both",
-                change=f"{trains}, or {alternative}",
-            )
+        raise user_error(
+            where="data.added_tokens" if adds_tokens else "data.template",
+            found=f"{'tokens' if adds_tokens else 'a template'} that {'need' if adds_tokens else 'needs'} "
+            f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
+            "head are not trained as a whole",
+            needed="tokens that the model has, or training of both",
+            change=f"{trains}, or {alternative}",
         )
     return vocab_size
 
@@ -525,14 +523,12 @@ def _why_undivided(config: Config, model_config: PreTrainedConfig, isolation: Is
     if context == 1:
         return ""
     if isolation.why_undivided and context != "auto":
-        raise UserError(
-            Problem(
-                where="parallel.context",
-                found=f"{context}, and a {model_config.model_type} model, whose tokens other things than attention "
-                f"connect, in a tiny model of it ({isolation.why_undivided})",
-                needed="tokens that only attention connects: of other workers' tokens it alone knows",
-                change="parallel.context=1",
-            )
+        raise user_error(
+            where="parallel.context",
+            found=f"{context}, and a {model_config.model_type} model, whose tokens other things than attention "
+            f"connect, in a tiny model of it ({isolation.why_undivided})",
+            needed="tokens that only attention connects: of other workers' tokens it alone knows",
+            change="parallel.context=1",
         )
     if not isolation.why_undivided:
         model = on_meta(copy.deepcopy(model_config), torch.float32)
@@ -554,14 +550,12 @@ def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Conf
         return
     budget = config.memory.budget.model_copy(update={"device": "auto"})
     planned(config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})}))
-    raise UserError(
-        Problem(
-            where="memory.budget.device",
-            found=f"{size(free)} free now{'' if on_cpu else ' on a GPU'}, and a plan of {size(needed)}, for which "
-            f"memory.budget.device has room ({size(config.memory.budget.device)})",
-            needed="a plan for what is free",
-            change="memory.budget.device=auto, or end what takes the rest; --force starts all the same",
-        )
+    raise user_error(
+        where="memory.budget.device",
+        found=f"{size(free)} free now{'' if on_cpu else ' on a GPU'}, and a plan of {size(needed)}, for which "
+        f"memory.budget.device has room ({size(config.memory.budget.device)})",
+        needed="a plan for what is free",
+        change="memory.budget.device=auto, or end what takes the rest; --force starts all the same",
     )
 
 

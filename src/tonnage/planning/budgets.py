@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tonnage.config import Config
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Budget
 from tonnage.planning.words import size
@@ -54,13 +54,11 @@ def budget_of(config: Config, machine: Machine, free: Free = UNKNOWN) -> Budget:
             whole, of_device, host / per_node, host_source, free.lockable, disk, free.disk, free.disks_are_assumed
         )
     if of_host != "auto":
-        raise UserError(
-            Problem(
-                where="memory.budget.host",
-                found=f"memory.budget.host={of_host} on {machine.name}",
-                needed="GPUs, beside whose memory there is another",
-                change=f"memory.budget.device={of_host}",
-            )
+        raise user_error(
+            where="memory.budget.host",
+            found=f"memory.budget.host={of_host} on {machine.name}",
+            needed="GPUs, beside whose memory there is another",
+            change=f"memory.budget.device={of_host}",
         )
     of_worker, each = f"{size(whole)} {source}{shared}", whole / per_node
     return Budget(each, of_worker, disk=disk, disk_free=free.disk, disks_are_assumed=free.disks_are_assumed)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.planning import catalogue
@@ -147,7 +147,7 @@ class Machine:
         try:
             return Machine.parse(read_json(path))
         except ValueError as error:
-            raise UserError(Problem(str(error), "a machine as tonnage writes it", where=str(path))) from error
+            raise user_error(str(error), "a machine as tonnage writes it", where=str(path)) from error
 
     @staticmethod
     def parse(fields: object) -> Machine:
@@ -185,12 +185,12 @@ def parse_hardware(text: str) -> Machine:
     compact = re.sub(r"\s*[x×*]\s*", "x", text.strip().lower())
     counted = re.fullmatch(r"(?:(\d{1,9})x)?(?:(\d{1,9})x)?(.*)", compact)
     if counted is None or len(text) > LONGEST_NAME:
-        raise UserError(Problem(f"hardware {text[:LONGEST_NAME]!r}", f"one line, written as {FORMS}"))
+        raise user_error(f"hardware {text[:LONGEST_NAME]!r}", f"one line, written as {FORMS}")
     name = counted[3]
     counts = [int(number) for number in counted.groups()[:2] if number is not None]
     if not all(0 < count <= MOST_OF_A_KIND for count in counts):
         needed = f"at least one of everything, and at most {MOST_OF_A_KIND:,}"
-        raise UserError(Problem(f"hardware {text!r}", needed, FORMS))
+        raise user_error(f"hardware {text!r}", needed, FORMS)
     if name.startswith("cpu"):
         return _parse_cpu(text, name, counts)
     nodes, devices = counts if len(counts) == 2 else [1, *counts, 1][:2]
@@ -199,7 +199,7 @@ def parse_hardware(text: str) -> Machine:
     if not colon:
         return machine
     if not (host_bytes := _bytes(memory)):
-        raise UserError(Problem(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB"))
+        raise user_error(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB")
     return replace(machine, host_bytes=host_bytes)
 
 
@@ -223,7 +223,7 @@ def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     else:
         if cores and memory and len(parts) == 2 and len(counts) < 2:
             return of_cpu(cores, memory, nodes=counts[0] if counts else 1)
-    raise UserError(Problem(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB"))
+    raise user_error(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB")
 
 
 _BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu|generation|\bac\b")
@@ -251,16 +251,14 @@ def _find(text: str, name: str) -> Device:
         if len(fitting) == 1:
             return fitting[0]
         names = [device.name for device in devices]
-        raise UserError(Problem(f"hardware {text!r}", " or ".join(names), f"write its memory, as {names[-1]}"))
+        raise user_error(f"hardware {text!r}", " or ".join(names), f"write its memory, as {names[-1]}")
     near = difflib.get_close_matches(plain, families, n=3, cutoff=0.5)
     catalogue = ", ".join(dict.fromkeys(device.name for device in DEVICES))
     nearest = ", ".join(dict.fromkeys(d.name for family in near for d in DEVICES if d.family == families[family]))
-    raise UserError(
-        Problem(
-            f"hardware {text!r}",
-            f"one of {catalogue}, cpu; written as {FORMS}",
-            f"did you mean {nearest}?" if near else "",
-        )
+    raise user_error(
+        f"hardware {text!r}",
+        f"one of {catalogue}, cpu; written as {FORMS}",
+        f"did you mean {nearest}?" if near else "",
     )
 
 
