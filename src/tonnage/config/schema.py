@@ -77,6 +77,13 @@ class Section(BaseModel):
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    def with_keys(self, section: str, values: Mapping[str, Any]) -> Self:
+        """A copy with other ``values`` of keys of a section, whose name may be dotted."""
+        name, _, inner = section.partition(".")
+        before: Section = getattr(self, name)
+        after = before.with_keys(inner, values) if inner else before.model_copy(update=values)
+        return self.model_copy(update={name: after})
+
 
 @dataclass(frozen=True)
 class Words:

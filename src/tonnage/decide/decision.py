@@ -93,10 +93,9 @@ def decide_on(
     if other is not None:
         check_no_token_is_new(prepared, model, other)
         if other.files.commit is not None:
-            objective = config.objective.model_copy(update={f"{other.key}_revision": other.files.commit})
-            config = config.model_copy(update={"objective": objective})
+            config = config.with_keys("objective", {f"{other.key}_revision": other.files.commit})
     if prepared.date:  # whoever goes on with the run another day goes on with this one
-        config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
+        config = config.with_keys("data", {"date": prepared.date})
     prompts, questions = prompts_of(config, prepared), questions_of(config, prepared)
     place = where(config, None, progress)
 
@@ -172,4 +171,4 @@ def _written_out(config: Config, *plans: Plan) -> Config:
     if config.checkpoint.every != "auto":
         return config
     every = min((plan.choice.saving.every for plan in plans if plan.choice.saving.every), default=0)
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": every})})
+    return config.with_keys("checkpoint", {"every": every})

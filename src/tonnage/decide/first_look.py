@@ -48,7 +48,7 @@ class Wanted:
     def with_data(self, config: Config, keys: Mapping[str, Any]) -> Config:
         """The config with other ``keys`` of ``data``, but those that the words say."""
         free = {name: value for name, value in keys.items() if not self.says(f"data.{name}")}
-        return config.model_copy(update={"data": config.data.model_copy(update=free)})
+        return config.with_keys("data", free)
 
 
 @dataclass(frozen=True)

@@ -63,16 +63,11 @@ def as_seen(config: Config, prepared: Prepared, *, sees: bool) -> Config:
         return config
     axes: dict[str, Any] = {key: 1 for key in ("tensor", "context") if getattr(config.parallel, key) == "auto"}
     if not sees:
-        return config.model_copy(update={"parallel": config.parallel.model_copy(update=axes)})
+        return config.with_keys("parallel", axes)
     axes |= {"pipeline": 1} if config.parallel.pipeline == "auto" else {}
     tiers: dict[str, Any] = {key: "device" for key in ON_DEVICE if getattr(config.memory, key) == "auto"}
     tiers |= {"tiles": 1} if config.memory.tiles == "auto" else {}
-    return config.model_copy(
-        update={
-            "parallel": config.parallel.model_copy(update=axes),
-            "memory": config.memory.model_copy(update=tiers),
-        }
-    )
+    return config.with_keys("parallel", axes).with_keys("memory", tiers)
 
 
 def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> None:

@@ -56,8 +56,7 @@ class _Values:
     def at(self, config: Config, index: int) -> Config:
         """The config with another value."""
         section, name = self.key.split(".")
-        changed = getattr(config, section).model_copy(update={name: index * self.step})
-        return config.model_copy(update={section: changed})
+        return config.with_keys(section, {name: index * self.step})
 
 
 @dataclass
@@ -165,8 +164,7 @@ def _on_a_line(values: _Values, config: Config, planned: Callable[[Config, bool]
     largest; None if it does not grow."""
     if values.number == 1 or search.fits(values.number):
         return values.number
-    budget = config.memory.budget.model_copy(update={"device": 1})  # then no plan fits, and the smallest is told
-    nothing = config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})})
+    nothing = config.with_keys("memory.budget", {"device": 1})  # then no plan fits, and the smallest is told
     few = planned(values.at(nothing, 1), True).choice.peak_bytes
     many, room = search.plan(values.number).choice.peak_bytes, search.plan(values.number).budget.usable
     if many <= few:

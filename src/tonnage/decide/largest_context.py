@@ -24,7 +24,6 @@ from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.ways import WAYS, Way, without_sacrifices
 
 if TYPE_CHECKING:
-    from tonnage.config import Config
     from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
     from tonnage.planning.plan import Plan
@@ -149,7 +148,8 @@ def _cell(question: PlanQuestion, way: Way, cell: Cell) -> Cell:
     plans: dict[int, Plan] = {}
 
     def fits(index: int) -> bool:
-        plans[index] = question.at_length(_with_length(config, index * STEP), True, WEIGHED)
+        longer = config.with_keys("data", {"max_length": index * STEP})
+        plans[index] = question.at_length(longer, True, WEIGHED)
         return plans[index].fits
 
     try:
@@ -157,10 +157,6 @@ def _cell(question: PlanQuestion, way: Way, cell: Cell) -> Cell:
     except UserError as error:
         return replace(cell, why_not=error.problems[0].found)
     return replace(cell, tokens=index * STEP, plan=plans[max(index, 1)])
-
-
-def _with_length(config: Config, length: int) -> Config:
-    return config.model_copy(update={"data": config.data.model_copy(update={"max_length": length})})
 
 
 def rounded(tokens: int) -> str:

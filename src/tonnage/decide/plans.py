@@ -207,9 +207,7 @@ def other_plans(
     most, fewest = launch.num_workers, launch.fewest_workers
     for workers in range(most - 1, fewest - 1, -1):
         nodes = math.ceil(workers / math.ceil(most / launch.num_nodes))
-        fewer = config.model_copy(
-            update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
-        )
+        fewer = config.with_keys("launch", {"workers": workers, "least": None, "nodes": nodes})
         try:
             plans.append(plan_run(fewer, model, prepared, place, None, force=force))
         except UserError as error:
@@ -239,8 +237,8 @@ def plan_run(
     config = as_seen(config, prepared, sees=subject.data.sees)
     plan = _plan_of(config, subject, place, before, force=force)
     if not subject.data.sees and is_better_computed(config, model, plan, prepared, place.machine):
-        data = config.data.model_copy(update={"image_features": "computed"})
-        return plan_run(config.model_copy(update={"data": data}), model, prepared, place, before, force=force)
+        computed = config.with_keys("data", {"image_features": "computed"})
+        return plan_run(computed, model, prepared, place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if config.objective.has_reference:
         plan = with_reference(plan, name=config.objective.reference)
@@ -474,8 +472,8 @@ def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | N
     workers_here = math.ceil(plan.workers / machine.nodes)
     is_open = place.here and config.checkpoint.every == "auto"
     if is_open and (why_not := no_room_for_saves(config, plan, workers_here)):
-        at_its_end, earlier_warnings = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
-        plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
+        earlier_warnings = plan.warnings
+        plan = planned(config.with_keys("checkpoint", {"every": 0}))
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
         plan = replace(plan, reasons=reasons, warnings=(*earlier_warnings, f"the run is saved {why_not}"))
     return replace(plan, reasons=plan.reasons | _reasons(config, plan, weighed, place))
@@ -548,8 +546,7 @@ def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Conf
     needed = plan.choice.peak_bytes * (plan.workers if on_cpu else 1)
     if config.memory.budget.device == "auto" or needed <= free:
         return
-    budget = config.memory.budget.model_copy(update={"device": "auto"})
-    planned(config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})}))
+    planned(config.with_keys("memory.budget", {"device": "auto"}))
     raise user_error(
         where="memory.budget.device",
         found=f"{size(free)} free now{'' if on_cpu else ' on a GPU'}, and a plan of {size(needed)}, for which "

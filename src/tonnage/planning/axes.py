@@ -168,12 +168,6 @@ class Axes(NamedTuple):
         return self.tensor * self.pipeline * self.context
 
 
-def divided(config: Config, axes: Axes) -> Config:
-    """A config with the sizes of the axes written out."""
-    parallel = config.parallel.model_copy(update=axes._asdict())
-    return config.model_copy(update={"parallel": parallel})
-
-
 def divisions(
     config: Config, packs_per_step: int, models: Mapping[int, ModelProfile], machine: Machine, before: Layout | None
 ) -> list[Axes]:

@@ -153,16 +153,17 @@ def _without_rows(choice: Choice) -> Choice:
 
 def in_row_tiles(search: Search, number: int) -> list[Choice]:
     """Every way that the config allows, but for those that are a last resort, with MLPs over rows in so many tiles."""
-    memory = search.config.memory.model_copy(update={"sequence_tiles": number, "tiles": 1})
-    divided = replace(search, config=search.config.model_copy(update={"memory": memory}))
-    return [less_on_disk(choice, search) for choice in candidates(divided)]
+    return _cut(search, sequence_tiles=number, tiles=1)
 
 
 def in_tiles(search: Search, number: int) -> list[Choice]:
     """Every way that the config allows with the largest weight in so many tiles. That costs time."""
-    memory = search.config.memory.model_copy(update={"tiles": number})
-    tiled = replace(search, config=search.config.model_copy(update={"memory": memory}))
-    return [less_on_disk(choice, search) for choice in candidates(tiled)]
+    return _cut(search, tiles=number)
+
+
+def _cut(search: Search, **memory: int) -> list[Choice]:
+    cut = replace(search, config=search.config.with_keys("memory", memory))
+    return [less_on_disk(choice, search) for choice in candidates(cut)]
 
 
 def refine(fitting: Sequence[Choice], search: Search) -> list[Choice]:

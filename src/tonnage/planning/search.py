@@ -11,7 +11,7 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.config.rules import TIER_KEYS
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.planning.axes import divided, divisions, layouts
+from tonnage.planning.axes import divisions, layouts
 from tonnage.planning.catalogue import COMPILE_SECONDS
 from tonnage.planning.largest import last_that_fits
 from tonnage.planning.layout import MOST_AHEAD, Layout
@@ -105,7 +105,7 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
         prunes = axes.together > 1 and last_resort is not None
         if last_resort and not prunes:
             continue
-        sized = divided(config, axes)
+        sized = config.with_keys("parallel", axes._asdict())
         of_all = (search.steps, scales.sizes, scales.machine, before, scales.model.attention, scales.model.num_blocks)
         for layout in layouts(sized, *of_all):
             if prunes and (bool(layout.tiers_on_disk) is not last_resort or _in_memory(layout) in roomy):
