@@ -152,6 +152,6 @@ def degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) ->
 
     with suppress(UserError):
         check_family(model_config)
-        per_node = math.ceil(config.launch.num_workers / machine.nodes)
+        per_node = machine.workers_on_node(config.launch.num_workers)
         return [degree for degree in fitting_degrees(model_config, per_node) if per_node % degree == 0]
     return [1]

@@ -469,7 +469,7 @@ def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | N
     plan = planned(config)
     if free.memory is not None and not force:
         _check_free(config, plan, free.memory, planned)
-    workers_here = math.ceil(plan.workers / machine.nodes)
+    workers_here = machine.workers_on_node(plan.workers)
     is_open = place.here and config.checkpoint.every == "auto"
     if is_open and (why_not := no_room_for_saves(config, plan, workers_here)):
         earlier_warnings = plan.warnings

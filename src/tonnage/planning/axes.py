@@ -178,7 +178,7 @@ def divisions(
     workers has a pack.
     """
     workers, parallel = config.launch.num_workers, config.parallel
-    per_node = math.ceil(workers / machine.nodes)
+    per_node = machine.workers_on_node(workers)
     most = models[1].num_blocks // config.stages_per_worker
     open_setting = setting_of(config, machine)
 

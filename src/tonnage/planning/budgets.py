@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +37,7 @@ def budget_of(config: Config, machine: Machine, free: Free = UNKNOWN) -> Budget:
     Raises:
         UserError: the machine has no devices beside its host, and the config a budget for the host's memory.
     """
-    per_node = math.ceil(config.launch.num_workers / machine.nodes)
+    per_node = machine.workers_on_node(config.launch.num_workers)
     whole = float(machine.device_bytes) if free.memory is None else free.memory
     source = "free now" if free.memory is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":

@@ -100,6 +100,14 @@ class Machine:
         """Of all nodes."""
         return self.nodes * self.devices_per_node
 
+    def workers_on_node(self, workers: int) -> int:
+        """Of so many workers, those on the node that has most."""
+        return -(-workers // self.nodes)
+
+    def share(self, workers: int) -> float:
+        """The part of a device's rates that each of so many workers has: those of one CPU share them."""
+        return 1 / self.workers_on_node(workers) if self.kind == "cpu" else 1.0
+
     @property
     def has_bf16(self) -> bool:
         """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone. Of a

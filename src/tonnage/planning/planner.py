@@ -27,7 +27,7 @@ from tonnage.planning.profile import ModelProfile
 from tonnage.planning.refusal import refusal
 from tonnage.planning.rules import check, check_blocks, check_slices, no_layout
 from tonnage.planning.saving import MOST_LOST_SECONDS
-from tonnage.planning.scales import Scales
+from tonnage.planning.scales import Scales, work_of
 from tonnage.planning.search import Search
 from tonnage.planning.seconds import Work
 from tonnage.planning.words import kernels_in_words
@@ -108,7 +108,7 @@ def _written(
     if machine.kind != "cpu" and config.compile == "auto":
         few = f"blocks are not: that would save less than the {COMPILE_SECONDS:.0f} s that it may take"
         reasons["compile"] = f"auto: {'each block' if chosen.layout.compiled else few}"
-    flops = _flops(search.scales.model, search.scales.work(chosen.layout))
+    flops = _flops(search.scales.model, work_of(chosen.layout, data))
     if (tower := search.scales.model.tower) is not None:
         flops += chosen.layout.mean_image_tokens * (tower.forward_flops + tower.backward_flops)
     numbers = {"packs_in_data": data.num_packs, "packs_in_run": steps.num_packs}

@@ -17,7 +17,7 @@ from tonnage.planning.largest import last_that_fits
 from tonnage.planning.layout import MOST_AHEAD, Layout
 from tonnage.planning.plan import Budget, Choice, Steps
 from tonnage.planning.saving import saving_of
-from tonnage.planning.scales import Scales
+from tonnage.planning.scales import Scales, work_of
 from tonnage.planning.seconds import stages_of
 from tonnage.planning.states import states
 
@@ -68,7 +68,11 @@ class Search:
         """What a layout takes; a pipeline's is cut as it is best."""
         scales = self.scales
         if layout.pipeline > 1:
-            model, work, per_worker = scales.model_of(layout), scales.work(layout), self.config.stages_per_worker
+            model, work, per_worker = (
+                scales.model_of(layout),
+                work_of(layout, scales.data),
+                self.config.stages_per_worker,
+            )
             layout = replace(layout, stages=stages_of(layout, model, work, scales.machine, per_worker))
         return scales.held(layout, scales.timed(layout))
 
