@@ -26,7 +26,7 @@ from pydantic_core import ErrorDetails
 from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
 from tonnage.config.check_here import missing_files
-from tonnage.config.schema import KERNELS, Config, ObjectiveKind
+from tonnage.config.schema import KERNELS, Config, ObjectiveKind, Rounding
 from tonnage.config.yaml_tree import YamlTree
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import NotAPathError
@@ -49,6 +49,7 @@ AS_SECTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("kernels", "auto"): {},
     ("kernels", "plain"): dict.fromkeys(KERNELS, "off"),
     **{("objective", kind): {"kind": kind} for kind in get_args(ObjectiveKind)},
+    **{("quantize_aware", scheme): {"scheme": scheme} for scheme in get_args(Rounding)},
 }
 """What a key and the word that it has stand for, written as a section."""
 STAND_IN = "x"

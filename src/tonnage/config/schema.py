@@ -603,10 +603,13 @@ class Adapter(Section):
         return largest if self.init == "zero" else 2 * largest
 
 
+Rounding = Literal["none", "int4", "int8", "int8-int4", "mxfp4", "nvfp4"]
+
+
 class QuantizeAware(Section):
     """Training with weights as they will be rounded once the model is quantised; torchao's numbers."""
 
-    scheme: Literal["none", "int4", "int8", "int8-int4", "mxfp4", "nvfp4"] = "none"
+    scheme: Rounding = "none"
     """Rounds weights to 4 or 8 bits; `int8-int4`, `mxfp4` and `nvfp4` inputs of layers too, to 8 bits and to 4."""
     group_size: Literal[32, 64, 128, 256] | None = None
     """Of `int4` and `int8-int4`: numbers of a row that share a scale; none: torchao's, 128 and 32."""
@@ -615,11 +618,7 @@ class QuantizeAware(Section):
 
 
 def _scheme(value: Any) -> Any:
-    return {"scheme": value} if isinstance(value, str) else _empty_is_nothing(value)
-
-
-def _empty_is_nothing(value: Any) -> Any:
-    return {} if value is None else value
+    return {"scheme": value} if isinstance(value, str) else {} if value is None else value
 
 
 class MemoryBudget(Section):
@@ -983,7 +982,7 @@ class Config(Section):
     quantize_aware: Annotated[
         QuantizeAware,
         BeforeValidator(_scheme),
-        Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4, nvfp4"),
+        Words(f"a section of keys or one of {', '.join(get_args(Rounding))}"),
     ] = Field(default_factory=QuantizeAware)
     """Round weights as a quantised model has them, so that it loses less; `int4` is short for `{scheme: int4}`."""
     memory: Memory = Field(default_factory=Memory)
