@@ -123,9 +123,7 @@ def _apply(document: YamlTree, overrides: Sequence[str]) -> None:
     for pair in ALTERNATIVES:
         left = [path for path in pair if path not in overridden]
         if len(left) == 1:
-            (other,) = left
-            _remove(document.value, other)
-            document.where.pop(other, None)
+            _forget(document, left[0])
     _drop_other_kinds(document, overridden)
 
 
@@ -138,15 +136,18 @@ def _drop_other_kinds(document: YamlTree, overridden: Sequence[keys.Path]) -> No
     for path in [("launch", name) for name in launch]:
         kinds = keys.kinds_with(path)
         if kind in keys.kinds_with(("launch", "with")) and kinds and kind not in kinds and path not in overridden:
-            _remove(document.value, path)
-            document.where.pop(path, None)
+            _forget(document, path)
+
+
+def _forget(document: YamlTree, path: keys.Path) -> None:
+    _remove(document.value, path)
+    document.where.pop(path, None)
 
 
 def _drop_empty_sections(document: YamlTree) -> None:
     """A section whose keys are all commented out reads as nothing: its defaults hold."""
     for name, value in list(document.value.items()):
-        field = keys.field_at((name,))
-        if value is None and field is not None and keys.section_of(field.annotation) is not None:
+        if value is None and keys.section_at((name,)) is not None:
             document.value[name] = {}
 
 

@@ -390,7 +390,7 @@ def _take_dotted(
     if isinstance(value, list):
         for index, item in enumerate(value):
             _take_dotted(item, (*path, index), (*written, index), dotted)
-    if not isinstance(value, dict) or not _is_section(path):
+    if not isinstance(value, dict) or keys.section_at(path) is None:
         return
     for key, item in list(value.items()):
         inner = (*path, key)
@@ -399,11 +399,6 @@ def _take_dotted(
             dotted.append((inner, (*written, key), item))
             del value[key]
         _take_dotted(item, inner, (*written, key), dotted)
-
-
-def _is_section(path: keys.Path) -> bool:
-    field = keys.field_at(path)
-    return not path or (field is not None and keys.section_of(field.annotation) is not None)
 
 
 def _is_there(tree: Any, path: keys.Path) -> bool:
@@ -439,8 +434,7 @@ def _respelt(text: str) -> str:
 
 def _inside_names(path: keys.Path) -> bool:
     """Whether a path leads into a mapping whose keys are the user's own (``columns``)."""
-    parent = keys.field_at(path[:-1]) if len(path) > 1 else None
-    return parent is not None and keys.section_of(parent.annotation) is None
+    return keys.field_at(path[:-1]) is not None and keys.section_at(path[:-1]) is None
 
 
 def _kind(value: Any) -> str:
