@@ -10,7 +10,7 @@ from itertools import product, starmap
 from typing import Any, NamedTuple
 
 from tonnage.config import Config
-from tonnage.config.check_context import divides_rows
+from tonnage.config.check import divides_rows
 from tonnage.config.rules import OF_AXES, Setting
 from tonnage.planning.context import divides
 from tonnage.planning.layout import PACKED, Layout
