@@ -22,7 +22,7 @@ from tonnage.errors import user_error
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.planning import catalogue
-from tonnage.planning.catalogue import DEVICES, EFFICIENCY, GENERIC_CPU, Device
+from tonnage.planning.catalogue import DEVICES, EFFICIENCY, Device
 from tonnage.planning.words import size
 
 FORMS = (
@@ -310,10 +310,8 @@ def of_device(device: Device, *, nodes: int, devices_per_node: int) -> Machine:
 
 def of_cpu(cores: int, memory_bytes: int, *, nodes: int = 1) -> Machine:
     """Nodes without accelerators, with the rates that are expected of any processor."""
-    flops = EFFICIENCY["products"] * GENERIC_CPU.flops_per_core * cores
-    bandwidth = EFFICIENCY["memory"] * min(
-        GENERIC_CPU.memory_bytes_per_second, GENERIC_CPU.memory_bytes_per_core_second * cores
-    )
+    flops = EFFICIENCY["products"] * catalogue.CORE_FLOPS * cores
+    bandwidth = EFFICIENCY["memory"] * min(catalogue.CPU_BANDWIDTH, catalogue.CORE_BANDWIDTH * cores)
     return Machine(
         name="cpu",
         source="catalogue",
