@@ -24,7 +24,7 @@ from typing import Literal
 from tonnage.planning.layout import MOST_AHEAD
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Budget, Choice
-from tonnage.planning.search import REFINE, Search, candidates, less_on_disk
+from tonnage.planning.search import Search, candidates, less_on_disk, refine
 
 WORTH_ROUNDING = 1.25
 """So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
@@ -164,14 +164,6 @@ def in_tiles(search: Search, number: int) -> list[Choice]:
 def _cut(search: Search, **memory: int) -> list[Choice]:
     cut = replace(search, config=search.config.with_keys("memory", memory))
     return [less_on_disk(choice, search) for choice in candidates(cut)]
-
-
-def refine(fitting: Sequence[Choice], search: Search) -> list[Choice]:
-    """The choices that fit, with what there is room for besides."""
-    refined = list(fitting)
-    for refinement in REFINE:
-        refined = refinement(refined, search)
-    return refined
 
 
 def choose(fitting: Sequence[Choice], machine: Machine) -> Choice:

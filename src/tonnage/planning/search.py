@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -240,6 +240,6 @@ def less_on_disk(choice: Choice, search: Search) -> Choice:
     return filled(choice, search) if fits_else else choice
 
 
-Refinement = Callable[[Sequence[Choice], Search], list[Choice]]
-REFINE: tuple[Refinement, ...] = (fewest_blocks_recomputed, more_state_resident)
-"""In order, of the choices that fit, before one of them is chosen."""
+def refine(fitting: Sequence[Choice], search: Search) -> list[Choice]:
+    """The choices that fit, with what there is room for besides, before one of them is chosen."""
+    return more_state_resident(fewest_blocks_recomputed(fitting, search), search)
