@@ -99,27 +99,23 @@ def decide_on(
     prompts, questions = prompts_of(config, prepared), questions_of(config, prepared)
     place = where(config, None, progress)
 
-    def planned(config: Config, anyway: bool = force) -> tuple[Plan, tuple[Plan, ...]]:
+    def planned(config: Config, anyway: bool = force) -> list[Plan]:
         plan = plan_run(config, model, prepared, place, before, force=anyway)
-        return plan, other_plans(config, model, prepared, place, force=anyway)
-
-    def all_planned(config: Config, anyway: bool) -> list[Plan]:
-        plan, others = planned(config, anyway)
-        return [plan, *others]
+        return [plan, *other_plans(config, model, prepared, place, force=anyway)]
 
     why = ""
     if config.adapter == "auto":
-        config, why = choose(config, all_planned, place.machine.kind, force=force)
+        config, why = choose(config, planned, place.machine.kind, force=force)
         if config.adapter == "none":  # then all weights are the run's own, and which they were does not matter
             model = replace(model, weights=replace(model.weights, base_digest=""))
     check_groups(config, model)
-    plan, others = planned(config)
+    plan, *others = planned(config)
     if why:
         plan = replace(plan, reasons=plan.reasons | {"adapter": why})
     settled = _written_out(config, plan, *others)
     if any(one.choice.saving.every != settled.checkpoint.every for one in others):  # some size would save sooner
         reasons = plan.reasons
-        plan, others = planned(settled)
+        plan, *others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
     plan, *rest = _asking_before(settled, model, other, prepared, place, (plan, *others), progress)
     settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs

@@ -157,10 +157,8 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         "also": own.also,
     }
     if files.oft_block_size:
-        adapter, sizes = (
-            Adapter(kind="oft", oft_block_size=files.oft_block_size, **shared),
-            f"oft_block_size {files.oft_block_size}",
-        )
+        adapter = Adapter(kind="oft", oft_block_size=files.oft_block_size, **shared)
+        sizes = f"oft_block_size {files.oft_block_size}"
     else:
         adapter = Adapter(
             kind="dora" if files.magnitudes else "lora",

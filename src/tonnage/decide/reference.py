@@ -28,8 +28,7 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
     adapter = sorted(files.adapter.directory.glob("adapter_*")) if files.adapter is not None else []
     weights = [*sorted(files.weights), *adapter] if not is_random else []
     weights.append(files.directory / CONFIG)  # what is made of it in memory changes as it is weighed
-    adapted = other is None and not isinstance(config.adapter, str)
-    begins = config.adapter.model_dump() if adapted and not isinstance(config.adapter, str) else {}
+    own = None if other is not None or isinstance(config.adapter, str) else config.adapter
     parts: dict[str, Any] = {
         "weights": digests_of(cache, weights, "the reference's", progress),
         "seed": config.seed if is_random else None,
@@ -37,9 +36,9 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
         "packs": packs.name,
         "visited": [plan.num_packs, config.seed] if plan.num_packs < plan.data.num_packs else [],
         "precision": config.precision,
-        "quantize": config.adapter.quantize if adapted and not isinstance(config.adapter, str) else None,
+        "quantize": None if own is None else own.quantize,
         "versions": [version(name) for name in ("torch", "transformers")],
-    } | ({"begins": begins} if begins.get("init", "zero") != "zero" else {})
+    } | ({"begins": own.model_dump()} if own is not None and own.init != "zero" else {})
     if config.rope is not None and other is None:
         parts["rope"] = config.rope.parameters
     return cache / "references" / store.key(parts)

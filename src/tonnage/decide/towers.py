@@ -69,10 +69,8 @@ def tower_cost(
     from tonnage.training.sight import image_recipe
     from tonnage.training.weigh_tower import weigh_tower_once
 
-    recipe, fullest = (
-        image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels),
-        fullest_row(prepared),
-    )
+    recipe = image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels)
+    fullest = fullest_row(prepared)
     assert recipe is not None
     assert fullest is not None
     source, document, tokens = fullest
