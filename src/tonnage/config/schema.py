@@ -472,7 +472,9 @@ class Objective(Section):
     `kto`: rows with a `label`; `reward`: a model of scores; others: pairs."""
     power: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Of `eaft`: to which power the entropy of the likeliest tokens is taken (its alpha)."""
-    beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
+    beta: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default_factory=lambda data: BETAS.get(data.get("kind", ""), DEFAULT_BETA)
+    )
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Of `dpo`: the probability that the two answers of a pair were swapped."""
@@ -542,10 +544,6 @@ class Objective(Section):
     def scores(self) -> bool:
         """Whether the model ends in a head of one number: a reward model."""
         return self.kind == "reward"
-
-
-def _beta(values: Mapping[str, Any]) -> float:
-    return BETAS.get(values.get("kind", ""), DEFAULT_BETA)
 
 
 Quantize = Literal["none", "widened", "nf4", "nf4-double", "int8"]

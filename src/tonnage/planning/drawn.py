@@ -47,11 +47,11 @@ def stacked(parts: Mapping[str, float], whole: float, colours: Mapping[str, str]
     return f'<div style="white-space: nowrap; font-size: 0; min-width: 90px">{pieces}</div>'
 
 
-def legend(parts: Mapping[str, float], colours: Mapping[str, str] = COLOURS) -> str:
+def legend(parts: Mapping[str, float]) -> str:
     """Categories with their colours and bytes."""
     return " ".join(
         f'<span style="white-space: nowrap; margin-right: 10px"><span style="display: inline-block; width: 10px; '
-        f'height: 10px; background: {colours[name]}"></span> {escape(name)} {size(value)}</span>'
+        f'height: 10px; background: {COLOURS[name]}"></span> {escape(name)} {size(value)}</span>'
         for name, value in parts.items()
     )
 

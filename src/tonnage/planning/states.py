@@ -99,9 +99,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
         present = min(away, _rooms(layout) * _frozen_block_bytes(layout, model))
         weights += present - (away if layout.device != "cpu" else 0)  # whose memory is the host's
-    if (
-        layout.gradient_tier != "device"
-    ):  # come a few ahead of their update: with tiles, those that no block holds first
+    if layout.gradient_tier != "device":
+        # Come a few ahead of their update: with tiles, those that no block holds first.
         outside = model.trained_outside
         if layout.optimizer_tier == "device":
             outside = model.head_parameters if not model.frozen.head else 0
