@@ -22,14 +22,15 @@ from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.reference import reference_of, with_reference
 from tonnage.decide.rows import prepare_data
 from tonnage.decide.teacher import entry_of, with_teacher
+from tonnage.planning.batch import resolved
+from tonnage.planning.layout import Layout
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import choose
+from tonnage.rundir.samples import Prompts
 
 if TYPE_CHECKING:
     from tonnage.data import Prepared, Progress
-    from tonnage.planning.layout import Layout
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.samples import Prompts
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,6 @@ def asked(
 
 def _written_out(config: Config, *plans: Plan) -> Config:
     """The config with the decided values of what it left open, for a run to have when it goes on."""
-    from tonnage.planning.batch import resolved
-
     config, _ = resolved(config, plans[0].data.num_packs)
     if config.checkpoint.every != "auto":
         return config

@@ -8,21 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config import Config, read_config
 from tonnage.data.progress import silent
 from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
 from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
+from tonnage.files.reading import read_record
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.config import Config
     from tonnage.data import Progress
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
     from tonnage.model.starts import Origins
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ class _Trained:
     @staticmethod
     def of(run: RunDirectory) -> _Trained:
         """Raises ``UserError``."""
-        from tonnage.config import read_config
         from tonnage.model.files import read_model, read_whole_config
-        from tonnage.planning.plan import Plan
         from tonnage.training.building import trains_of
 
         config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
@@ -211,7 +210,6 @@ def _export_model(
     from tonnage.checkpoint.description import ExportForm
     from tonnage.checkpoint.export import Start, export
     from tonnage.decide.card import model_card
-    from tonnage.files.reading import read_record
 
     run, config, trains, wishes = trained.run, trained.config, trained.trains, handing.wishes
     if wishes.merge and trains.adapter is None:
@@ -252,8 +250,6 @@ def step_of_export(run: RunDirectory) -> int:
     """
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, read_state
-    from tonnage.config import read_config
-    from tonnage.rundir.directory import complete_checkpoints, step_of
 
     newest = choose(run.checkpoints)
     best = read_config(run.config, [], check_files=False).checkpoint.best

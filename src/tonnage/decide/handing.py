@@ -8,14 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config import read_config
 from tonnage.decide.quantized_export import quantize_export
 from tonnage.errors import user_error
+from tonnage.rundir.directory import RunDirectory
 from tonnage.targets.commands import PROGRAMS, Servable, commands
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.compare import RunParameters
     from tonnage.kernels.fake_quantized import Scheme
-    from tonnage.rundir.directory import RunDirectory
 
 KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
 """Beside GGUF files, which hold the rest."""
@@ -119,8 +120,6 @@ def finish(handing: Handing, directory: str, dtype: str, temporary: Path, traine
 
 def next_of(run: RunDirectory) -> str:
     """What to do with the model of a run that is over: commands, or words where none of them takes it."""
-    from tonnage.config import read_config
-
     if read_config(run.config, [], check_files=False).objective.scores:
         return "AutoModelForSequenceClassification of transformers loads the model, and scores texts"
     return f"tonnage chat {run.word}    tonnage eval {run.word} --data FILE"
@@ -128,8 +127,6 @@ def next_of(run: RunDirectory) -> str:
 
 def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge: bool) -> list[str]:
     """The commands that serve what was exported to ``directory``; none where it gives scores."""
-    from tonnage.config import read_config
-
     config = read_config(run.config, [], check_files=False)
     if config.objective.scores:
         return []

@@ -14,6 +14,11 @@ from tonnage.decide.other_model import digests_of
 from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import UserError, user_error
 from tonnage.files.places import free_bytes
+from tonnage.host.cachedir import default_directory
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import Plan
+from tonnage.planning.profile import TowerCost
+from tonnage.planning.words import run_time, size
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -22,9 +27,6 @@ if TYPE_CHECKING:
     from tonnage.data import Prepared, Progress
     from tonnage.data.images.processing import ImageRecipe
     from tonnage.decide.models import ModelFound
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-    from tonnage.planning.profile import TowerCost
     from tonnage.training.vision_trial import Trial
 
 BYTES = {"fp32": 4}
@@ -140,7 +142,6 @@ def _whole(config: Config, model: ModelFound) -> PreTrainedConfig:
 
 def _trial(config: Config, model: ModelFound) -> Trial:
     """What a tiny model does with an image. Raises ``UserError`` where that cannot be trained on."""
-    from tonnage.host.cachedir import default_directory
     from tonnage.training.vision_trial import check_sight
 
     recipe = images_taken(config, model)
@@ -229,8 +230,6 @@ class _Looks:
         )
 
     def __str__(self) -> str:
-        from tonnage.planning.words import run_time
-
         if not self.computed_seconds:
             return ""
         both = f"cached {run_time(self.cached_seconds)}, computed in every step {run_time(self.computed_seconds)}"
@@ -295,8 +294,6 @@ def _with_tower(plan: Plan, both: _Looks) -> Plan:
 
 
 def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost | None, both: _Looks) -> Plan:
-    from tonnage.planning.words import size
-
     own = RunDirectory(config.output).features / entry.name
     if own.exists():
         has = "the run has them"
@@ -316,7 +313,6 @@ def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost | N
 
 def _bytes_before(plan: Plan, tower: TowerCost, both: _Looks) -> float:
     """Most bytes of a worker in the pass before training. Raises ``UserError`` where it has no room."""
-    from tonnage.planning.words import size
     from tonnage.training.features import CHUNK_BYTES
 
     times = 2 if plan.layout.device == "cpu" else 1  # the heap keeps what comes and goes; chunks are summed on the host

@@ -21,6 +21,7 @@ from tonnage.data.progress import silent
 from tonnage.errors import UserError, user_error
 from tonnage.planning.batch import resolved
 from tonnage.planning.largest import Largest, last_that_fits
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import LORA, LORA_NF4, Way, smallest_change, without_sacrifices
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
-    from tonnage.planning.plan import Plan
 
 KEYS = {"rank": "adapter.rank", "max_length": "data.max_length", "micro_batch": "memory.micro_batch"}
 """What can be asked for, and the keys of the config that are meant."""

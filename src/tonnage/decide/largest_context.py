@@ -15,18 +15,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config.read import overridden_key
 from tonnage.config.schema import Parallel
 from tonnage.data.progress import silent
 from tonnage.decide.plans import says_what_is_trained, supposed
 from tonnage.errors import UserError, user_error
 from tonnage.planning.largest import last_that_fits
 from tonnage.planning.machine import Machine, parse_hardware
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import WAYS, Way, without_sacrifices
+from tonnage.planning.words import describe
 
 if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
-    from tonnage.planning.plan import Plan
 
 STEP, MOST = 1024, 1 << 24
 """Lengths are multiples of the one and at most the other."""
@@ -88,7 +90,6 @@ def largest_contexts(
     Raises:
         UserError: no such model or hardware, or words that say what the table varies.
     """
-    from tonnage.config.read import overridden_key
     from tonnage.model.files import positions_of
 
     taken = [key for word in words if (key := overridden_key(word)).startswith(KEYS)]
@@ -187,8 +188,6 @@ def as_json(contexts: Contexts) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
-    from tonnage.planning.words import describe
-
     choice = plan.choice
     figures = {"peak_bytes": choice.peak_bytes, "host_bytes": choice.host_bytes, "disk_bytes": choice.disk_bytes}
     return figures | {"step_seconds": choice.seconds.total, "in_words": describe(plan.layout)}

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.config import Config, read_config
+from tonnage.config import Adapter, Config, check_output, read_config
+from tonnage.config.schema import RankPattern
 from tonnage.decide.towers import trained_apart
 from tonnage.errors import Problem, UserError, user_error
+from tonnage.host.quantized import Format
 from tonnage.kernels.switches import switch_off
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.weights import WeightFacts
@@ -20,7 +22,6 @@ from tonnage.rundir.weights import WeightFacts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from tonnage.host.quantized import Format
     from tonnage.model.adapters import AdapterSpec as AdapterAdded
     from tonnage.model.files import ModelFiles
 
@@ -37,7 +38,6 @@ class ModelFound:
 
 def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
     """Find the model of ``config`` and check that model, weights, tokenizer and lengths belong together."""
-    from tonnage.config import check_output
     from tonnage.model.files import check_fit, read_tokenizer
 
     problems: list[Problem] = []
@@ -146,8 +146,6 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     files = model.files.adapter
     if files is None:
         return config
-    from tonnage.config import Adapter
-    from tonnage.config.schema import RankPattern
     from tonnage.training.building import trains_of, trains_of_files
 
     own = trains_of_files(model.files, model.config).adapter

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tonnage.files.writing import write_json
 from tonnage.host.core_waits import NOTABLE
-
-if TYPE_CHECKING:
-    from tonnage.planning.calibration import TimedStep
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.directory import RunDirectory
+from tonnage.planning import calibration
+from tonnage.planning.calibration import TimedStep
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import Plan
+from tonnage.planning.scales import work_of
+from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
+from tonnage.rundir.directory import RunDirectory
 
 LEARNT_FROM = 5
 """Steps at least, the first not counted, from which a run's speed is learnt."""
@@ -59,7 +60,6 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     """
     from tonnage.doctor.cache import calibration_file, describe_here, load_machine
     from tonnage.doctor.hardware import look
-    from tonnage.planning import calibration
 
     layout, hardware = plan.layout, look()
     steps = [record for record in run.read_metrics() if _is_timed_step(record, since + 1)]
@@ -75,10 +75,6 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
 
 def sample_of(plan: Plan, machine: Machine, seconds: float) -> TimedStep:
     """That a plan's step took ``seconds`` on a machine, by what was planned (``planning.seconds.compute_seconds``)."""
-    from tonnage.planning.calibration import TimedStep
-    from tonnage.planning.scales import work_of
-    from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
-
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
     besides = seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores)
     return TimedStep(

@@ -18,7 +18,21 @@ from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
 from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.planning.plan import DataProfile
+from tonnage.host.cachedir import default_directory
+from tonnage.host.lockable import lockable_bytes
+from tonnage.host.threads import threads_per_worker
+from tonnage.planning.batch import resolved
+from tonnage.planning.budgets import Free
+from tonnage.planning.ladder import Cost
+from tonnage.planning.layout import Layout
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import DataProfile, Plan, Rows
+from tonnage.planning.planner import explain, make_plan
+from tonnage.planning.profile import ModelProfile
+from tonnage.planning.rules import check_fp8, check_precision
+from tonnage.planning.scales import Scales
+from tonnage.planning.space import free_for_states, no_room_for_saves, packed_base
+from tonnage.planning.ways import WAYS, Compared, choose, compare
 from tonnage.planning.words import size
 
 if TYPE_CHECKING:
@@ -28,14 +42,6 @@ if TYPE_CHECKING:
     from tonnage.decide.models import ModelFound
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
-    from tonnage.planning.budgets import Free
-    from tonnage.planning.ladder import Cost
-    from tonnage.planning.layout import Layout
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan, Rows
-    from tonnage.planning.profile import ModelProfile
-    from tonnage.planning.scales import Scales
-    from tonnage.planning.ways import Compared
     from tonnage.training.isolation import Isolation
     from tonnage.training.weigh import Conditions
 
@@ -68,8 +74,6 @@ class PlanQuestion:
         Raises:
             UserError: no way to train fits.
         """
-        from tonnage.planning.ways import choose
-
         if self.config.adapter != "auto":
             return self.config, ""
         return choose(self.config, lambda config, anyway: [self.planned(config, anyway)], self.device, force=force)
@@ -99,7 +103,6 @@ def supposed(
 ) -> PlanQuestion:
     """What ``suppose`` plans. Raises ``UserError`` where there is no such model."""
     from tonnage.model.files import read_model
-    from tonnage.planning.batch import resolved
 
     supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
     keys = [*supposed, *overrides]
@@ -150,9 +153,6 @@ def compared(question: PlanQuestion, progress: Progress = silent) -> tuple[Compa
     Raises:
         UserError: the devices do not have the precision.
     """
-    from tonnage.planning.rules import check_precision
-    from tonnage.planning.ways import WAYS, compare
-
     check_precision(question.config, question.place.machine)
     done = 0
 
@@ -345,8 +345,6 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     """The model weighed, the machine looked at. Raises ``UserError`` where recompute would change gradients."""
     import torch
 
-    from tonnage.planning.rules import check_fp8
-    from tonnage.planning.scales import Scales
     from tonnage.training.isolation import isolation_for
     from tonnage.training.weigh import Conditions
 
@@ -394,7 +392,6 @@ def _weigher(
 ) -> Callable[[int, int], ModelProfile]:
     """What weighs the model, divided along a tensor axis, with MLPs in a number of tiles of the sequence; of a model
     that ``can_divide`` rows among workers, heads of attention are told."""
-    from tonnage.host.cachedir import default_directory
     from tonnage.training.weigh import weigh_once
 
     tower = None
@@ -426,8 +423,6 @@ def _is_elsewhere(config: Config, place: Where) -> bool:
 def _free(config: Config, machine: Machine, place: Where) -> Free:
     """What is free where the plan is for."""
     from tonnage.host.control_groups import free_memory
-    from tonnage.host.lockable import lockable_bytes
-    from tonnage.planning.budgets import Free
 
     looks = place.here and not _is_elsewhere(config, place)
     return Free(
@@ -440,8 +435,6 @@ def _free(config: Config, machine: Machine, place: Where) -> Free:
 
 
 def _threads(config: Config, machine: Machine, place: Where) -> int:
-    from tonnage.host.threads import threads_per_worker
-
     launch = config.launch
     if launch.threads == "auto" and launch.reserved_cpus != "auto":
         return launch.reserved_cpus
@@ -451,17 +444,12 @@ def _threads(config: Config, machine: Machine, place: Where) -> int:
 
 def _costs(config: Config, subject: _Subject, place: Where, plan: Plan) -> list[Cost]:
     """What every rung of the ladder would have cost."""
-    from tonnage.planning.planner import explain
-
     weighed = _weighed(config, subject, place)
     return explain(config, weighed.scales, plan.choice, weighed.free)
 
 
 def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | None = None, *, force: bool) -> Plan:
     """The plan of a run on rows of such data."""
-    from tonnage.planning.planner import make_plan
-    from tonnage.planning.space import no_room_for_saves
-
     weighed = _weighed(config, subject, place)
     scales, free, machine = weighed.scales, weighed.free, weighed.scales.machine
     threads = _threads(config, machine, place)
@@ -559,8 +547,6 @@ def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Conf
 def _free_on_disks(config: Config, machine: Machine, *, is_here: bool) -> float | None:
     """Bytes that are free for all workers of a machine where states rest; elsewhere what it is taken to have, unless
     the config says how much it may be, or on which disks. None where nobody knows."""
-    from tonnage.planning.space import free_for_states
-
     if is_here:
         return free_for_states(config)
     memory = config.memory
@@ -604,9 +590,6 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
 
 def what_is_packed(config: Config, plan: Plan, place: Where) -> str:
     """Where the packed weights of a frozen base rest on disk, how many bytes that is, and whether they are there."""
-    from tonnage.host.cachedir import default_directory
-    from tonnage.planning.space import packed_base
-
     whole, coming = packed_base(config, plan)
     if not whole:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config
+from tonnage.config import Config, Source
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.rundir.samples import Prompt, Prompts
 
@@ -60,7 +60,6 @@ def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
 
 
 def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
-    from tonnage.config import Source
     from tonnage.data import encode_prompt
     from tonnage.inference.questions import read_questions
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Config
 from tonnage.decide.models import ModelFound
 from tonnage.decide.other_model import OtherModel, digests_of
+from tonnage.planning.plan import Plan
 
 if TYPE_CHECKING:
     from tonnage.data import Progress
-    from tonnage.planning.plan import Plan
 
 
 def reference_of(config: Config, model: ModelFound, other: OtherModel | None, plan: Plan, progress: Progress) -> Path:

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tonnage.config import Config, RayLaunch
 from tonnage.decide.images import check_images, images_taken
 from tonnage.errors import Problem, UserError
+from tonnage.planning.plan import Rows, RowSizes, Steps
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tonnage.data import PackedDataset, Prepared, Progress
     from tonnage.decide.models import ModelFound
-    from tonnage.planning.plan import Rows, RowSizes, Steps
 
 MOST_LOOKED_AT = 1 << 20
 """Packs of a run whose rows a plan looks at: the fullest row of so many hardly grows with more."""
@@ -75,9 +75,6 @@ def _of_general(problem: Problem) -> Problem:
 
 def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:
     """Tells how full the rows of a run will be, evaluations of other rows included."""
-    import numpy as np
-
-    from tonnage.planning.plan import RowSizes
 
     def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
@@ -109,10 +106,7 @@ def _padded_rows(
     micro_batch: int,
 ) -> RowSizes:
     """Sizes of forward passes in which each document has a row; of a long run, those of the first steps."""
-    import numpy as np
-
     from tonnage.data.packs.padding import forwards, in_chunks
-    from tonnage.planning.plan import RowSizes
 
     packs_per_step, chunk = steps.packs, steps.chunk
     most = micro_batch * in_chunks(max(data.most_row_tokens for data in (train, *evaluated)), chunk)

@@ -12,10 +12,12 @@ from tonnage.config import Config
 from tonnage.decide.other_model import OtherModel, digests_of
 from tonnage.errors import user_error
 from tonnage.files.places import existing, free_bytes
+from tonnage.planning.plan import Plan
+from tonnage.planning.words import size
+from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from tonnage.data import Progress
-    from tonnage.planning.plan import Plan
 
 
 def entry_of(config: Config, teacher: OtherModel, plan: Plan, progress: Progress) -> Path:
@@ -52,8 +54,6 @@ def with_teacher(config: Config, plan: Plan, entry: Path, validation_tokens: int
         UserError: the disk has no room for it.
     """
     from tonnage.data.packs.taught import row_type
-    from tonnage.planning.words import size
-    from tonnage.rundir.directory import RunDirectory
 
     objective, data = config.objective, plan.data
     fraction = min(1.0, plan.num_packs / data.num_packs)

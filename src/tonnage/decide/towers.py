@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
+from tonnage.host.cachedir import default_directory
+from tonnage.planning.profile import TowerCost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from tonnage.data.tokens.documents import Documents
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
-    from tonnage.planning.profile import TowerCost
 
 
 def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFiles | None) -> Trains:
@@ -62,7 +63,6 @@ def tower_cost(
         UserError: an image is gone or another, or the tower cannot be weighed.
     """
     from tonnage.data.packs.row_images import RowImages
-    from tonnage.host.cachedir import default_directory
     from tonnage.model.adapters import EVERYTHING
     from tonnage.parallel.parallelize import Precision
     from tonnage.training.building import trains_of
