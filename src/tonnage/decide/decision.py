@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tonnage.config import AnyLaunch, Config, check_trackers, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.guest import with_guest
 from tonnage.decide.hardware import Where, counted, where
 from tonnage.decide.images import with_features
@@ -28,9 +27,6 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Plan
 from tonnage.planning.ways import choose
 from tonnage.rundir.samples import Prompts
-
-if TYPE_CHECKING:
-    from tonnage.data import Prepared, Progress
 
 
 @dataclass(frozen=True)

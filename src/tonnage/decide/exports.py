@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Progress, silent
 from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
 from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
@@ -20,7 +20,6 @@ from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Progress
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
     from tonnage.model.starts import Origins

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import read_config
+from tonnage.data.prompt import stop_tokens
+from tonnage.data.text.choice import of_tokenizer
 from tonnage.decide.quantized_export import quantize_export
 from tonnage.errors import user_error
 from tonnage.rundir.directory import RunDirectory
@@ -149,8 +151,6 @@ def _complete_card(card: Path, target: str, exported: Servable) -> None:
 
 
 def _write_modelfile(handing: Handing, directory: Path, gguf: str, where: str) -> list[str]:
-    from tonnage.data.prompt import stop_tokens
-    from tonnage.data.text.choice import of_tokenizer
     from tonnage.model.files import find_model, positions_of, read_tokenizer, read_whole_config
     from tonnage.model.stored import read_json_object
     from tonnage.targets.ollama import MODELFILE, go_template_of, modelfile

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch
+from tonnage.data import Progress
 from tonnage.decide.models import check_family
 from tonnage.errors import UserError, user_error
 from tonnage.planning.machine import Machine, parse_hardware
@@ -16,8 +17,6 @@ from tonnage.planning.workers import decided
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-    from tonnage.data import Progress
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
+from tonnage.data import Prepared, Progress
+from tonnage.data import cache as store
+from tonnage.data.images.processing import ImageRecipe
 from tonnage.decide.other_model import digests_of
 from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import UserError, user_error
@@ -24,8 +27,6 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Prepared, Progress
-    from tonnage.data.images.processing import ImageRecipe
     from tonnage.decide.models import ModelFound
     from tonnage.training.vision_trial import Trial
 
@@ -162,8 +163,6 @@ def has_images(prepared: Prepared) -> bool:
 def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) -> Path:
     """The cache's entry for the features of a run, which need not be there. The files of the tower's weights are read
     once, to know them again."""
-    from tonnage.data import cache as store
-
     packs = Path(plan.data.train_path).parent
     cache, files = packs.parent.parent, model.files
     recipe = images_taken(config, model)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tonnage.config import Adapter, Config
-from tonnage.data.progress import silent
+from tonnage.data import Progress, silent
 from tonnage.errors import UserError, user_error
 from tonnage.planning.batch import resolved
 from tonnage.planning.largest import Largest, last_that_fits
@@ -27,7 +27,6 @@ from tonnage.planning.ways import LORA, LORA_NF4, Way, smallest_change, without_
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
 
 KEYS = {"rank": "adapter.rank", "max_length": "data.max_length", "micro_batch": "memory.micro_batch"}

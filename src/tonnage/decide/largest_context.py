@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config.read import overridden_key
 from tonnage.config.schema import Parallel
-from tonnage.data.progress import silent
+from tonnage.data import Progress, silent
 from tonnage.decide.plans import says_what_is_trained, supposed
 from tonnage.errors import UserError, user_error
 from tonnage.planning.largest import last_that_fits
@@ -27,7 +27,6 @@ from tonnage.planning.ways import WAYS, Way, without_sacrifices
 from tonnage.planning.words import describe
 
 if TYPE_CHECKING:
-    from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
 
 STEP, MOST = 1024, 1 << 24

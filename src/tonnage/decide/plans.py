@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.images import as_seen, is_better_computed, looks
 from tonnage.decide.models import check_division
@@ -38,7 +38,6 @@ from tonnage.planning.words import size
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Prepared, Progress
     from tonnage.decide.models import ModelFound
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Config
 from tonnage.config.commented import commented_text
 from tonnage.config.schema import DEFAULT_EPOCHS
-from tonnage.data.progress import silent
+from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.first_look import Looked, Purpose, longest, typical
 from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import with_adapter
@@ -33,7 +33,6 @@ from tonnage.planning.words import describe, run_time, step_time
 from tonnage.planning.workers import decided
 
 if TYPE_CHECKING:
-    from tonnage.data import Prepared, Progress
     from tonnage.decide.hardware import Where
 
 SHORT_LENGTH, USUAL_LENGTH = 512, 2048

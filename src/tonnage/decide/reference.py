@@ -6,20 +6,18 @@ import math
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tonnage.config import Config
+from tonnage.data import Progress
+from tonnage.data import cache as store
 from tonnage.decide.models import ModelFound
 from tonnage.decide.other_model import OtherModel, digests_of
 from tonnage.planning.plan import Plan
 
-if TYPE_CHECKING:
-    from tonnage.data import Progress
-
 
 def reference_of(config: Config, model: ModelFound, other: OtherModel | None, plan: Plan, progress: Progress) -> Path:
     """The cache's entry for a run, which need not be there: of the model as it is, or of the ``other`` one."""
-    from tonnage.data import cache as store
     from tonnage.model.files import CONFIG
 
     packs = Path(plan.data.train_path).parent

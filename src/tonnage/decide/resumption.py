@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Change, Config, compare, overridden_key, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Progress, silent
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.writing import write_json
 from tonnage.planning.batch import steps_of
@@ -25,7 +25,6 @@ from tonnage.rundir.samples import rewind_samples
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.save import Cursor
-    from tonnage.data import Progress
     from tonnage.decide.decision import Decision
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tonnage.config import Config, RayLaunch
+from tonnage.data import DataError, ModelFacts, PackedDataset, Prepared, Progress, prepare
+from tonnage.data.packs.padding import forwards, in_chunks
 from tonnage.decide.images import check_images, images_taken
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import Rows, RowSizes, Steps
 
 if TYPE_CHECKING:
-    from tonnage.data import PackedDataset, Prepared, Progress
     from tonnage.decide.models import ModelFound
 
 MOST_LOOKED_AT = 1 << 20
@@ -32,7 +33,6 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     Raises:
         UserError: rows cannot be read, or the model or the run cannot do with their images.
     """
-    from tonnage.data import DataError, ModelFacts, prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
@@ -106,8 +106,6 @@ def _padded_rows(
     micro_batch: int,
 ) -> RowSizes:
     """Sizes of forward passes in which each document has a row; of a long run, those of the first steps."""
-    from tonnage.data.packs.padding import forwards, in_chunks
-
     packs_per_step, chunk = steps.packs, steps.chunk
     most = micro_batch * in_chunks(max(data.most_row_tokens for data in (train, *evaluated)), chunk)
     computed, real, supervised, numbers, images, others = [], [], [], [], list[int](), [0]

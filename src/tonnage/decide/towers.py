@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
+from tonnage.data import Prepared
+from tonnage.data.packs.row_images import RowImages
+from tonnage.data.tokens.documents import Documents
 from tonnage.host.cachedir import default_directory
 from tonnage.planning.profile import TowerCost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Prepared
-    from tonnage.data.tokens.documents import Documents
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
 
@@ -62,7 +63,6 @@ def tower_cost(
     Raises:
         UserError: an image is gone or another, or the tower cannot be weighed.
     """
-    from tonnage.data.packs.row_images import RowImages
     from tonnage.model.adapters import EVERYTHING
     from tonnage.parallel.parallelize import Precision
     from tonnage.training.building import trains_of
