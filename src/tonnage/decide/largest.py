@@ -53,7 +53,6 @@ class _Values:
     """Where less is needed than for the value before it, counted in steps."""
 
     def at(self, config: Config, index: int) -> Config:
-        """The config with another value."""
         section, name = self.key.split(".")
         return config.with_keys(section, {name: index * self.step})
 

@@ -164,7 +164,6 @@ class Axes(NamedTuple):
 
     @property
     def together(self) -> int:
-        """How many they are."""
         return self.tensor * self.pipeline * self.context
 
 

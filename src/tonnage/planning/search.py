@@ -39,7 +39,6 @@ class Search:
 
     @cached_property
     def steps(self) -> Steps:
-        """Those of the whole run."""
         config, model, machine = self.config, self.scales.model, self.scales.machine
         padded = model.arrangement == "padded"
         share = config.data.share_prefixes and model.shares_prefixes and machine.kind == "cpu" and not padded
@@ -61,7 +60,6 @@ class Search:
 
     @property
     def num_steps(self) -> int:
-        """Of the run."""
         return math.ceil(self.steps.num_packs / self.steps.packs)
 
     def weigh(self, layout: Layout) -> Choice:
@@ -83,7 +81,6 @@ class Search:
         return replace(anew, saving=saving)
 
     def holds(self, choice: Choice) -> bool:
-        """Whether there is room for a choice."""
         return self.budget is None or self.budget.holds(choice)
 
 

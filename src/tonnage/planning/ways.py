@@ -56,7 +56,6 @@ class Compared:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits the budget."""
         return self.plan is not None and self.plan.fits
 
 

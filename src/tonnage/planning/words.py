@@ -64,8 +64,8 @@ def describe(layout: Layout) -> str:
     if layout.moments != "fp32":
         words.append(f"{layout.moments} moments")
     for tier, place in (("disk", "on disk"), ("host", "in host memory")):
-        if there := [key.removesuffix("_tier") for key in TIER_KEYS if getattr(layout, key) == tier]:
-            words.append(f"{' and '.join(there)} tier {place}")
+        if names := [key.removesuffix("_tier") for key in TIER_KEYS if getattr(layout, key) == tier]:
+            words.append(f"{' and '.join(names)} tier {place}")
     if layout.update_tier == "host":
         words.append("updates by the host")
     if layout.optimizer_resident:
