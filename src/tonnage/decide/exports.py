@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Config, read_config
 from tonnage.data import Progress, silent
 from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
+from tonnage.decide.models import read_files
 from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
 from tonnage.files.reading import read_record
@@ -66,20 +67,11 @@ class _Trained:
     @staticmethod
     def of(run: RunDirectory) -> _Trained:
         """Raises ``UserError``."""
-        from tonnage.model.files import read_model, read_whole_config
+        from tonnage.model.files import read_whole_config
         from tonnage.training.building import trains_of
 
         config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-        files, model = read_model(
-            config.model,
-            revision=config.revision,
-            random_weights=True,
-            tokenizer=False,
-            trust_remote_code=config.trust_remote_code,
-            untied=plan.weights.untied,
-            scores=config.objective.scores,
-            rope=config.rope.parameters if config.rope else None,
-        )
+        files, model = read_files(config, untied=plan.weights.untied)
         model.vocab_size = plan.model.vocab_size
         whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
         is_part = config.init != "random" and type(whole) is not type(model)

@@ -109,18 +109,10 @@ def check_groups(config: Config, model: ModelFound) -> None:
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
     """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
     headers are read."""
-    from tonnage.model.files import find_tokenizer, read_model
+    from tonnage.model.files import find_tokenizer
 
     is_random = config.init == "random"
-    files, model_config = read_model(
-        config.model,
-        revision=config.revision,
-        random_weights=is_random,
-        tokenizer=config.tokenizer is None,
-        trust_remote_code=config.trust_remote_code,
-        scores=config.objective.scores,
-        rope=config.rope.parameters if config.rope else None,
-    )
+    files, model_config = read_files(config, random_weights=is_random, tokenizer=config.tokenizer is None)
     if config.tokenizer is not None:
         files = replace(files, tokenizer=find_tokenizer(config.tokenizer))
     if is_random:
@@ -135,6 +127,24 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
         identifies=config.adapter != "none" or bool(config.train) or files.adapter is not None,
     )
     return files, model_config, weights
+
+
+def read_files(
+    config: Config, *, random_weights: bool = True, tokenizer: bool = False, untied: bool = False
+) -> tuple[ModelFiles, PreTrainedConfig]:
+    """As ``model.files.read_model``, of the model of ``config``."""
+    from tonnage.model.files import read_model
+
+    return read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=random_weights,
+        tokenizer=tokenizer,
+        trust_remote_code=config.trust_remote_code,
+        untied=untied,
+        scores=config.objective.scores,
+        rope=config.rope.parameters if config.rope else None,
+    )
 
 
 def with_adapter(config: Config, model: ModelFound) -> Config:

@@ -13,7 +13,7 @@ from tonnage.config import Config, as_overrides, overridden_key, read_config
 from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.images import as_seen, is_better_computed, looks
-from tonnage.decide.models import check_division
+from tonnage.decide.models import check_division, read_files
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
 from tonnage.decide.towers import tower_cost, trained_apart
@@ -101,22 +101,12 @@ def supposed(
     name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent
 ) -> PlanQuestion:
     """What ``suppose`` plans. Raises ``UserError`` where there is no such model."""
-    from tonnage.model.files import read_model
-
     supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
     keys = [*supposed, *overrides]
     if not {"steps", "epochs"} & {*map(overridden_key, overrides)}:
         keys.append("steps=1000")
     config = counted(read_config(None, keys, check_files=False), machine)
-    _, model_config = read_model(
-        name,
-        revision=config.revision,
-        random_weights=True,
-        tokenizer=False,
-        trust_remote_code=config.trust_remote_code,
-        scores=config.objective.scores,
-        rope=config.rope.parameters if config.rope else None,
-    )
+    _, model_config = read_files(config)
     check_division(config, model_config)
     place = where(config, machine, progress)
 
