@@ -14,13 +14,10 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tonnage.errors import user_error
-from tonnage.files.reading import read_json
-from tonnage.files.writing import write_json
 from tonnage.planning import catalogue
 from tonnage.planning.catalogue import DEVICES, EFFICIENCY, Device
 from tonnage.planning.words import size
@@ -141,43 +138,6 @@ class Machine:
             what = f"{many}{self.name} with {memory}, host {size(self.host_bytes)}"
         speed = f"{self.flops['bf16'] / 1e12:.3g} TFLOP/s in bf16{' a device' if self.num_devices > 1 else ''}"
         return f"{nodes}{what}, {speed} ({self.source})"
-
-    def write(self, path: Path) -> None:
-        write_json(path, asdict(self))
-
-    @staticmethod
-    def read(path: Path) -> Machine:
-        """A stored machine.
-
-        Raises:
-            UserError: the file does not hold one.
-        """
-        try:
-            return Machine.parse(read_json(path))
-        except ValueError as error:
-            raise user_error(str(error), "a machine as tonnage writes it", where=str(path)) from error
-
-    @staticmethod
-    def parse(fields: object) -> Machine:
-        """A machine from its JSON form.
-
-        Raises:
-            ValueError: it is none.
-        """
-        if not isinstance(fields, dict):
-            raise ValueError("not an object")
-        try:
-            machine = Machine(**fields)
-        except TypeError as error:
-            raise ValueError(str(error).removeprefix("Machine.__init__() ")) from error
-        rates = {name: value for name, value in fields.items() if name.endswith("_per_second")} | {
-            "flops": fields["flops"]
-        }
-        for name, value in rates.items():
-            for rate in value.values() if isinstance(value, dict) else [value]:
-                if not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
-                    raise ValueError(f"{name} is {value!r}")
-        return machine
 
 
 def parse_hardware(text: str) -> Machine:
