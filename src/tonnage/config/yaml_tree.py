@@ -9,6 +9,7 @@ no dates and no base-60 integers, and anchors, aliases and tags are refused.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -476,7 +477,7 @@ def _looks_harmless(line: str) -> bool:
 
 def _missing(path: Path) -> Problem:
     parent = path.parent
-    if not _is_directory(parent):
+    if not os.path.isdir(parent):  # noqa: PTH112  (nor of a name that is too long, for which pathlib raises)
         return Problem("no such file", "a config file", f"there is no directory {parent}", str(path))
     names = sorted(item.name for item in parent.iterdir() if item.is_file())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -484,10 +485,3 @@ def _missing(path: Path) -> Problem:
         near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
         near = [name for name in names if Path(name).stem in near]
     return Problem("no such file", "a config file", did_you_mean(str(parent / name) for name in near), str(path))
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or none
-        return False
