@@ -46,11 +46,9 @@ PREFERENCE_LR, PREFERENCE_ADAPTER_LR = 1e-6, 1e-5
 """The same for pairs of answers: a twentieth, since what is compared are sums over whole answers."""
 
 
-def usual_lr(*, is_adapted: bool, compares: bool) -> float:
-    """The learning rate where none is given."""
-    if compares:
-        return PREFERENCE_ADAPTER_LR if is_adapted else PREFERENCE_LR
-    return ADAPTER_LR if is_adapted else DEFAULT_LR
+def adapter_lr(*, compares: bool) -> float:
+    """The learning rate of additions where none is given."""
+    return PREFERENCE_ADAPTER_LR if compares else ADAPTER_LR
 
 
 MOST = 10**12
@@ -738,10 +736,6 @@ class Launch(Section):
         """CPUs that each worker is given, where a launcher reserves some and it is said how many."""
         return cast(int | Literal["auto"], getattr(self, "cpus_per_worker", "auto"))
 
-    def with_workers(self, number: int) -> Self:
-        """This section with so many workers written out."""
-        return self.model_copy(update={"workers": number})
-
     def on(self, kind: str) -> Self:
         """This section as it is on devices of a ``kind``."""
         return self
@@ -1027,7 +1021,7 @@ class Config(Section):
         if not isinstance(optimizer, Mapping) or "lr" in optimizer:
             return value
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", objective)
-        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, compares=kind in COMPARED)}}
+        return {**value, "optimizer": {**optimizer, "lr": adapter_lr(compares=kind in COMPARED)}}
 
     @field_validator("optimizer")
     @classmethod
@@ -1036,7 +1030,7 @@ class Config(Section):
         objective = info.data.get("objective")
         if objective is None or not objective.compares or "lr" in optimizer.model_fields_set:
             return optimizer
-        lower = optimizer.model_copy(update={"lr": usual_lr(is_adapted=False, compares=True)})
+        lower = optimizer.model_copy(update={"lr": PREFERENCE_LR})
         lower.model_fields_set.discard("lr")
         return lower
 
@@ -1060,8 +1054,7 @@ class Config(Section):
         another was given."""
         if not self.leaves_lr_open:
             return self.optimizer
-        lr = usual_lr(is_adapted=True, compares=self.objective.compares)
-        return self.optimizer.model_copy(update={"lr": lr})
+        return self.optimizer.model_copy(update={"lr": adapter_lr(compares=self.objective.compares)})
 
     @property
     def data_workers(self) -> int:

@@ -48,7 +48,8 @@ class Decision:
     @property
     def launch(self) -> AnyLaunch:
         """How the workers are started, with their number written out, and what each reserves."""
-        return self.config.launch.with_workers(self.plan.workers).on(self.plan.layout.device)
+        launch = self.config.launch.model_copy(update={"workers": self.plan.workers})
+        return launch.on(self.plan.layout.device)
 
 
 def decide(

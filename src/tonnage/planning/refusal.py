@@ -144,4 +144,4 @@ def alone(config: Config) -> Relaxed:
     this machine, of workers that only shard."""
     parallel, launch = config.parallel, config.launch
     if launch.launcher == "local" and launch.num_workers > 1 and parallel.together == parallel.replicate == 1:
-        yield "launch.workers=1", config.model_copy(update={"launch": launch.with_workers(1)})
+        yield "launch.workers=1", config.with_keys("launch", {"workers": 1})

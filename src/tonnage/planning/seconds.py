@@ -422,7 +422,7 @@ def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine,
     head, with_a_block = (
         compute_seconds(layout, replace(model, num_blocks=number), work, machine) for number in (0, 1)
     )
-    return cut(model.num_blocks, layout.pipeline * per_worker, with_a_block - head, first=0.0, last=head)
+    return cut(model.num_blocks, layout.pipeline * per_worker, with_a_block - head, head)
 
 
 def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> Seconds:

@@ -28,7 +28,7 @@ def decided(config: Config, machine: Machine) -> Config:
 
 def with_workers(config: Config, number: int) -> Config:
     """A config that leaves its number of workers open, with this one. Raises ``UserError`` as ``decided``."""
-    counted = config.model_copy(update={"launch": config.launch.with_workers(number)})
+    counted = config.with_keys("launch", {"workers": number})
     where = f"launch.workers (auto: {number})"
     if problems := [Problem(one.found, one.needed, one.change, where) for one in contradictions(counted)]:
         raise UserError(*problems)
