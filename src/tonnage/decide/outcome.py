@@ -13,7 +13,7 @@ from tonnage.planning.calibration import TimedStep
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Plan
 from tonnage.planning.scales import work_of
-from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
+from tonnage.planning.seconds import seconds_besides, timed_step
 from tonnage.rundir.directory import RunDirectory
 
 LEARNT_FROM = 5
@@ -77,12 +77,4 @@ def sample_of(plan: Plan, machine: Machine, seconds: float) -> TimedStep:
     """That a plan's step took ``seconds`` on a machine, by what was planned (``planning.seconds.compute_seconds``)."""
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
     besides = seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores)
-    return TimedStep(
-        origin="run",
-        precision=layout.precision,
-        flops=product_flops(layout, model, work),
-        attention=attention_timed(layout, model, work),
-        traffic=traffic_bytes(layout, model, work),
-        besides=besides + plan.choice.seconds.update,
-        seconds=seconds,
-    )
+    return timed_step(layout, model, work, "run", besides + plan.choice.seconds.update, seconds)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tonnage.planning.calibration import parts_of
+from tonnage.planning.calibration import Origin, TimedStep, parts_of
 from tonnage.planning.catalogue import COMPILED, ROUNDED, ROUNDED_COMPILED, UPDATE_BYTES
 from tonnage.planning.context import exchanged_bytes
 from tonnage.planning.layout import Layout
@@ -379,6 +379,21 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
     seconds += seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores * share)
     return max(seconds, calling_seconds(layout, model))
+
+
+def timed_step(
+    layout: Layout, model: ModelProfile, work: Work, origin: Origin, besides: float, seconds: float
+) -> TimedStep:
+    """That a step took so many ``seconds``, beside what ``compute_seconds`` counts of it."""
+    return TimedStep(
+        origin,
+        layout.precision,
+        product_flops(layout, model, work),
+        attention_timed(layout, model, work),
+        traffic_bytes(layout, model, work),
+        besides,
+        seconds,
+    )
 
 
 def update_rate(layout: Layout, machine: Machine) -> float:
