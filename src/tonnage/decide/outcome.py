@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from tonnage.config import read_config
 from tonnage.files.writing import write_json
 from tonnage.host.core_waits import NOTABLE
 from tonnage.planning import calibration
@@ -56,7 +57,8 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     """Keep how long the steps after ``since`` took on this machine, for its next plan.
 
     Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
-    on and no products in fp8: other plans are so. Steps that other processes slowed down say nothing.
+    on and no products in fp8: other plans are so. Steps that other processes slowed down say nothing, nor do those of
+    rows with verdicts, which begin with passes that ``sample_of`` does not count.
     """
     from tonnage.doctor.cache import calibration_file, describe_here, load_machine
     from tonnage.doctor.hardware import look
@@ -68,6 +70,8 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return
     if layout.kernels_off or plan.model.in_fp8 or (layout.device != "cpu" and layout.uses_host):
+        return
+    if read_config(run.config, check_files=False).objective.rows == "verdicts":
         return
     machine = load_machine(run.path) or describe_here(run.path)
     calibration.add(calibration_file(hardware), [sample_of(plan, machine, median(seconds))], "run")
