@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, read_config
 from tonnage.data import Progress, silent
-from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
+from tonnage.decide.handing import PLAIN, Handing, Wishes, converter_of, finish
 from tonnage.decide.models import read_files
 from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
@@ -126,21 +126,14 @@ def export_checkpoint(
         )
     if is_adapter and wishes.target == "vllm":
         _check_plain(trained, directory)
-    handing = prepared(
-        wishes,
-        run.path,
-        str(directory),
-        architecture=trained.architecture,
-        is_adapter=is_adapter,
-        context=max(trained.config.data.max_length, 4096),
-    )
-    handing = replace(handing, scores=scores)
+    converter = converter_of(wishes, run.path, str(directory), trained.architecture, is_adapter=is_adapter)
+    scheme = None
     if wishes.quantized:
         is_whole = trained.trains.adapter is None and not trained.is_part and not scores
         scheme = check_quantized(trained.trains.aware, run.path, directory, target=wishes.target, is_whole=is_whole)
-        handing = replace(handing, scheme=scheme)
     if is_adapter:
         return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+    handing = Handing(wishes, converter, max(trained.config.data.max_length, 4096), scores, scheme)
     return _export_model(trained, checkpoint, directory, handing, progress)
 
 

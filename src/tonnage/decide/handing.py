@@ -56,20 +56,19 @@ class Handing:
     """For which program an export is made, and how."""
 
     wishes: Wishes
-    converter: tuple[str, ...]
+    converter: list[str]
     """The command that writes GGUF; empty where none is written."""
     context: int
     """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
-    scores: bool = False
+    scores: bool
     """Whether the model gives scores, which no program here serves."""
-    scheme: Scheme | None = None
+    scheme: Scheme | None
     """In which weights are written, if not as they are."""
 
 
-def prepared(
-    wishes: Wishes, run: Path, directory: str, *, architecture: str, is_adapter: bool, context: int
-) -> Handing:
-    """What will be done for a program, refused before anything is written where it cannot be.
+def converter_of(wishes: Wishes, run: Path, directory: str, architecture: str, *, is_adapter: bool) -> list[str]:
+    """The command that converts for a program, if there has to be one; an export that cannot be made is refused before
+    anything is written.
 
     Raises:
         UserError: the program reads no adapters, or GGUF is needed and nothing converts to it.
@@ -85,17 +84,16 @@ def prepared(
             needed="--merge, which adds the adapter to its model",
             change=f"tonnage export {run} {directory} --merge --for {target}",
         )
-    command: list[str] = []
     if target == "gguf" or (target == "ollama" and architecture not in READS):
-        command = find_converter(wishes.converter, run=str(run), directory=directory, target=target)
-    elif wishes.converter is not None:
+        return find_converter(wishes.converter, run=str(run), directory=directory, target=target)
+    if wishes.converter is not None:
         raise user_error(
             where="--converter",
             found=f"a converter to GGUF, and {PROGRAMS[target]} reads this model as it is",
             needed="--for gguf, or a model that Ollama does not read",
             change="leave --converter out",
         )
-    return Handing(wishes, tuple(command), context)
+    return []
 
 
 def finish(handing: Handing, directory: str, dtype: str, temporary: Path, trained: RunParameters) -> list[str]:
@@ -180,7 +178,7 @@ def _converted(
 
     stem = f"{Servable(where, dtype).name}-{TYPES[dtype]}"
     shard_bytes = handing.wishes.shard_bytes if handing.wishes.shard_bytes != SHARD_BYTES else None
-    files = convert(list(handing.converter), directory, f"{stem}.gguf", dtype, shard_bytes)
+    files = convert(handing.converter, directory, f"{stem}.gguf", dtype, shard_bytes)
     name = files[0].name
     if not handing.wishes.compares:
         return name, []
