@@ -46,7 +46,7 @@ def test_json_and_nothing_else(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--directory", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    machine = Machine.parse(found["machine"])
+    machine = Machine(**found["machine"])
     assert (machine.source, machine.flops["fp32"], machine.disk_read_bytes_per_second) == ("measured", 1e12, 3e9)
     assert found["hardware"]["processor"] == look().processor
     assert found["measured"]["compute"]["date"] == "2026-01-01"

@@ -693,6 +693,13 @@ def test_an_override_enters_an_item_of_what_is_written_as_one(tmp_path: Path) ->
     assert config.allow_missing == ("embed.*",)
 
 
+def test_an_override_enters_a_section_of_which_there_is_a_word(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "objective: simpo\nquantize_aware: int4\n")
+    config = read_config(path, ["objective.margin=0.5", "quantize_aware.group_size=64"], check_files=False)
+    assert (config.objective.kind, config.objective.margin) == ("simpo", 0.5)
+    assert (config.quantize_aware.scheme, config.quantize_aware.group_size) == ("int4", 64)
+
+
 def test_an_override_that_could_be_for_several_sources_is_refused_with_their_numbers(tmp_path: Path) -> None:
     path = write(tmp_path, "model: a/b\ndata: {train: [a/one, {path: a/two}]}\n")
     problem = only_problem(path, "data.train.format=alpaca")

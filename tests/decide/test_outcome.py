@@ -10,6 +10,7 @@ import pytest
 
 from planning.profiles import DATA, MODEL, config
 from tiny import llama_config
+from tonnage.config import write_config
 from tonnage.decide.outcome import learn, measure, sample_of
 from tonnage.decide.plans import suppose
 from tonnage.planning.calibration import calibrated, parts_of
@@ -53,6 +54,7 @@ def test_steps_that_others_slowed_down_teach_nothing(tmp_path: Path, monkeypatch
     machine = parse_hardware("RTX4090")
     plan = suppose(str(tmp_path), ["data.max_length=128", "batch.sequences=4"], machine)
     run, samples = RunDirectory(tmp_path), list[Any]()
+    write_config(config(), run.config)
     step = {"loss": 1.0, "memory": {"device_peak": 1e9}}
     quiet = [step | {"step": number, "step_seconds": 1.0, "core_wait": 0.01} for number in range(1, 8)]
     slow = [step | {"step": number, "step_seconds": 5.0, "core_wait": 0.4} for number in range(8, 20)]
@@ -78,8 +80,12 @@ def test_a_gpu_that_its_host_keeps_waiting_teaches_nothing(
     run = RunDirectory(tmp_path)
     steps = [{"step": step, "loss": 1.0, "step_seconds": 1.0, "memory": {"device_peak": 1e9}} for step in range(1, 9)]
     run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    write_config(config(), run.config)
     samples = list[Any]()
     monkeypatch.setattr("tonnage.doctor.cache.load_machine", lambda directory: machine)
     monkeypatch.setattr("tonnage.planning.calibration.add", lambda path, some, origin: samples.extend(some))
+    learn(run, plan)
+    assert len(samples) == learnt
+    write_config(config(objective="kto"), run.config)  # whose steps have passes that nobody counts
     learn(run, plan)
     assert len(samples) == learnt

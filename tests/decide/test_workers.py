@@ -67,7 +67,7 @@ def test_every_gpu_that_is_seen_has_one(config: str, monkeypatch: pytest.MonkeyP
     decision = decide(config)
     assert (decision.plan.workers, decision.plan.layout.device) == (2, "cuda")
     assert written(decision) == (2, 2, "auto")
-    assert decision.launch == decision.config.launch.with_workers(2)
+    assert decision.launch == decision.config.launch.model_copy(update={"workers": 2})
 
 
 @pytest.mark.matrix

@@ -54,7 +54,7 @@ def test_a_measured_machine() -> None:
     assert (machine.disk_read_bytes_per_second, machine.disk_mixed_bytes_per_second) == (3e9, 2.5e9)
     assert machine.link_bytes_per_second == 2e9
     assert machine.disk_bytes == 10**12
-    assert Machine.parse(json.loads(cache.to_json(machine))["machine"]) == machine
+    assert Machine(**json.loads(cache.to_json(machine))["machine"]) == machine
 
 
 def test_another_disk_is_assumed() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tonnage.errors import UserError
 from tonnage.planning.catalogue import DEVICES, EFFICIENCY
-from tonnage.planning.machine import Machine, device_named, parse_hardware
+from tonnage.planning.machine import device_named, parse_hardware
 
 
 @pytest.mark.parametrize(
@@ -143,29 +141,6 @@ def test_what_is_not_known_is_refused_with_what_is(text: str, said: str) -> None
 def test_devices_that_are_here_are_recognised(name: str, mib: int, expected: str | None) -> None:
     found = device_named(name, mib << 20)
     assert (found and found.name) == expected
-
-
-def test_a_machine_survives_its_file(tmp_path: Path) -> None:
-    machine = parse_hardware("2x8xA100-80GB")
-    machine.write(tmp_path / "machine.json")
-    assert Machine.read(tmp_path / "machine.json") == machine
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda fields: fields | {"nodes_": 2}, "unexpected keyword argument 'nodes_'"),
-        (lambda fields: {name: fields[name] for name in fields if name != "flops"}, "flops"),
-        (lambda fields: fields | {"memory_bytes_per_second": -1.0}, "memory_bytes_per_second is -1.0"),
-        (lambda fields: fields | {"flops": {"bf16": float("nan")}}, "flops is"),
-        (lambda fields: [fields], "not an object"),
-    ],
-)
-def test_a_file_that_holds_no_machine_is_refused(tmp_path: Path, change: Any, said: str) -> None:
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(change(asdict(parse_hardware("T4")))))
-    with pytest.raises(UserError, match=f"machine.json.*{said}"):
-        Machine.read(path)
 
 
 def test_a_line_for_people() -> None:

@@ -143,4 +143,4 @@ def test_micro_batches_under_way_end_in_the_order_in_which_they_began(schedule: 
     ],
 )
 def test_stages_are_cut_by_what_they_cost(blocks: int, stages: int, head: float, want: tuple[int, ...]) -> None:
-    assert cut(blocks, stages, 1.0, first=0.0, last=head) == want
+    assert cut(blocks, stages, 1.0, last=head) == want

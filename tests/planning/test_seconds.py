@@ -105,7 +105,7 @@ def test_ranks_that_divide_tokens_send_as_many_bytes_and_keep_a_part_of_inputs()
         more = summed_bytes(of_kind, divided, work) - summed_bytes(of_kind, MODEL, work)
         assert more == pytest.approx(picked + again)
     gpu = parse_hardware("A100-80GB")
-    assert inputs_seconds(cut, divided, work, gpu, 1.0) == inputs_seconds(cut, MODEL, work, gpu, 1.0) / 2 > 0
+    assert inputs_seconds(cut, divided, work, gpu) == inputs_seconds(cut, MODEL, work, gpu) / 2 > 0
     assert host_bytes(cut, divided) == host_bytes(cut, MODEL) / 2 > 0
     staged = replace(cut, workers=4, pipeline=2, stages=(2, 2))
     assert handed_on_bytes(staged, divided, work) == handed_on_bytes(staged, MODEL, work) / 2 > 0

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from planning.profiles import DATA, MACHINE, MODEL, config, machine
+from planning.profiles import DATA, MODEL, config, machine
 from tonnage.errors import UserError
 from tonnage.planning import scales
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Plan
 from tonnage.planning.planner import explain, make_plan
 from tonnage.planning.profile import BlockCost, Envelope, Line, ModelProfile
-from tonnage.planning.scales import Scales
+from tonnage.planning.scales import Scales, work_of
 from tonnage.planning.seconds import product_flops
 from tonnage.planning.words import describe
 
@@ -118,7 +118,7 @@ def test_why_names_the_rung() -> None:
 def test_what_is_computed_again_is_counted() -> None:
     made = plan(1e12, memory={"sequence_tiles": 4, "recompute": "none"})
     whole = plan(1e12, memory={"sequence_tiles": 1, "recompute": "none"})
-    work = Weighed().scales(MACHINE).work(made.layout)
+    work = work_of(made.layout, DATA)
     assert product_flops(made.layout, made.model, work) > product_flops(whole.layout, whole.model, work)
 
 

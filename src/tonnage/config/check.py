@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tonnage.config.check_adapter import check_adapter
-from tonnage.config.check_context import check_context
 from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.check_objective import check_objective
@@ -30,7 +29,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _shortest(config.data)
     yield from _batch(config)
     yield from broken(RULES, Setting.of(config))
-    yield from check_context(config)
+    yield from _context(config)
     yield from check_adapter(config)
     yield from _rounding(config)
     yield from check_objective(config)
@@ -56,6 +55,32 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             "set evaluate.prompts, to 8 for instance" if config.track else "name one: track=tensorboard",
         )
     yield from check_evaluate(config)
+
+
+def _context(config: Config) -> Iterator[Contradiction]:
+    if config.parallel.context in ("auto", 1):
+        return
+    for key, value, why in _needs_whole_documents(config):
+        yield Contradiction(
+            ("parallel.context", key),
+            f"parallel.context is {config.parallel.context}, and {key} is {value}: {why}",
+            f"one of parallel.context and {key}",
+            f"set parallel.context=1, or leave {key} out",
+        )
+
+
+def divides_rows(config: Config) -> bool:
+    """Whether workers may divide the tokens of rows (``parallel.context``), as far as a config says it."""
+    return not any(_needs_whole_documents(config))
+
+
+def _needs_whole_documents(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Keys for which one worker must have all tokens of a document, their values, and why."""
+    objective, router_loss = config.objective, config.router_loss
+    if objective.is_preference:
+        yield "objective.kind", objective.kind, "an answer is worth what all of its tokens are together"
+    if not isinstance(router_loss, str) and router_loss:
+        yield "router_loss", f"{router_loss:g}", "it is taken over all tokens of a document"
 
 
 def _weights(data: Data) -> Iterator[Contradiction]:

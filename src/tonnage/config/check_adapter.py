@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tonnage.config.contradiction import Contradiction, of_other_kinds
+from tonnage.config.contradiction import Contradiction, of_idle_items, of_other_kinds
 from tonnage.config.schema import Adapter, Config
 
 
@@ -82,15 +82,7 @@ def _rotations(adapter: Adapter) -> Iterator[Contradiction]:
 def _keys(adapter: Adapter, *, is_random: bool) -> Iterator[Contradiction]:
     yield from _rotations(adapter)
     yield from _start(adapter, is_random=is_random)
-    for index, pattern in enumerate(adapter.patterns):
-        if pattern.rank is None and pattern.alpha is None:
-            key = f"adapter.patterns.{index}"
-            yield Contradiction(
-                (key,),
-                f"{key} ({pattern.match}) has neither rank nor alpha",
-                "what its layers have otherwise than the rest",
-                "write one of them",
-            )
+    yield from of_idle_items("adapter.patterns", adapter.patterns, ("rank", "alpha"), "layers")
     if adapter.kind == "dora" and adapter.dropout:
         yield Contradiction(
             ("adapter.kind", "adapter.dropout"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tonnage.config.contradiction import Contradiction, of_other_kinds
+from tonnage.config.contradiction import Contradiction, of_idle_items, of_other_kinds
 from tonnage.config.schema import Config, Optimizer
 
 ENDING = ("cosine", "linear", "constant", "wsd", "polynomial", "cosine_with_restarts")
@@ -27,15 +27,7 @@ def check_optimizer(config: Config) -> Iterator[Contradiction]:
     yield from of_other_kinds("optimizer", optimizer, defaults, ONLY_OF, "schedule")
     yield from of_other_kinds("optimizer", optimizer, defaults, OF_MUON)
     yield from _lengths(config)
-    for index, group in enumerate(optimizer.groups):
-        if group.lr is None and group.weight_decay is None:
-            key = f"optimizer.groups.{index}"
-            yield Contradiction(
-                (key,),
-                f"{key} ({group.match}) has neither lr nor weight_decay",
-                "what its parameters have otherwise than the rest",
-                "write one of them",
-            )
+    yield from of_idle_items("optimizer.groups", optimizer.groups, ("lr", "weight_decay"), "parameters")
 
 
 def _lengths(config: Config) -> Iterator[Contradiction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,15 @@ def of_other_kinds(
                 f"{of} {' or '.join(kinds)}, which know{'s' if len(kinds) == 1 else ''} it",
                 f"leave {key} out (it is {default!r} then), or change {of}",
             )
+
+
+def of_idle_items(key: str, items: Sequence[Any], names: tuple[str, str], of: str) -> Iterator[Contradiction]:
+    """Items of a list that say neither of the two keys for the sake of which they are there, of what they ``match``."""
+    for index, item in enumerate(items):
+        if all(getattr(item, name) is None for name in names):
+            place, (first, second) = f"{key}.{index}", names
+            observed = f"{place} ({item.match}) has neither {first} nor {second}"
+            yield Contradiction((place,), observed, f"what its {of} have otherwise than the rest", "write one of them")
 
 
 def did_you_mean(names: Iterable[str]) -> str:

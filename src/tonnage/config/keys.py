@@ -180,12 +180,15 @@ def field_at(path: Path) -> FieldInfo | None:
     return field
 
 
+def section_at(path: Path) -> type[Section] | None:
+    """The section that a path leads to; None if it leads to plain values, or nowhere."""
+    field = field_at(path)
+    return section_of(field.annotation) if field is not None else None if path else Config
+
+
 def keys_under(parents: Path) -> list[str]:
     """Names of the keys that may stand under a path."""
-    if not parents:
-        return list(_fields(Config))
-    field = field_at(parents)
-    return [] if field is None else list(_fields(section_of(field.annotation)))
+    return list(_fields(section_at(parents)))
 
 
 def nearest_key(path: Path) -> str | None:
@@ -205,8 +208,7 @@ def nearest_key(path: Path) -> str | None:
 
 def kinds_with(path: Path) -> list[str]:
     """Kinds of a section (its ``with``) that have the key at ``path``; none if it is no key of any kind."""
-    parent = field_at(path[:-1]) if path[:-1] else None
-    section = section_of(parent.annotation) if parent is not None else None
+    section = section_at(path[:-1])
     kinds = section.__subclasses__() if section is not None else []
     return [
         str(get_args(kind.model_fields["launcher"].annotation)[0])

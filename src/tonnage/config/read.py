@@ -26,7 +26,7 @@ from pydantic_core import ErrorDetails
 from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
 from tonnage.config.check_here import missing_files
-from tonnage.config.schema import KERNELS, Config, ObjectiveKind
+from tonnage.config.schema import KERNELS, Config, ObjectiveKind, Rounding
 from tonnage.config.yaml_tree import YamlTree
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import NotAPathError
@@ -49,6 +49,7 @@ AS_SECTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("kernels", "auto"): {},
     ("kernels", "plain"): dict.fromkeys(KERNELS, "off"),
     **{("objective", kind): {"kind": kind} for kind in get_args(ObjectiveKind)},
+    **{("quantize_aware", scheme): {"scheme": scheme} for scheme in get_args(Rounding)},
 }
 """What a key and the word that it has stand for, written as a section."""
 STAND_IN = "x"
@@ -122,9 +123,7 @@ def _apply(document: YamlTree, overrides: Sequence[str]) -> None:
     for pair in ALTERNATIVES:
         left = [path for path in pair if path not in overridden]
         if len(left) == 1:
-            (other,) = left
-            _remove(document.value, other)
-            document.where.pop(other, None)
+            _forget(document, left[0])
     _drop_other_kinds(document, overridden)
 
 
@@ -137,15 +136,18 @@ def _drop_other_kinds(document: YamlTree, overridden: Sequence[keys.Path]) -> No
     for path in [("launch", name) for name in launch]:
         kinds = keys.kinds_with(path)
         if kind in keys.kinds_with(("launch", "with")) and kinds and kind not in kinds and path not in overridden:
-            _remove(document.value, path)
-            document.where.pop(path, None)
+            _forget(document, path)
+
+
+def _forget(document: YamlTree, path: keys.Path) -> None:
+    _remove(document.value, path)
+    document.where.pop(path, None)
 
 
 def _drop_empty_sections(document: YamlTree) -> None:
     """A section whose keys are all commented out reads as nothing: its defaults hold."""
     for name, value in list(document.value.items()):
-        field = keys.field_at((name,))
-        if value is None and field is not None and keys.section_of(field.annotation) is not None:
+        if value is None and keys.section_at((name,)) is not None:
             document.value[name] = {}
 
 

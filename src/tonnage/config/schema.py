@@ -46,11 +46,9 @@ PREFERENCE_LR, PREFERENCE_ADAPTER_LR = 1e-6, 1e-5
 """The same for pairs of answers: a twentieth, since what is compared are sums over whole answers."""
 
 
-def usual_lr(*, is_adapted: bool, compares: bool) -> float:
-    """The learning rate where none is given."""
-    if compares:
-        return PREFERENCE_ADAPTER_LR if is_adapted else PREFERENCE_LR
-    return ADAPTER_LR if is_adapted else DEFAULT_LR
+def adapter_lr(*, compares: bool) -> float:
+    """The learning rate of additions where none is given."""
+    return PREFERENCE_ADAPTER_LR if compares else ADAPTER_LR
 
 
 MOST = 10**12
@@ -76,6 +74,13 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    def with_keys(self, section: str, values: Mapping[str, Any]) -> Self:
+        """A copy with other ``values`` of keys of a section, whose name may be dotted."""
+        name, _, inner = section.partition(".")
+        before: Section = getattr(self, name)
+        after = before.with_keys(inner, values) if inner else before.model_copy(update=values)
+        return self.model_copy(update={name: after})
 
 
 @dataclass(frozen=True)
@@ -465,7 +470,9 @@ class Objective(Section):
     `kto`: rows with a `label`; `reward`: a model of scores; others: pairs."""
     power: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Of `eaft`: to which power the entropy of the likeliest tokens is taken (its alpha)."""
-    beta: Annotated[float, Field(gt=0, le=1e6)] = Field(default_factory=lambda data: _beta(data))
+    beta: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        default_factory=lambda data: BETAS.get(data.get("kind", ""), DEFAULT_BETA)
+    )
     """Of preferences: what log-probabilities are multiplied by; IPO's tau, ORPO's weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Of `dpo`: the probability that the two answers of a pair were swapped."""
@@ -537,10 +544,6 @@ class Objective(Section):
         return self.kind == "reward"
 
 
-def _beta(values: Mapping[str, Any]) -> float:
-    return BETAS.get(values.get("kind", ""), DEFAULT_BETA)
-
-
 Quantize = Literal["none", "widened", "nf4", "nf4-double", "int8"]
 """How frozen weights rest: as they are, as plain numbers, in blocks of 4-bit numbers, with their scales in 8 bits too,
 or in 8 bits."""
@@ -596,10 +599,13 @@ class Adapter(Section):
         return largest if self.init == "zero" else 2 * largest
 
 
+Rounding = Literal["none", "int4", "int8", "int8-int4", "mxfp4", "nvfp4"]
+
+
 class QuantizeAware(Section):
     """Training with weights as they will be rounded once the model is quantised; torchao's numbers."""
 
-    scheme: Literal["none", "int4", "int8", "int8-int4", "mxfp4", "nvfp4"] = "none"
+    scheme: Rounding = "none"
     """Rounds weights to 4 or 8 bits; `int8-int4`, `mxfp4` and `nvfp4` inputs of layers too, to 8 bits and to 4."""
     group_size: Literal[32, 64, 128, 256] | None = None
     """Of `int4` and `int8-int4`: numbers of a row that share a scale; none: torchao's, 128 and 32."""
@@ -608,11 +614,7 @@ class QuantizeAware(Section):
 
 
 def _scheme(value: Any) -> Any:
-    return {"scheme": value} if isinstance(value, str) else _empty_is_nothing(value)
-
-
-def _empty_is_nothing(value: Any) -> Any:
-    return {} if value is None else value
+    return {"scheme": value} if isinstance(value, str) else {} if value is None else value
 
 
 class MemoryBudget(Section):
@@ -733,10 +735,6 @@ class Launch(Section):
     def reserved_cpus(self) -> int | Literal["auto"]:
         """CPUs that each worker is given, where a launcher reserves some and it is said how many."""
         return cast(int | Literal["auto"], getattr(self, "cpus_per_worker", "auto"))
-
-    def with_workers(self, number: int) -> Self:
-        """This section with so many workers written out."""
-        return self.model_copy(update={"workers": number})
 
     def on(self, kind: str) -> Self:
         """This section as it is on devices of a ``kind``."""
@@ -976,7 +974,7 @@ class Config(Section):
     quantize_aware: Annotated[
         QuantizeAware,
         BeforeValidator(_scheme),
-        Words("a section of keys or one of none, int4, int8, int8-int4, mxfp4, nvfp4"),
+        Words(f"a section of keys or one of {', '.join(get_args(Rounding))}"),
     ] = Field(default_factory=QuantizeAware)
     """Round weights as a quantised model has them, so that it loses less; `int4` is short for `{scheme: int4}`."""
     memory: Memory = Field(default_factory=Memory)
@@ -1023,7 +1021,7 @@ class Config(Section):
         if not isinstance(optimizer, Mapping) or "lr" in optimizer:
             return value
         kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", objective)
-        return {**value, "optimizer": {**optimizer, "lr": usual_lr(is_adapted=True, compares=kind in COMPARED)}}
+        return {**value, "optimizer": {**optimizer, "lr": adapter_lr(compares=kind in COMPARED)}}
 
     @field_validator("optimizer")
     @classmethod
@@ -1032,7 +1030,7 @@ class Config(Section):
         objective = info.data.get("objective")
         if objective is None or not objective.compares or "lr" in optimizer.model_fields_set:
             return optimizer
-        lower = optimizer.model_copy(update={"lr": usual_lr(is_adapted=False, compares=True)})
+        lower = optimizer.model_copy(update={"lr": PREFERENCE_LR})
         lower.model_fields_set.discard("lr")
         return lower
 
@@ -1056,8 +1054,7 @@ class Config(Section):
         another was given."""
         if not self.leaves_lr_open:
             return self.optimizer
-        lr = usual_lr(is_adapted=True, compares=self.objective.compares)
-        return self.optimizer.model_copy(update={"lr": lr})
+        return self.optimizer.model_copy(update={"lr": adapter_lr(compares=self.objective.compares)})
 
     @property
     def data_workers(self) -> int:

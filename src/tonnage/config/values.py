@@ -47,9 +47,9 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     """Dotted keys and what they are set to: sections are entered."""
     for name, value in values.items():
         key = f"{prefix}{name}"
-        field = keys.field_at(path_of(key))
-        section = keys.section_of(field.annotation) if field is not None else None
-        if isinstance(value, Mapping) and section not in (None, Source) and (value or not _may_be_word(field)):
+        path = path_of(key)
+        is_section = isinstance(value, Mapping) and keys.section_at(path) not in (None, Source)
+        if is_section and (value or not _may_be_word(keys.field_at(path))):
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value

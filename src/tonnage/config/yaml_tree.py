@@ -9,6 +9,7 @@ no dates and no base-60 integers, and anchors, aliases and tags are refused.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -390,7 +391,7 @@ def _take_dotted(
     if isinstance(value, list):
         for index, item in enumerate(value):
             _take_dotted(item, (*path, index), (*written, index), dotted)
-    if not isinstance(value, dict) or not _is_section(path):
+    if not isinstance(value, dict) or keys.section_at(path) is None:
         return
     for key, item in list(value.items()):
         inner = (*path, key)
@@ -399,11 +400,6 @@ def _take_dotted(
             dotted.append((inner, (*written, key), item))
             del value[key]
         _take_dotted(item, inner, (*written, key), dotted)
-
-
-def _is_section(path: keys.Path) -> bool:
-    field = keys.field_at(path)
-    return not path or (field is not None and keys.section_of(field.annotation) is not None)
 
 
 def _is_there(tree: Any, path: keys.Path) -> bool:
@@ -439,8 +435,7 @@ def _respelt(text: str) -> str:
 
 def _inside_names(path: keys.Path) -> bool:
     """Whether a path leads into a mapping whose keys are the user's own (``columns``)."""
-    parent = keys.field_at(path[:-1]) if len(path) > 1 else None
-    return parent is not None and keys.section_of(parent.annotation) is None
+    return keys.field_at(path[:-1]) is not None and keys.section_at(path[:-1]) is None
 
 
 def _kind(value: Any) -> str:
@@ -482,7 +477,7 @@ def _looks_harmless(line: str) -> bool:
 
 def _missing(path: Path) -> Problem:
     parent = path.parent
-    if not _is_directory(parent):
+    if not os.path.isdir(parent):  # noqa: PTH112  (nor of a name that is too long, for which pathlib raises)
         return Problem("no such file", "a config file", f"there is no directory {parent}", str(path))
     names = sorted(item.name for item in parent.iterdir() if item.is_file())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -490,10 +485,3 @@ def _missing(path: Path) -> Problem:
         near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
         near = [name for name in names if Path(name).stem in near]
     return Problem("no such file", "a config file", did_you_mean(str(parent / name) for name in near), str(path))
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or none
-        return False

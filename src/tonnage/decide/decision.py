@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tonnage.config import AnyLaunch, Config, check_trackers, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.guest import with_guest
 from tonnage.decide.hardware import Where, counted, where
 from tonnage.decide.images import with_features
@@ -22,14 +21,12 @@ from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.reference import reference_of, with_reference
 from tonnage.decide.rows import prepare_data
 from tonnage.decide.teacher import entry_of, with_teacher
+from tonnage.planning.batch import resolved
+from tonnage.planning.layout import Layout
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import choose
-
-if TYPE_CHECKING:
-    from tonnage.data import Prepared, Progress
-    from tonnage.planning.layout import Layout
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.samples import Prompts
+from tonnage.rundir.samples import Prompts
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,8 @@ class Decision:
     @property
     def launch(self) -> AnyLaunch:
         """How the workers are started, with their number written out, and what each reserves."""
-        return self.config.launch.with_workers(self.plan.workers).on(self.plan.layout.device)
+        launch = self.config.launch.model_copy(update={"workers": self.plan.workers})
+        return launch.on(self.plan.layout.device)
 
 
 def decide(
@@ -93,34 +91,29 @@ def decide_on(
     if other is not None:
         check_no_token_is_new(prepared, model, other)
         if other.files.commit is not None:
-            objective = config.objective.model_copy(update={f"{other.key}_revision": other.files.commit})
-            config = config.model_copy(update={"objective": objective})
+            config = config.with_keys("objective", {f"{other.key}_revision": other.files.commit})
     if prepared.date:  # whoever goes on with the run another day goes on with this one
-        config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
+        config = config.with_keys("data", {"date": prepared.date})
     prompts, questions = prompts_of(config, prepared), questions_of(config, prepared)
     place = where(config, None, progress)
 
-    def planned(config: Config, anyway: bool = force) -> tuple[Plan, tuple[Plan, ...]]:
+    def planned(config: Config, anyway: bool = force) -> list[Plan]:
         plan = plan_run(config, model, prepared, place, before, force=anyway)
-        return plan, other_plans(config, model, prepared, place, force=anyway)
-
-    def all_planned(config: Config, anyway: bool) -> list[Plan]:
-        plan, others = planned(config, anyway)
-        return [plan, *others]
+        return [plan, *other_plans(config, model, prepared, place, force=anyway)]
 
     why = ""
     if config.adapter == "auto":
-        config, why = choose(config, all_planned, place.machine.kind, force=force)
+        config, why = choose(config, planned, place.machine.kind, force=force)
         if config.adapter == "none":  # then all weights are the run's own, and which they were does not matter
             model = replace(model, weights=replace(model.weights, base_digest=""))
     check_groups(config, model)
-    plan, others = planned(config)
+    plan, *others = planned(config)
     if why:
         plan = replace(plan, reasons=plan.reasons | {"adapter": why})
     settled = _written_out(config, plan, *others)
     if any(one.choice.saving.every != settled.checkpoint.every for one in others):  # some size would save sooner
         reasons = plan.reasons
-        plan, others = planned(settled)
+        plan, *others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
     plan, *rest = _asking_before(settled, model, other, prepared, place, (plan, *others), progress)
     settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs
@@ -166,10 +159,8 @@ def asked(
 
 def _written_out(config: Config, *plans: Plan) -> Config:
     """The config with the decided values of what it left open, for a run to have when it goes on."""
-    from tonnage.planning.batch import resolved
-
     config, _ = resolved(config, plans[0].data.num_packs)
     if config.checkpoint.every != "auto":
         return config
     every = min((plan.choice.saving.every for plan in plans if plan.choice.saving.every), default=0)
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": every})})
+    return config.with_keys("checkpoint", {"every": every})

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.progress import silent
-from tonnage.decide.handing import PLAIN, Handing, Wishes, finish, prepared
+from tonnage.config import Config, read_config
+from tonnage.data import Progress, silent
+from tonnage.decide.handing import PLAIN, Handing, Wishes, converter_of, finish
+from tonnage.decide.models import read_files
 from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
+from tonnage.files.reading import read_record
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.config import Config
-    from tonnage.data import Progress
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
     from tonnage.model.starts import Origins
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -66,22 +67,11 @@ class _Trained:
     @staticmethod
     def of(run: RunDirectory) -> _Trained:
         """Raises ``UserError``."""
-        from tonnage.config import read_config
-        from tonnage.model.files import read_model, read_whole_config
-        from tonnage.planning.plan import Plan
+        from tonnage.model.files import read_whole_config
         from tonnage.training.building import trains_of
 
         config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-        files, model = read_model(
-            config.model,
-            revision=config.revision,
-            random_weights=True,
-            tokenizer=False,
-            trust_remote_code=config.trust_remote_code,
-            untied=plan.weights.untied,
-            scores=config.objective.scores,
-            rope=config.rope.parameters if config.rope else None,
-        )
+        files, model = read_files(config, untied=plan.weights.untied)
         model.vocab_size = plan.model.vocab_size
         whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
         is_part = config.init != "random" and type(whole) is not type(model)
@@ -136,21 +126,14 @@ def export_checkpoint(
         )
     if is_adapter and wishes.target == "vllm":
         _check_plain(trained, directory)
-    handing = prepared(
-        wishes,
-        run.path,
-        str(directory),
-        architecture=trained.architecture,
-        is_adapter=is_adapter,
-        context=max(trained.config.data.max_length, 4096),
-    )
-    handing = replace(handing, scores=scores)
+    converter = converter_of(wishes, run.path, str(directory), trained.architecture, is_adapter=is_adapter)
+    scheme = None
     if wishes.quantized:
         is_whole = trained.trains.adapter is None and not trained.is_part and not scores
         scheme = check_quantized(trained.trains.aware, run.path, directory, target=wishes.target, is_whole=is_whole)
-        handing = replace(handing, scheme=scheme)
     if is_adapter:
         return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+    handing = Handing(wishes, converter, max(trained.config.data.max_length, 4096), scores, scheme)
     return _export_model(trained, checkpoint, directory, handing, progress)
 
 
@@ -211,7 +194,6 @@ def _export_model(
     from tonnage.checkpoint.description import ExportForm
     from tonnage.checkpoint.export import Start, export
     from tonnage.decide.card import model_card
-    from tonnage.files.reading import read_record
 
     run, config, trains, wishes = trained.run, trained.config, trained.trains, handing.wishes
     if wishes.merge and trains.adapter is None:
@@ -252,8 +234,6 @@ def step_of_export(run: RunDirectory) -> int:
     """
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, read_state
-    from tonnage.config import read_config
-    from tonnage.rundir.directory import complete_checkpoints, step_of
 
     newest = choose(run.checkpoints)
     best = read_config(run.config, [], check_files=False).checkpoint.best

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Account, DataError, Progress, SourceAccount, silent
+from tonnage.data.sources.given import read_sources
 from tonnage.decide.models import ModelFound, find
 from tonnage.decide.rows import prepare_data
 from tonnage.errors import Problem, UserError
 from tonnage.forms.formats import FORMATS, RowPurpose
-
-if TYPE_CHECKING:
-    from tonnage.data import Account, Progress, SourceAccount
 
 Purpose = Literal["chat", "task", "text"]
 """What a model is trained for: answers in conversations, one task, or text that goes on like the rows."""
@@ -48,7 +46,7 @@ class Wanted:
     def with_data(self, config: Config, keys: Mapping[str, Any]) -> Config:
         """The config with other ``keys`` of ``data``, but those that the words say."""
         free = {name: value for name, value in keys.items() if not self.says(f"data.{name}")}
-        return config.model_copy(update={"data": config.data.model_copy(update=free)})
+        return config.with_keys("data", free)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
         UserError: there is no such model or there are no such rows, more than ``MOST_BAD`` of them cannot be read, or
             the words name another model or other rows.
     """
-    from tonnage.data.sources.given import read_sources
     from tonnage.model.files import positions_of
 
     twice = {"model", "data.train"} & {*map(overridden_key, wishes.words)}
@@ -113,8 +110,6 @@ def look(wishes: Wanted, progress: Progress = silent) -> Looked:
 
 def _with_objective(wishes: Wanted, config: Config) -> Wanted:
     """The same with the objective that rows of preferences are for, where they are such and nothing is said of it."""
-    from tonnage.data.sources.given import read_sources
-
     if wishes.says("objective"):
         return wishes
     # A label beside an answer is found out row by row where rows are for supervised training, so it comes first.
@@ -132,8 +127,6 @@ def _with_objective(wishes: Wanted, config: Config) -> Wanted:
 
 def _account(wishes: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:
     """The account of all rows, those that training would refuse included."""
-    from tonnage.data import DataError
-
     free: dict[str, Any] = {"max_length": length, "over_length": "truncate", "max_loss": 1.0, "validation": 0.0}
     lenient = wishes.with_data(config, free | {"on_bad_row": "skip"})
     refusal = None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tonnage.config import Config
 from tonnage.decide.other_model import OtherModel
 from tonnage.errors import user_error
-
-if TYPE_CHECKING:
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-
+from tonnage.host.cachedir import default_directory
+from tonnage.planning.layout import PLAIN
+from tonnage.planning.machine import Machine
+from tonnage.planning.memory import LOADING, instants
+from tonnage.planning.plan import Plan
+from tonnage.planning.profile import head_chunk
+from tonnage.planning.words import size
 
 HEAP = 0.75
 """What the heap keeps of what comes and goes in a forward pass, beside that: of four passes 0.1 to 0.9 of it."""
@@ -23,10 +24,6 @@ def guest_bytes(config: Config, other: OtherModel, plan: Plan, machine: Machine)
     """Most bytes of a worker in that pass: of the weights that it shares with the others, and of forward passes."""
     import torch
 
-    from tonnage.host.cachedir import default_directory
-    from tonnage.planning.layout import PLAIN
-    from tonnage.planning.memory import LOADING, instants
-    from tonnage.planning.profile import head_chunk
     from tonnage.training.isolation import isolation_for
     from tonnage.training.weigh import Conditions, weigh_once
 
@@ -71,8 +68,6 @@ def with_guest(config: Config, other: OtherModel, plan: Plan, machine: Machine) 
     Raises:
         UserError: several workers have no room for it. (Of one alone, the blocks come and go then.)
     """
-    from tonnage.planning.words import size
-
     entry = plan.data.teacher_path or plan.data.reference_path
     if entry is None or Path(entry).exists():
         return plan

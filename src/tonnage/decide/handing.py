@@ -8,14 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config import read_config
+from tonnage.data.prompt import stop_tokens
+from tonnage.data.text.choice import of_tokenizer
 from tonnage.decide.quantized_export import quantize_export
 from tonnage.errors import user_error
+from tonnage.rundir.directory import RunDirectory
 from tonnage.targets.commands import PROGRAMS, Servable, commands
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.compare import RunParameters
     from tonnage.kernels.fake_quantized import Scheme
-    from tonnage.rundir.directory import RunDirectory
 
 KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
 """Beside GGUF files, which hold the rest."""
@@ -53,20 +56,19 @@ class Handing:
     """For which program an export is made, and how."""
 
     wishes: Wishes
-    converter: tuple[str, ...]
+    converter: list[str]
     """The command that writes GGUF; empty where none is written."""
     context: int
     """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
-    scores: bool = False
+    scores: bool
     """Whether the model gives scores, which no program here serves."""
-    scheme: Scheme | None = None
+    scheme: Scheme | None
     """In which weights are written, if not as they are."""
 
 
-def prepared(
-    wishes: Wishes, run: Path, directory: str, *, architecture: str, is_adapter: bool, context: int
-) -> Handing:
-    """What will be done for a program, refused before anything is written where it cannot be.
+def converter_of(wishes: Wishes, run: Path, directory: str, architecture: str, *, is_adapter: bool) -> list[str]:
+    """The command that converts for a program, if there has to be one; an export that cannot be made is refused before
+    anything is written.
 
     Raises:
         UserError: the program reads no adapters, or GGUF is needed and nothing converts to it.
@@ -82,17 +84,16 @@ def prepared(
             needed="--merge, which adds the adapter to its model",
             change=f"tonnage export {run} {directory} --merge --for {target}",
         )
-    command: list[str] = []
     if target == "gguf" or (target == "ollama" and architecture not in READS):
-        command = find_converter(wishes.converter, run=str(run), directory=directory, target=target)
-    elif wishes.converter is not None:
+        return find_converter(wishes.converter, run=str(run), directory=directory, target=target)
+    if wishes.converter is not None:
         raise user_error(
             where="--converter",
             found=f"a converter to GGUF, and {PROGRAMS[target]} reads this model as it is",
             needed="--for gguf, or a model that Ollama does not read",
             change="leave --converter out",
         )
-    return Handing(wishes, tuple(command), context)
+    return []
 
 
 def finish(handing: Handing, directory: str, dtype: str, temporary: Path, trained: RunParameters) -> list[str]:
@@ -119,8 +120,6 @@ def finish(handing: Handing, directory: str, dtype: str, temporary: Path, traine
 
 def next_of(run: RunDirectory) -> str:
     """What to do with the model of a run that is over: commands, or words where none of them takes it."""
-    from tonnage.config import read_config
-
     if read_config(run.config, [], check_files=False).objective.scores:
         return "AutoModelForSequenceClassification of transformers loads the model, and scores texts"
     return f"tonnage chat {run.word}    tonnage eval {run.word} --data FILE"
@@ -128,8 +127,6 @@ def next_of(run: RunDirectory) -> str:
 
 def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge: bool) -> list[str]:
     """The commands that serve what was exported to ``directory``; none where it gives scores."""
-    from tonnage.config import read_config
-
     config = read_config(run.config, [], check_files=False)
     if config.objective.scores:
         return []
@@ -152,8 +149,6 @@ def _complete_card(card: Path, target: str, exported: Servable) -> None:
 
 
 def _write_modelfile(handing: Handing, directory: Path, gguf: str, where: str) -> list[str]:
-    from tonnage.data.prompt import stop_tokens
-    from tonnage.data.text.choice import of_tokenizer
     from tonnage.model.files import find_model, positions_of, read_tokenizer, read_whole_config
     from tonnage.model.stored import read_json_object
     from tonnage.targets.ollama import MODELFILE, go_template_of, modelfile
@@ -183,7 +178,7 @@ def _converted(
 
     stem = f"{Servable(where, dtype).name}-{TYPES[dtype]}"
     shard_bytes = handing.wishes.shard_bytes if handing.wishes.shard_bytes != SHARD_BYTES else None
-    files = convert(list(handing.converter), directory, f"{stem}.gguf", dtype, shard_bytes)
+    files = convert(handing.converter, directory, f"{stem}.gguf", dtype, shard_bytes)
     name = files[0].name
     if not handing.wishes.compares:
         return name, []

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch
+from tonnage.data import Progress
 from tonnage.decide.models import check_family
 from tonnage.errors import UserError, user_error
+from tonnage.planning.machine import Machine, parse_hardware
+from tonnage.planning.workers import decided
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
-
-    from tonnage.data import Progress
-    from tonnage.planning.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ def counted(config: Config, machine: Machine | None = None) -> Config:
     what does not go together with as many workers as it has devices.
     """
     from tonnage.doctor.cache import describe_here
-    from tonnage.planning.workers import decided
 
     found = machine or _node_of(config) or describe_here(config.output)
     _check_asked(config, found)
@@ -128,8 +127,6 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
 
 def _node_of(config: Config) -> Machine | None:
     """A node of the cluster, if the config describes one. Raises ``UserError`` for hardware that is not known."""
-    from tonnage.planning.machine import parse_hardware
-
     return None if (hardware := config.launch.node_hardware) is None else parse_hardware(hardware)
 
 
@@ -152,6 +149,6 @@ def degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) ->
 
     with suppress(UserError):
         check_family(model_config)
-        per_node = math.ceil(config.launch.num_workers / machine.nodes)
+        per_node = machine.workers_on_node(config.launch.num_workers)
         return [degree for degree in fitting_degrees(model_config, per_node) if per_node % degree == 0]
     return [1]

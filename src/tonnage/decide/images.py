@@ -10,21 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
+from tonnage.data import Prepared, Progress
+from tonnage.data import cache as store
+from tonnage.data.images.processing import ImageRecipe
 from tonnage.decide.other_model import digests_of
 from tonnage.decide.towers import tower_cost, trained_apart
 from tonnage.errors import UserError, user_error
 from tonnage.files.places import free_bytes
+from tonnage.host.cachedir import default_directory
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import Plan
+from tonnage.planning.profile import TowerCost
+from tonnage.planning.words import run_time, size
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Prepared, Progress
-    from tonnage.data.images.processing import ImageRecipe
     from tonnage.decide.models import ModelFound
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-    from tonnage.planning.profile import TowerCost
     from tonnage.training.vision_trial import Trial
 
 BYTES = {"fp32": 4}
@@ -63,16 +66,11 @@ def as_seen(config: Config, prepared: Prepared, *, sees: bool) -> Config:
         return config
     axes: dict[str, Any] = {key: 1 for key in ("tensor", "context") if getattr(config.parallel, key) == "auto"}
     if not sees:
-        return config.model_copy(update={"parallel": config.parallel.model_copy(update=axes)})
+        return config.with_keys("parallel", axes)
     axes |= {"pipeline": 1} if config.parallel.pipeline == "auto" else {}
     tiers: dict[str, Any] = {key: "device" for key in ON_DEVICE if getattr(config.memory, key) == "auto"}
     tiers |= {"tiles": 1} if config.memory.tiles == "auto" else {}
-    return config.model_copy(
-        update={
-            "parallel": config.parallel.model_copy(update=axes),
-            "memory": config.memory.model_copy(update=tiers),
-        }
-    )
+    return config.with_keys("parallel", axes).with_keys("memory", tiers)
 
 
 def _check_looking(config: Config, model: ModelFound, prepared: Prepared) -> None:
@@ -145,7 +143,6 @@ def _whole(config: Config, model: ModelFound) -> PreTrainedConfig:
 
 def _trial(config: Config, model: ModelFound) -> Trial:
     """What a tiny model does with an image. Raises ``UserError`` where that cannot be trained on."""
-    from tonnage.host.cachedir import default_directory
     from tonnage.training.vision_trial import check_sight
 
     recipe = images_taken(config, model)
@@ -166,8 +163,6 @@ def has_images(prepared: Prepared) -> bool:
 def entry_of(config: Config, model: ModelFound, plan: Plan, progress: Progress) -> Path:
     """The cache's entry for the features of a run, which need not be there. The files of the tower's weights are read
     once, to know them again."""
-    from tonnage.data import cache as store
-
     packs = Path(plan.data.train_path).parent
     cache, files = packs.parent.parent, model.files
     recipe = images_taken(config, model)
@@ -234,8 +229,6 @@ class _Looks:
         )
 
     def __str__(self) -> str:
-        from tonnage.planning.words import run_time
-
         if not self.computed_seconds:
             return ""
         both = f"cached {run_time(self.cached_seconds)}, computed in every step {run_time(self.computed_seconds)}"
@@ -300,8 +293,6 @@ def _with_tower(plan: Plan, both: _Looks) -> Plan:
 
 
 def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost | None, both: _Looks) -> Plan:
-    from tonnage.planning.words import size
-
     own = RunDirectory(config.output).features / entry.name
     if own.exists():
         has = "the run has them"
@@ -321,7 +312,6 @@ def _with_features(config: Config, plan: Plan, entry: Path, tower: TowerCost | N
 
 def _bytes_before(plan: Plan, tower: TowerCost, both: _Looks) -> float:
     """Most bytes of a worker in the pass before training. Raises ``UserError`` where it has no room."""
-    from tonnage.planning.words import size
     from tonnage.training.features import CHUNK_BYTES
 
     times = 2 if plan.layout.device == "cpu" else 1  # the heap keeps what comes and goes; chunks are summed on the host

@@ -17,18 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tonnage.config import Adapter, Config
-from tonnage.data.progress import silent
+from tonnage.data import Progress, silent
 from tonnage.errors import UserError, user_error
 from tonnage.planning.batch import resolved
 from tonnage.planning.largest import Largest, last_that_fits
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import LORA, LORA_NF4, Way, smallest_change, without_sacrifices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
-    from tonnage.planning.plan import Plan
 
 KEYS = {"rank": "adapter.rank", "max_length": "data.max_length", "micro_batch": "memory.micro_batch"}
 """What can be asked for, and the keys of the config that are meant."""
@@ -54,10 +53,8 @@ class _Values:
     """Where less is needed than for the value before it, counted in steps."""
 
     def at(self, config: Config, index: int) -> Config:
-        """The config with another value."""
         section, name = self.key.split(".")
-        changed = getattr(config, section).model_copy(update={name: index * self.step})
-        return config.model_copy(update={section: changed})
+        return config.with_keys(section, {name: index * self.step})
 
 
 @dataclass
@@ -165,8 +162,7 @@ def _on_a_line(values: _Values, config: Config, planned: Callable[[Config, bool]
     largest; None if it does not grow."""
     if values.number == 1 or search.fits(values.number):
         return values.number
-    budget = config.memory.budget.model_copy(update={"device": 1})  # then no plan fits, and the smallest is told
-    nothing = config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})})
+    nothing = config.with_keys("memory.budget", {"device": 1})  # then no plan fits, and the smallest is told
     few = planned(values.at(nothing, 1), True).choice.peak_bytes
     many, room = search.plan(values.number).choice.peak_bytes, search.plan(values.number).budget.usable
     if many <= few:

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config.read import overridden_key
 from tonnage.config.schema import Parallel
-from tonnage.data.progress import silent
+from tonnage.data import Progress, silent
 from tonnage.decide.plans import says_what_is_trained, supposed
 from tonnage.errors import UserError, user_error
 from tonnage.planning.largest import last_that_fits
 from tonnage.planning.machine import Machine, parse_hardware
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import WAYS, Way, without_sacrifices
+from tonnage.planning.words import describe
 
 if TYPE_CHECKING:
-    from tonnage.config import Config
-    from tonnage.data import Progress
     from tonnage.decide.plans import PlanQuestion
-    from tonnage.planning.plan import Plan
 
 STEP, MOST = 1024, 1 << 24
 """Lengths are multiples of the one and at most the other."""
@@ -89,7 +89,6 @@ def largest_contexts(
     Raises:
         UserError: no such model or hardware, or words that say what the table varies.
     """
-    from tonnage.config.read import overridden_key
     from tonnage.model.files import positions_of
 
     taken = [key for word in words if (key := overridden_key(word)).startswith(KEYS)]
@@ -149,7 +148,8 @@ def _cell(question: PlanQuestion, way: Way, cell: Cell) -> Cell:
     plans: dict[int, Plan] = {}
 
     def fits(index: int) -> bool:
-        plans[index] = question.at_length(_with_length(config, index * STEP), True, WEIGHED)
+        longer = config.with_keys("data", {"max_length": index * STEP})
+        plans[index] = question.at_length(longer, True, WEIGHED)
         return plans[index].fits
 
     try:
@@ -157,10 +157,6 @@ def _cell(question: PlanQuestion, way: Way, cell: Cell) -> Cell:
     except UserError as error:
         return replace(cell, why_not=error.problems[0].found)
     return replace(cell, tokens=index * STEP, plan=plans[max(index, 1)])
-
-
-def _with_length(config: Config, length: int) -> Config:
-    return config.model_copy(update={"data": config.data.model_copy(update={"max_length": length})})
 
 
 def rounded(tokens: int) -> str:
@@ -191,8 +187,6 @@ def as_json(contexts: Contexts) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
-    from tonnage.planning.words import describe
-
     choice = plan.choice
     figures = {"peak_bytes": choice.peak_bytes, "host_bytes": choice.host_bytes, "disk_bytes": choice.disk_bytes}
     return figures | {"step_seconds": choice.seconds.total, "in_words": describe(plan.layout)}

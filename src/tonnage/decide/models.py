@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.config import Config, read_config
+from tonnage.config import Adapter, Config, check_output, read_config
+from tonnage.config.schema import RankPattern
 from tonnage.decide.towers import trained_apart
 from tonnage.errors import Problem, UserError, user_error
+from tonnage.host.quantized import Format
 from tonnage.kernels.switches import switch_off
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.weights import WeightFacts
@@ -20,7 +22,6 @@ from tonnage.rundir.weights import WeightFacts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from tonnage.host.quantized import Format
     from tonnage.model.adapters import AdapterSpec as AdapterAdded
     from tonnage.model.files import ModelFiles
 
@@ -37,7 +38,6 @@ class ModelFound:
 
 def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
     """Find the model of ``config`` and check that model, weights, tokenizer and lengths belong together."""
-    from tonnage.config import check_output
     from tonnage.model.files import check_fit, read_tokenizer
 
     problems: list[Problem] = []
@@ -109,18 +109,10 @@ def check_groups(config: Config, model: ModelFound) -> None:
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
     """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
     headers are read."""
-    from tonnage.model.files import find_tokenizer, read_model
+    from tonnage.model.files import find_tokenizer
 
     is_random = config.init == "random"
-    files, model_config = read_model(
-        config.model,
-        revision=config.revision,
-        random_weights=is_random,
-        tokenizer=config.tokenizer is None,
-        trust_remote_code=config.trust_remote_code,
-        scores=config.objective.scores,
-        rope=config.rope.parameters if config.rope else None,
-    )
+    files, model_config = read_files(config, random_weights=is_random, tokenizer=config.tokenizer is None)
     if config.tokenizer is not None:
         files = replace(files, tokenizer=find_tokenizer(config.tokenizer))
     if is_random:
@@ -137,6 +129,24 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
     return files, model_config, weights
 
 
+def read_files(
+    config: Config, *, random_weights: bool = True, tokenizer: bool = False, untied: bool = False
+) -> tuple[ModelFiles, PreTrainedConfig]:
+    """As ``model.files.read_model``, of the model of ``config``."""
+    from tonnage.model.files import read_model
+
+    return read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=random_weights,
+        tokenizer=tokenizer,
+        trust_remote_code=config.trust_remote_code,
+        untied=untied,
+        scores=config.objective.scores,
+        rope=config.rope.parameters if config.rope else None,
+    )
+
+
 def with_adapter(config: Config, model: ModelFound) -> Config:
     """The config with the adapter written out, where the model is the directory of one.
 
@@ -146,8 +156,6 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
     files = model.files.adapter
     if files is None:
         return config
-    from tonnage.config import Adapter
-    from tonnage.config.schema import RankPattern
     from tonnage.training.building import trains_of, trains_of_files
 
     own = trains_of_files(model.files, model.config).adapter
@@ -157,10 +165,8 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         "also": own.also,
     }
     if files.oft_block_size:
-        adapter, sizes = (
-            Adapter(kind="oft", oft_block_size=files.oft_block_size, **shared),
-            f"oft_block_size {files.oft_block_size}",
-        )
+        adapter = Adapter(kind="oft", oft_block_size=files.oft_block_size, **shared)
+        sizes = f"oft_block_size {files.oft_block_size}"
     else:
         adapter = Adapter(
             kind="dora" if files.magnitudes else "lora",

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
+from tonnage.data import Prepared, Progress
+from tonnage.data import cache as store
 from tonnage.decide.models import ModelFound
 from tonnage.errors import UserError, user_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from tonnage.data import Prepared, Progress
     from tonnage.model.files import ModelFiles
 
 
@@ -61,8 +62,6 @@ def find_other(config: Config, model: ModelFound) -> OtherModel | None:
 
 def digests_of(cache: Path, files: Sequence[Path], what: str, progress: Progress) -> list[str]:
     """Of a model's files, which are read once, to know them again. ``what`` says whose."""
-    from tonnage.data import cache as store
-
     digests = []
     for number, file in enumerate(files):
         progress(f"reading {what} files", number, len(files))

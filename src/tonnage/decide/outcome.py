@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tonnage.config import read_config
 from tonnage.files.writing import write_json
 from tonnage.host.core_waits import NOTABLE
-
-if TYPE_CHECKING:
-    from tonnage.planning.calibration import TimedStep
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.directory import RunDirectory
+from tonnage.planning import calibration
+from tonnage.planning.calibration import TimedStep
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import Plan
+from tonnage.planning.scales import work_of
+from tonnage.planning.seconds import seconds_besides, timed_step
+from tonnage.rundir.directory import RunDirectory
 
 LEARNT_FROM = 5
 """Steps at least, the first not counted, from which a run's speed is learnt."""
@@ -55,11 +57,11 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     """Keep how long the steps after ``since`` took on this machine, for its next plan.
 
     Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
-    on and no products in fp8: other plans are so. Steps that other processes slowed down say nothing.
+    on and no products in fp8: other plans are so. Steps that other processes slowed down say nothing, nor do those of
+    rows with verdicts, which begin with passes that ``sample_of`` does not count.
     """
     from tonnage.doctor.cache import calibration_file, describe_here, load_machine
     from tonnage.doctor.hardware import look
-    from tonnage.planning import calibration
 
     layout, hardware = plan.layout, look()
     steps = [record for record in run.read_metrics() if _is_timed_step(record, since + 1)]
@@ -69,24 +71,14 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
         return
     if layout.kernels_off or plan.model.in_fp8 or (layout.device != "cpu" and layout.uses_host):
         return
+    if read_config(run.config, check_files=False).objective.rows == "verdicts":
+        return
     machine = load_machine(run.path) or describe_here(run.path)
     calibration.add(calibration_file(hardware), [sample_of(plan, machine, median(seconds))], "run")
 
 
 def sample_of(plan: Plan, machine: Machine, seconds: float) -> TimedStep:
     """That a plan's step took ``seconds`` on a machine, by what was planned (``planning.seconds.compute_seconds``)."""
-    from tonnage.planning.calibration import TimedStep
-    from tonnage.planning.scales import work_of
-    from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
-
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
     besides = seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores)
-    return TimedStep(
-        origin="run",
-        precision=layout.precision,
-        flops=product_flops(layout, model, work),
-        attention=attention_timed(layout, model, work),
-        traffic=traffic_bytes(layout, model, work),
-        besides=besides + plan.choice.seconds.update,
-        seconds=seconds,
-    )
+    return timed_step(layout, model, work, "run", besides + plan.choice.seconds.update, seconds)

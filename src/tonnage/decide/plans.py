@@ -10,32 +10,37 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
-from tonnage.data.progress import silent
+from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.images import as_seen, is_better_computed, looks
-from tonnage.decide.models import check_division
+from tonnage.decide.models import check_division, read_files
 from tonnage.decide.reference import with_reference
 from tonnage.decide.rows import rows_of
 from tonnage.decide.towers import tower_cost, trained_apart
-from tonnage.errors import Problem, UserError
-from tonnage.planning.plan import DataProfile
+from tonnage.errors import Problem, UserError, user_error
+from tonnage.host.cachedir import default_directory
+from tonnage.host.lockable import lockable_bytes
+from tonnage.host.threads import threads_per_worker
+from tonnage.planning.batch import resolved
+from tonnage.planning.budgets import Free
+from tonnage.planning.ladder import Cost
+from tonnage.planning.layout import Layout
+from tonnage.planning.machine import Machine
+from tonnage.planning.plan import DataProfile, Plan, Rows
+from tonnage.planning.planner import explain, make_plan
+from tonnage.planning.profile import ModelProfile
+from tonnage.planning.rules import check_fp8, check_precision
+from tonnage.planning.scales import Scales
+from tonnage.planning.space import free_for_states, no_room_for_saves, packed_base
+from tonnage.planning.ways import WAYS, Compared, choose, compare
 from tonnage.planning.words import size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Prepared, Progress
     from tonnage.decide.models import ModelFound
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
-    from tonnage.planning.budgets import Free
-    from tonnage.planning.ladder import Cost
-    from tonnage.planning.layout import Layout
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan, Rows
-    from tonnage.planning.profile import ModelProfile
-    from tonnage.planning.scales import Scales
-    from tonnage.planning.ways import Compared
     from tonnage.training.isolation import Isolation
     from tonnage.training.weigh import Conditions
 
@@ -68,8 +73,6 @@ class PlanQuestion:
         Raises:
             UserError: no way to train fits.
         """
-        from tonnage.planning.ways import choose
-
         if self.config.adapter != "auto":
             return self.config, ""
         return choose(self.config, lambda config, anyway: [self.planned(config, anyway)], self.device, force=force)
@@ -98,23 +101,12 @@ def supposed(
     name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent
 ) -> PlanQuestion:
     """What ``suppose`` plans. Raises ``UserError`` where there is no such model."""
-    from tonnage.model.files import read_model
-    from tonnage.planning.batch import resolved
-
     supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
     keys = [*supposed, *overrides]
     if not {"steps", "epochs"} & {*map(overridden_key, overrides)}:
         keys.append("steps=1000")
     config = counted(read_config(None, keys, check_files=False), machine)
-    _, model_config = read_model(
-        name,
-        revision=config.revision,
-        random_weights=True,
-        tokenizer=False,
-        trust_remote_code=config.trust_remote_code,
-        scores=config.objective.scores,
-        rope=config.rope.parameters if config.rope else None,
-    )
+    _, model_config = read_files(config)
     check_division(config, model_config)
     place = where(config, machine, progress)
 
@@ -150,9 +142,6 @@ def compared(question: PlanQuestion, progress: Progress = silent) -> tuple[Compa
     Raises:
         UserError: the devices do not have the precision.
     """
-    from tonnage.planning.rules import check_precision
-    from tonnage.planning.ways import WAYS, compare
-
     check_precision(question.config, question.place.machine)
     done = 0
 
@@ -207,9 +196,7 @@ def other_plans(
     most, fewest = launch.num_workers, launch.fewest_workers
     for workers in range(most - 1, fewest - 1, -1):
         nodes = math.ceil(workers / math.ceil(most / launch.num_nodes))
-        fewer = config.model_copy(
-            update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
-        )
+        fewer = config.with_keys("launch", {"workers": workers, "least": None, "nodes": nodes})
         try:
             plans.append(plan_run(fewer, model, prepared, place, None, force=force))
         except UserError as error:
@@ -239,8 +226,8 @@ def plan_run(
     config = as_seen(config, prepared, sees=subject.data.sees)
     plan = _plan_of(config, subject, place, before, force=force)
     if not subject.data.sees and is_better_computed(config, model, plan, prepared, place.machine):
-        data = config.data.model_copy(update={"image_features": "computed"})
-        return plan_run(config.model_copy(update={"data": data}), model, prepared, place, before, force=force)
+        computed = config.with_keys("data", {"image_features": "computed"})
+        return plan_run(computed, model, prepared, place, before, force=force)
     plan = replace(plan, weights=model.weights)
     if config.objective.has_reference:
         plan = with_reference(plan, name=config.objective.reference)
@@ -308,15 +295,13 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
         if config.adapter == "auto":
             trains = "adapter=none"
         alternative = "another data.eos_token and data.added_tokens" if adds_tokens else "data.template=plain"
-        raise UserError(
-            Problem(
-                where="data.added_tokens" if adds_tokens else "data.template",
-                found=f"{'tokens' if adds_tokens else 'a template'} that {'need' if adds_tokens else 'needs'} "
-                f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
-                "head are not trained as a whole",
-                needed="tokens that the model has, or training of both",
-                change=f"{trains}, or {alternative}",
-            )
+        raise user_error(
+            where="data.added_tokens" if adds_tokens else "data.template",
+            found=f"{'tokens' if adds_tokens else 'a template'} that {'need' if adds_tokens else 'needs'} "
+            f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
+            "head are not trained as a whole",
+            needed="tokens that the model has, or training of both",
+            change=f"{trains}, or {alternative}",
         )
     return vocab_size
 
@@ -349,8 +334,6 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     """The model weighed, the machine looked at. Raises ``UserError`` where recompute would change gradients."""
     import torch
 
-    from tonnage.planning.rules import check_fp8
-    from tonnage.planning.scales import Scales
     from tonnage.training.isolation import isolation_for
     from tonnage.training.weigh import Conditions
 
@@ -398,7 +381,6 @@ def _weigher(
 ) -> Callable[[int, int], ModelProfile]:
     """What weighs the model, divided along a tensor axis, with MLPs in a number of tiles of the sequence; of a model
     that ``can_divide`` rows among workers, heads of attention are told."""
-    from tonnage.host.cachedir import default_directory
     from tonnage.training.weigh import weigh_once
 
     tower = None
@@ -430,8 +412,6 @@ def _is_elsewhere(config: Config, place: Where) -> bool:
 def _free(config: Config, machine: Machine, place: Where) -> Free:
     """What is free where the plan is for."""
     from tonnage.host.control_groups import free_memory
-    from tonnage.host.lockable import lockable_bytes
-    from tonnage.planning.budgets import Free
 
     looks = place.here and not _is_elsewhere(config, place)
     return Free(
@@ -444,8 +424,6 @@ def _free(config: Config, machine: Machine, place: Where) -> Free:
 
 
 def _threads(config: Config, machine: Machine, place: Where) -> int:
-    from tonnage.host.threads import threads_per_worker
-
     launch = config.launch
     if launch.threads == "auto" and launch.reserved_cpus != "auto":
         return launch.reserved_cpus
@@ -455,17 +433,12 @@ def _threads(config: Config, machine: Machine, place: Where) -> int:
 
 def _costs(config: Config, subject: _Subject, place: Where, plan: Plan) -> list[Cost]:
     """What every rung of the ladder would have cost."""
-    from tonnage.planning.planner import explain
-
     weighed = _weighed(config, subject, place)
     return explain(config, weighed.scales, plan.choice, weighed.free)
 
 
 def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | None = None, *, force: bool) -> Plan:
     """The plan of a run on rows of such data."""
-    from tonnage.planning.planner import make_plan
-    from tonnage.planning.space import no_room_for_saves
-
     weighed = _weighed(config, subject, place)
     scales, free, machine = weighed.scales, weighed.free, weighed.scales.machine
     threads = _threads(config, machine, place)
@@ -473,11 +446,11 @@ def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | N
     plan = planned(config)
     if free.memory is not None and not force:
         _check_free(config, plan, free.memory, planned)
-    workers_here = math.ceil(plan.workers / machine.nodes)
+    workers_here = machine.workers_on_node(plan.workers)
     is_open = place.here and config.checkpoint.every == "auto"
     if is_open and (why_not := no_room_for_saves(config, plan, workers_here)):
-        at_its_end, earlier_warnings = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
-        plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
+        earlier_warnings = plan.warnings
+        plan = planned(config.with_keys("checkpoint", {"every": 0}))
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
         plan = replace(plan, reasons=reasons, warnings=(*earlier_warnings, f"the run is saved {why_not}"))
     return replace(plan, reasons=plan.reasons | _reasons(config, plan, weighed, place))
@@ -525,14 +498,12 @@ def _why_undivided(config: Config, model_config: PreTrainedConfig, isolation: Is
     if context == 1:
         return ""
     if isolation.why_undivided and context != "auto":
-        raise UserError(
-            Problem(
-                where="parallel.context",
-                found=f"{context}, and a {model_config.model_type} model, whose tokens other things than attention "
-                f"connect, in a tiny model of it ({isolation.why_undivided})",
-                needed="tokens that only attention connects: of other workers' tokens it alone knows",
-                change="parallel.context=1",
-            )
+        raise user_error(
+            where="parallel.context",
+            found=f"{context}, and a {model_config.model_type} model, whose tokens other things than attention "
+            f"connect, in a tiny model of it ({isolation.why_undivided})",
+            needed="tokens that only attention connects: of other workers' tokens it alone knows",
+            change="parallel.context=1",
         )
     if not isolation.why_undivided:
         model = on_meta(copy.deepcopy(model_config), torch.float32)
@@ -552,24 +523,19 @@ def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Conf
     needed = plan.choice.peak_bytes * (plan.workers if on_cpu else 1)
     if config.memory.budget.device == "auto" or needed <= free:
         return
-    budget = config.memory.budget.model_copy(update={"device": "auto"})
-    planned(config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})}))
-    raise UserError(
-        Problem(
-            where="memory.budget.device",
-            found=f"{size(free)} free now{'' if on_cpu else ' on a GPU'}, and a plan of {size(needed)}, for which "
-            f"memory.budget.device has room ({size(config.memory.budget.device)})",
-            needed="a plan for what is free",
-            change="memory.budget.device=auto, or end what takes the rest; --force starts all the same",
-        )
+    planned(config.with_keys("memory.budget", {"device": "auto"}))
+    raise user_error(
+        where="memory.budget.device",
+        found=f"{size(free)} free now{'' if on_cpu else ' on a GPU'}, and a plan of {size(needed)}, for which "
+        f"memory.budget.device has room ({size(config.memory.budget.device)})",
+        needed="a plan for what is free",
+        change="memory.budget.device=auto, or end what takes the rest; --force starts all the same",
     )
 
 
 def _free_on_disks(config: Config, machine: Machine, *, is_here: bool) -> float | None:
     """Bytes that are free for all workers of a machine where states rest; elsewhere what it is taken to have, unless
     the config says how much it may be, or on which disks. None where nobody knows."""
-    from tonnage.planning.space import free_for_states
-
     if is_here:
         return free_for_states(config)
     memory = config.memory
@@ -613,9 +579,6 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
 
 def what_is_packed(config: Config, plan: Plan, place: Where) -> str:
     """Where the packed weights of a frozen base rest on disk, how many bytes that is, and whether they are there."""
-    from tonnage.host.cachedir import default_directory
-    from tonnage.planning.space import packed_base
-
     whole, coming = packed_base(config, plan)
     if not whole:
         return ""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING
 
-from tonnage.config import Config
+from tonnage.config import Config, Source
+from tonnage.data import Prepared, encode_prompt
+from tonnage.data.building.mates import LABEL
+from tonnage.data.pictures import counted, image_token_of
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.rundir.samples import Prompt, Prompts
-
-if TYPE_CHECKING:
-    from tonnage.data import Prepared
 
 MOST_PROMPTS = 200
 
@@ -60,8 +59,6 @@ def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
 
 
 def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
-    from tonnage.config import Source
-    from tonnage.data import encode_prompt
     from tonnage.inference.questions import read_questions
 
     questions = read_questions([Source(path=path)], MOST_PROMPTS + 1, images=prepared.recipe.images is not None)
@@ -98,9 +95,6 @@ def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
 def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt]:
     """The first validation rows: what stands before the last supervised part, and that part. An undesirable answer is
     nothing to expect, so its row is passed over."""
-    from tonnage.data.building.mates import LABEL
-    from tonnage.data.pictures import counted, image_token_of
-
     dataset, tokenizer, image = prepared.validation, prepared.tokenizer, image_token_of(prepared)
     assert dataset is not None, "config.check sees to it"
     for index in range(dataset.num_packs):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.config import Config
 from tonnage.config.commented import commented_text
 from tonnage.config.schema import DEFAULT_EPOCHS
-from tonnage.data.progress import silent
+from tonnage.data import Prepared, Progress, silent
 from tonnage.decide.first_look import Looked, Purpose, longest, typical
 from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import with_adapter
@@ -26,15 +26,14 @@ from tonnage.decide.plans import plan_run
 from tonnage.decide.rows import prepare_data
 from tonnage.errors import user_error
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
+from tonnage.planning.machine import Machine, parse_hardware
+from tonnage.planning.plan import Plan
 from tonnage.planning.ways import choose
 from tonnage.planning.words import describe, run_time, step_time
 from tonnage.planning.workers import decided
 
 if TYPE_CHECKING:
-    from tonnage.data import Prepared, Progress
     from tonnage.decide.hardware import Where
-    from tonnage.planning.machine import Machine
-    from tonnage.planning.plan import Plan
 
 SHORT_LENGTH, USUAL_LENGTH = 512, 2048
 """Tokens of a pack: shorter ones save little memory; and what any rows may take, however few of them are so long."""
@@ -209,8 +208,6 @@ def _validation(draft: _Draft) -> None:
 
 def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
     """Where the run will be, its workers and its precision."""
-    from tonnage.planning.machine import parse_hardware
-
     machine: Machine | None = None if hardware is None else parse_hardware(hardware)
     described = machine
     if hardware is not None and machine is not None and machine.nodes > 1 and not draft.says("launch.with"):

@@ -6,20 +6,18 @@ import math
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tonnage.config import Config
+from tonnage.data import Progress
+from tonnage.data import cache as store
 from tonnage.decide.models import ModelFound
 from tonnage.decide.other_model import OtherModel, digests_of
-
-if TYPE_CHECKING:
-    from tonnage.data import Progress
-    from tonnage.planning.plan import Plan
+from tonnage.planning.plan import Plan
 
 
 def reference_of(config: Config, model: ModelFound, other: OtherModel | None, plan: Plan, progress: Progress) -> Path:
     """The cache's entry for a run, which need not be there: of the model as it is, or of the ``other`` one."""
-    from tonnage.data import cache as store
     from tonnage.model.files import CONFIG
 
     packs = Path(plan.data.train_path).parent
@@ -28,8 +26,7 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
     adapter = sorted(files.adapter.directory.glob("adapter_*")) if files.adapter is not None else []
     weights = [*sorted(files.weights), *adapter] if not is_random else []
     weights.append(files.directory / CONFIG)  # what is made of it in memory changes as it is weighed
-    adapted = other is None and not isinstance(config.adapter, str)
-    begins = config.adapter.model_dump() if adapted and not isinstance(config.adapter, str) else {}
+    own = None if other is not None or isinstance(config.adapter, str) else config.adapter
     parts: dict[str, Any] = {
         "weights": digests_of(cache, weights, "the reference's", progress),
         "seed": config.seed if is_random else None,
@@ -37,9 +34,9 @@ def reference_of(config: Config, model: ModelFound, other: OtherModel | None, pl
         "packs": packs.name,
         "visited": [plan.num_packs, config.seed] if plan.num_packs < plan.data.num_packs else [],
         "precision": config.precision,
-        "quantize": config.adapter.quantize if adapted and not isinstance(config.adapter, str) else None,
+        "quantize": None if own is None else own.quantize,
         "versions": [version(name) for name in ("torch", "transformers")],
-    } | ({"begins": begins} if begins.get("init", "zero") != "zero" else {})
+    } | ({"begins": own.model_dump()} if own is not None and own.init != "zero" else {})
     if config.rope is not None and other is None:
         parts["rope"] = config.rope.parameters
     return cache / "references" / store.key(parts)

@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data.progress import silent
+from tonnage.config import Change, Config, compare, overridden_key, read_config
+from tonnage.data import Progress, silent
 from tonnage.errors import Problem, UserError, user_error
+from tonnage.files.writing import write_json
+from tonnage.planning.batch import steps_of
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
+from tonnage.rundir.records import LossNote
+from tonnage.rundir.samples import rewind_samples
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.save import Cursor
-    from tonnage.config import Change, Config
-    from tonnage.data import Progress
     from tonnage.decide.decision import Decision
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.directory import RunDirectory
-    from tonnage.rundir.records import LossNote
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,7 @@ def decide_resumption(
     """
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, RunForm, read_state
-    from tonnage.config import compare, read_config
     from tonnage.decide.decision import decide_on
-    from tonnage.planning.plan import Plan
 
     check_resumable(run, overrides, step)
     check_loss(run, loss)
@@ -137,8 +137,6 @@ def decide_resumption(
 def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | None) -> None:
     """What can be found out at once: no run, no usable checkpoint, an output. Raises ``UserError``."""
     from tonnage.checkpoint.resume import choose
-    from tonnage.config import overridden_key
-    from tonnage.rundir.directory import complete_checkpoints
 
     if not run.config.exists() or not run.plan.exists():
         raise user_error("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path))
@@ -179,7 +177,6 @@ def check_loss(run: RunDirectory, now_given: LossNote | None) -> None:
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
     """Learning rates of the last step and the next; None where the schedule is the one that the run was saved with."""
     from tonnage.optim.schedule import Schedule
-    from tonnage.planning.batch import steps_of
 
     def schedule(optimizer: Mapping[str, Any], num_steps: int) -> Schedule:
         lengths = [steps_of(optimizer.get(key, 0), num_steps) for key in ("warmup", "decay")]
@@ -221,8 +218,6 @@ def begin_again(run: RunDirectory, resumption: Resumption) -> Cleared:
     """Bring the run directory to where the checkpoint was saved."""
     from tonnage.checkpoint.resume import set_aside
     from tonnage.checkpoint.save import interrupted_saves
-    from tonnage.files.writing import write_json
-    from tonnage.rundir.samples import rewind_samples
 
     step = resumption.cursor.step
     interrupted = tuple(interrupted_saves(run.checkpoints))

@@ -8,16 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tonnage.config import Config, RayLaunch
+from tonnage.data import DataError, ModelFacts, PackedDataset, Prepared, Progress, prepare
+from tonnage.data.packs.padding import forwards, in_chunks
 from tonnage.decide.images import check_images, images_taken
 from tonnage.errors import Problem, UserError
+from tonnage.planning.plan import Rows, RowSizes, Steps
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from tonnage.data import PackedDataset, Prepared, Progress
     from tonnage.decide.models import ModelFound
-    from tonnage.planning.plan import Rows, RowSizes, Steps
 
 MOST_LOOKED_AT = 1 << 20
 """Packs of a run whose rows a plan looks at: the fullest row of so many hardly grows with more."""
@@ -32,7 +33,6 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
     Raises:
         UserError: rows cannot be read, or the model or the run cannot do with their images.
     """
-    from tonnage.data import DataError, ModelFacts, prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
@@ -75,9 +75,6 @@ def _of_general(problem: Problem) -> Problem:
 
 def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:
     """Tells how full the rows of a run will be, evaluations of other rows included."""
-    import numpy as np
-
-    from tonnage.planning.plan import RowSizes
 
     def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
@@ -109,11 +106,6 @@ def _padded_rows(
     micro_batch: int,
 ) -> RowSizes:
     """Sizes of forward passes in which each document has a row; of a long run, those of the first steps."""
-    import numpy as np
-
-    from tonnage.data.packs.padding import forwards, in_chunks
-    from tonnage.planning.plan import RowSizes
-
     packs_per_step, chunk = steps.packs, steps.chunk
     most = micro_batch * in_chunks(max(data.most_row_tokens for data in (train, *evaluated)), chunk)
     computed, real, supervised, numbers, images, others = [], [], [], [], list[int](), [0]

@@ -6,16 +6,18 @@ import math
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tonnage.config import Config
+from tonnage.data import Progress
+from tonnage.data import cache as store
+from tonnage.data.packs.taught import row_type
 from tonnage.decide.other_model import OtherModel, digests_of
 from tonnage.errors import user_error
 from tonnage.files.places import existing, free_bytes
-
-if TYPE_CHECKING:
-    from tonnage.data import Progress
-    from tonnage.planning.plan import Plan
+from tonnage.planning.plan import Plan
+from tonnage.planning.words import size
+from tonnage.rundir.directory import RunDirectory
 
 
 def entry_of(config: Config, teacher: OtherModel, plan: Plan, progress: Progress) -> Path:
@@ -23,8 +25,6 @@ def entry_of(config: Config, teacher: OtherModel, plan: Plan, progress: Progress
 
     The temperature is no part of its address: what is kept is as it is at 1, from which the rest follows.
     """
-    from tonnage.data import cache as store
-
     packs = Path(plan.data.train_path).parent
     cache, files = packs.parent.parent, teacher.files
     adapter = sorted(files.adapter.directory.glob("adapter_*")) if files.adapter is not None else []
@@ -51,10 +51,6 @@ def with_teacher(config: Config, plan: Plan, entry: Path, validation_tokens: int
     Raises:
         UserError: the disk has no room for it.
     """
-    from tonnage.data.packs.taught import row_type
-    from tonnage.planning.words import size
-    from tonnage.rundir.directory import RunDirectory
-
     objective, data = config.objective, plan.data
     fraction = min(1.0, plan.num_packs / data.num_packs)
     tokens = math.ceil(data.supervised_tokens * fraction) + validation_tokens

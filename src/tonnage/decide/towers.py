@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config
+from tonnage.data import Prepared
+from tonnage.data.packs.row_images import RowImages
+from tonnage.data.tokens.documents import Documents
+from tonnage.host.cachedir import default_directory
+from tonnage.planning.profile import TowerCost
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tonnage.data import Prepared
-    from tonnage.data.tokens.documents import Documents
     from tonnage.model.adapters import Trains
     from tonnage.model.files import ModelFiles
-    from tonnage.planning.profile import TowerCost
 
 
 def trained_apart(config: Config, model_config: PreTrainedConfig, files: ModelFiles | None) -> Trains:
@@ -61,18 +63,14 @@ def tower_cost(
     Raises:
         UserError: an image is gone or another, or the tower cannot be weighed.
     """
-    from tonnage.data.packs.row_images import RowImages
-    from tonnage.host.cachedir import default_directory
     from tonnage.model.adapters import EVERYTHING
     from tonnage.parallel.parallelize import Precision
     from tonnage.training.building import trains_of
     from tonnage.training.sight import image_recipe
     from tonnage.training.weigh_tower import weigh_tower_once
 
-    recipe, fullest = (
-        image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels),
-        fullest_row(prepared),
-    )
+    recipe = image_recipe(files, trusts=config.trust_remote_code, pixels=config.data.pixels)
+    fullest = fullest_row(prepared)
     assert recipe is not None
     assert fullest is not None
     source, document, tokens = fullest

@@ -42,7 +42,7 @@ def advise(
         *_of_hardware(hardware, device_files),
         *_of_memory(hardware, available_bytes),
         *_of_threads(hardware, environment),
-        *(_of_compute(hardware, compute) if compute is not None else ()),
+        *(_of_compute(compute) if compute is not None else ()),
         *_of_disk(disk, storage, rests_there=not hardware.devices),
     ]
 
@@ -96,7 +96,7 @@ def _of_threads(hardware: Hardware, environment: Mapping[str, str]) -> Iterator[
         )
 
 
-def _of_compute(hardware: Hardware, compute: Compute) -> Iterator[Advice]:
+def _of_compute(compute: Compute) -> Iterator[Advice]:
     fp32, bf16, fp16 = (compute.flops[dtype] for dtype in ("fp32", "bf16", "fp16"))
     if bf16 < 1.15 * fp32:
         if fp16 > 2 * bf16:

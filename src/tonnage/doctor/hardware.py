@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from tonnage.files.places import existing, free_bytes
 from tonnage.host.control_groups import memory_limit, read
 from tonnage.host.processor import processor
 from tonnage.host.threads import available_cpus, physical_cores, usable_cores
@@ -175,10 +175,8 @@ class Disk:
 
 def look_at_disk(directory: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Disk:
     """The disk under a directory, which need not exist yet."""
-    there = directory.absolute()
-    while not there.exists():
-        there = there.parent
-    return Disk(str(there), _mount(there.resolve(), mounts), shutil.disk_usage(there).free)
+    there = existing(directory)
+    return Disk(str(there), _mount(there.resolve(), mounts), free_bytes(there))
 
 
 def _mount(directory: Path, mounts: Path) -> str:

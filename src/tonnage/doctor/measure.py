@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from tonnage.doctor.advice import BUSY
@@ -95,7 +96,7 @@ def examine(
     compute, storage = record.compute, record.disks.get(disk.key)
     need_compute = again or compute is None or compute.glance or (compute.quick and not quick)
     need_disk = again or storage is None or (storage.quick and not quick)
-    steps = _Steps(progress, (6 if need_compute else 0) + (4 if need_disk else 0))
+    steps = _steps(progress, (6 if need_compute else 0) + (4 if need_disk else 0))
     disturbed = False
     if need_disk:  # first: it is where a directory turns out to be of no use
         neighbours = Neighbours()
@@ -145,7 +146,7 @@ def glance(
     record = recall(hardware, cache)
     if record.compute is not None:
         return None
-    glanced = (_glanced_elsewhere if hardware.devices else partial(_glanced, hardware))(_Steps(progress, 5))
+    glanced = (_glanced_elsewhere if hardware.devices else partial(_glanced, hardware))(_steps(progress, 5))
     if glanced is None:
         return None
     compute, seconds = glanced
@@ -186,15 +187,10 @@ def _glanced_elsewhere(tell: Callable[[str], None]) -> tuple[Compute, float] | N
     return None
 
 
-class _Steps:
+def _steps(progress: Progress, total: int) -> Callable[[str], None]:
     """Tells ``progress`` what begins, and how much is done."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
-
-    def __call__(self, what: str) -> None:
-        self._progress(what, self._done, self._total)
-        self._done += 1
+    done = count()
+    return lambda what: progress(what, next(done), total)
 
 
 def _storage(directory: Path, tell: Callable[[str], None], *, quick: bool) -> Storage:

@@ -66,7 +66,9 @@ def available_cpus() -> set[int]:
 def physical_cores(cpus: set[int], root: Path = CPUS) -> int:
     """Number of different cores among some logical CPUs; every CPU counts where the machine does not say."""
     if sys.platform == "darwin":
-        return min(_sysctl("hw.physicalcpu", len(cpus)), len(cpus))
+        command = ["sysctl", "-n", "hw.physicalcpu"]
+        number = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return min(int(number), len(cpus)) if number.isdecimal() else len(cpus)
     return len({_siblings(cpu, root) for cpu in cpus})
 
 
@@ -96,8 +98,3 @@ def _quota_v1(directory: Path) -> float | None:
 def _siblings(cpu: int, root: Path) -> str:
     """The hyper-threads of a CPU's core, as the kernel lists them; the CPU alone if it does not."""
     return read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu)
-
-
-def _sysctl(name: str, otherwise: int) -> int:
-    result = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
-    return int(result.stdout) if result.stdout.strip().isdecimal() else otherwise

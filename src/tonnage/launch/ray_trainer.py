@@ -48,9 +48,8 @@ def main(path: str, num_workers: str, num_gpus: str, *command: str) -> int:
         signal.signal(number, signal.SIG_IGN)  # they are the launcher's
     run = RunDirectory(path)
     config = read_config(run.config, [], check_files=False)
-    launch = config.launch.with_workers(int(num_workers))
+    launch = config.launch.model_copy(update={"workers": int(num_workers), "gpus_per_worker": int(num_gpus)})
     assert isinstance(launch, RayLaunch)
-    launch = launch.model_copy(update={"gpus_per_worker": int(num_gpus)})
     if (problem := unreachable(launch.address)) is not None:
         write_json(run.ray, {"problems": [asdict(problem)]})
         return 0

@@ -10,7 +10,7 @@ from itertools import product, starmap
 from typing import Any, NamedTuple
 
 from tonnage.config import Config
-from tonnage.config.check_context import divides_rows
+from tonnage.config.check import divides_rows
 from tonnage.config.rules import OF_AXES, Setting
 from tonnage.planning.context import divides
 from tonnage.planning.layout import PACKED, Layout
@@ -164,14 +164,7 @@ class Axes(NamedTuple):
 
     @property
     def together(self) -> int:
-        """How many they are."""
         return self.tensor * self.pipeline * self.context
-
-
-def divided(config: Config, axes: Axes) -> Config:
-    """A config with the sizes of the axes written out."""
-    parallel = config.parallel.model_copy(update=axes._asdict())
-    return config.model_copy(update={"parallel": parallel})
 
 
 def divisions(
@@ -184,7 +177,7 @@ def divisions(
     workers has a pack.
     """
     workers, parallel = config.launch.num_workers, config.parallel
-    per_node = math.ceil(workers / machine.nodes)
+    per_node = machine.workers_on_node(workers)
     most = models[1].num_blocks // config.stages_per_worker
     open_setting = setting_of(config, machine)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from tonnage.config import Config
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Budget
 from tonnage.planning.words import size
@@ -38,7 +37,7 @@ def budget_of(config: Config, machine: Machine, free: Free = UNKNOWN) -> Budget:
     Raises:
         UserError: the machine has no devices beside its host, and the config a budget for the host's memory.
     """
-    per_node = math.ceil(config.launch.num_workers / machine.nodes)
+    per_node = machine.workers_on_node(config.launch.num_workers)
     whole = float(machine.device_bytes) if free.memory is None else free.memory
     source = "free now" if free.memory is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":
@@ -54,13 +53,11 @@ def budget_of(config: Config, machine: Machine, free: Free = UNKNOWN) -> Budget:
             whole, of_device, host / per_node, host_source, free.lockable, disk, free.disk, free.disks_are_assumed
         )
     if of_host != "auto":
-        raise UserError(
-            Problem(
-                where="memory.budget.host",
-                found=f"memory.budget.host={of_host} on {machine.name}",
-                needed="GPUs, beside whose memory there is another",
-                change=f"memory.budget.device={of_host}",
-            )
+        raise user_error(
+            where="memory.budget.host",
+            found=f"memory.budget.host={of_host} on {machine.name}",
+            needed="GPUs, beside whose memory there is another",
+            change=f"memory.budget.device={of_host}",
         )
     of_worker, each = f"{size(whole)} {source}{shared}", whole / per_node
     return Budget(each, of_worker, disk=disk, disk_free=free.disk, disks_are_assumed=free.disks_are_assumed)

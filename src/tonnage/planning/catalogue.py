@@ -101,21 +101,13 @@ class Device:
         return self.memory_mib << 20
 
 
-@dataclass(frozen=True)
-class Cpu:
-    """A processor that nobody described."""
-
-    flops_per_core: float
-    """Peak of fp32 products: AVX2 with two fused multiply-adds of 8 numbers a cycle, at 2.5 GHz."""
-    memory_bytes_per_core_second: float
-    memory_bytes_per_second: float
-    """Of all cores together: their share ends here."""
-
-
-GENERIC_CPU = Cpu(flops_per_core=80e9, memory_bytes_per_core_second=10e9, memory_bytes_per_second=100e9)
-"""Assumptions. 16-bit products are taken to be as fast as fp32 ones: without instructions for them they are computed in
-fp32 (``kernels.products``), and whether a processor has them is not in its number of cores. Bandwidth is that of a
-server with four channels of DDR4 at 3200 MT/s (102.4 GB/s)."""
+CORE_FLOPS = 80e9
+"""Peak of fp32 products of a core that nobody described: AVX2 with two fused multiply-adds of 8 numbers a cycle, at 2.5
+GHz. 16-bit products are taken to be as fast: without instructions for them they are computed in fp32
+(``kernels.products``), and whether a processor has them is not in its number of cores."""
+CORE_BANDWIDTH, CPU_BANDWIDTH = 10e9, 100e9
+"""Bytes a second between such a core and memory, and all cores together: an assumption, of a server with four channels
+of DDR4 at 3200 MT/s (102.4 GB/s)."""
 
 
 def _flops(fp32: float, bf16: float, fp16: float | None = None) -> dict[str, float]:

@@ -47,11 +47,10 @@ def stacked(parts: Mapping[str, float], whole: float, colours: Mapping[str, str]
     return f'<div style="white-space: nowrap; font-size: 0; min-width: 90px">{pieces}</div>'
 
 
-def legend(parts: Mapping[str, float], colours: Mapping[str, str] = COLOURS) -> str:
-    """Categories with their colours and bytes."""
+def legend(parts: Mapping[str, float]) -> str:
     return " ".join(
         f'<span style="white-space: nowrap; margin-right: 10px"><span style="display: inline-block; width: 10px; '
-        f'height: 10px; background: {colours[name]}"></span> {escape(name)} {size(value)}</span>'
+        f'height: 10px; background: {COLOURS[name]}"></span> {escape(name)} {size(value)}</span>'
         for name, value in parts.items()
     )
 
@@ -177,7 +176,6 @@ def frontier_as_html(plan: Plan) -> str:
 
 
 def lines_as_html(lines: Iterable[tuple[str, str]]) -> str:
-    """Names and words as a table."""
     rows = "".join(
         f'<tr style="background: none"><td style="{CELL}; opacity: 0.7; vertical-align: top">{escape(name)}</td>'
         f'<td style="{CELL}">{escape(words)}</td></tr>'

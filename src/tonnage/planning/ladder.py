@@ -24,7 +24,7 @@ from typing import Literal
 from tonnage.planning.layout import MOST_AHEAD
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import Budget, Choice
-from tonnage.planning.search import REFINE, Search, candidates, less_on_disk
+from tonnage.planning.search import Search, candidates, less_on_disk, refine
 
 WORTH_ROUNDING = 1.25
 """So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
@@ -153,24 +153,17 @@ def _without_rows(choice: Choice) -> Choice:
 
 def in_row_tiles(search: Search, number: int) -> list[Choice]:
     """Every way that the config allows, but for those that are a last resort, with MLPs over rows in so many tiles."""
-    memory = search.config.memory.model_copy(update={"sequence_tiles": number, "tiles": 1})
-    divided = replace(search, config=search.config.model_copy(update={"memory": memory}))
-    return [less_on_disk(choice, search) for choice in candidates(divided)]
+    return _cut(search, sequence_tiles=number, tiles=1)
 
 
 def in_tiles(search: Search, number: int) -> list[Choice]:
     """Every way that the config allows with the largest weight in so many tiles. That costs time."""
-    memory = search.config.memory.model_copy(update={"tiles": number})
-    tiled = replace(search, config=search.config.model_copy(update={"memory": memory}))
-    return [less_on_disk(choice, search) for choice in candidates(tiled)]
+    return _cut(search, tiles=number)
 
 
-def refine(fitting: Sequence[Choice], search: Search) -> list[Choice]:
-    """The choices that fit, with what there is room for besides."""
-    refined = list(fitting)
-    for refinement in REFINE:
-        refined = refinement(refined, search)
-    return refined
+def _cut(search: Search, **memory: int) -> list[Choice]:
+    cut = replace(search, config=search.config.with_keys("memory", memory))
+    return [less_on_disk(choice, search) for choice in candidates(cut)]
 
 
 def choose(fitting: Sequence[Choice], machine: Machine) -> Choice:

@@ -43,9 +43,8 @@ class Layout:
     row_supervised: int
     """Supervised tokens in one forward at most."""
     row_image_tokens: int = 0
-    """Tokens that stand for images at which the model looks, in one forward at most."""
+    """Tokens that stand for images at which the model looks, in one forward at most; the next are the mean."""
     mean_image_tokens: float = 0.0
-    """And on average."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     device: Literal["cpu", "cuda"] = "cpu"
     returns_memory: bool = True
@@ -60,7 +59,6 @@ class Layout:
     pipeline: int = 1
     """Workers that have successive blocks."""
     schedule: Schedule = "1f1b"
-    """Of a pipeline."""
     stages: tuple[int, ...] = ()
     """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
     activation_tier: Literal["device", "host"] = "device"

@@ -14,15 +14,12 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tonnage.errors import Problem, UserError
-from tonnage.files.reading import read_json
-from tonnage.files.writing import write_json
+from tonnage.errors import user_error
 from tonnage.planning import catalogue
-from tonnage.planning.catalogue import DEVICES, EFFICIENCY, GENERIC_CPU, Device
+from tonnage.planning.catalogue import DEVICES, EFFICIENCY, Device
 from tonnage.planning.words import size
 
 FORMS = (
@@ -100,6 +97,14 @@ class Machine:
         """Of all nodes."""
         return self.nodes * self.devices_per_node
 
+    def workers_on_node(self, workers: int) -> int:
+        """Of so many workers, those on the node that has most."""
+        return -(-workers // self.nodes)
+
+    def share(self, workers: int) -> float:
+        """The part of a device's rates that each of so many workers has: those of one CPU share them."""
+        return 1 / self.workers_on_node(workers) if self.kind == "cpu" else 1.0
+
     @property
     def has_bf16(self) -> bool:
         """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone. Of a
@@ -134,43 +139,6 @@ class Machine:
         speed = f"{self.flops['bf16'] / 1e12:.3g} TFLOP/s in bf16{' a device' if self.num_devices > 1 else ''}"
         return f"{nodes}{what}, {speed} ({self.source})"
 
-    def write(self, path: Path) -> None:
-        write_json(path, asdict(self))
-
-    @staticmethod
-    def read(path: Path) -> Machine:
-        """A stored machine.
-
-        Raises:
-            UserError: the file does not hold one.
-        """
-        try:
-            return Machine.parse(read_json(path))
-        except ValueError as error:
-            raise UserError(Problem(str(error), "a machine as tonnage writes it", where=str(path))) from error
-
-    @staticmethod
-    def parse(fields: object) -> Machine:
-        """A machine from its JSON form.
-
-        Raises:
-            ValueError: it is none.
-        """
-        if not isinstance(fields, dict):
-            raise ValueError("not an object")
-        try:
-            machine = Machine(**fields)
-        except TypeError as error:
-            raise ValueError(str(error).removeprefix("Machine.__init__() ")) from error
-        rates = {name: value for name, value in fields.items() if name.endswith("_per_second")} | {
-            "flops": fields["flops"]
-        }
-        for name, value in rates.items():
-            for rate in value.values() if isinstance(value, dict) else [value]:
-                if not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
-                    raise ValueError(f"{name} is {value!r}")
-        return machine
-
 
 def parse_hardware(text: str) -> Machine:
     """Hardware by name: ``2x8xA100-80GB``, ``8xH100``, ``RTX4090:128GB``, ``cpu:16c:64GB``.
@@ -185,12 +153,12 @@ def parse_hardware(text: str) -> Machine:
     compact = re.sub(r"\s*[x×*]\s*", "x", text.strip().lower())
     counted = re.fullmatch(r"(?:(\d{1,9})x)?(?:(\d{1,9})x)?(.*)", compact)
     if counted is None or len(text) > LONGEST_NAME:
-        raise UserError(Problem(f"hardware {text[:LONGEST_NAME]!r}", f"one line, written as {FORMS}"))
+        raise user_error(f"hardware {text[:LONGEST_NAME]!r}", f"one line, written as {FORMS}")
     name = counted[3]
     counts = [int(number) for number in counted.groups()[:2] if number is not None]
     if not all(0 < count <= MOST_OF_A_KIND for count in counts):
         needed = f"at least one of everything, and at most {MOST_OF_A_KIND:,}"
-        raise UserError(Problem(f"hardware {text!r}", needed, FORMS))
+        raise user_error(f"hardware {text!r}", needed, FORMS)
     if name.startswith("cpu"):
         return _parse_cpu(text, name, counts)
     nodes, devices = counts if len(counts) == 2 else [1, *counts, 1][:2]
@@ -199,7 +167,7 @@ def parse_hardware(text: str) -> Machine:
     if not colon:
         return machine
     if not (host_bytes := _bytes(memory)):
-        raise UserError(Problem(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB"))
+        raise user_error(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB")
     return replace(machine, host_bytes=host_bytes)
 
 
@@ -223,7 +191,7 @@ def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     else:
         if cores and memory and len(parts) == 2 and len(counts) < 2:
             return of_cpu(cores, memory, nodes=counts[0] if counts else 1)
-    raise UserError(Problem(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB"))
+    raise user_error(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB")
 
 
 _BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu|generation|\bac\b")
@@ -251,16 +219,14 @@ def _find(text: str, name: str) -> Device:
         if len(fitting) == 1:
             return fitting[0]
         names = [device.name for device in devices]
-        raise UserError(Problem(f"hardware {text!r}", " or ".join(names), f"write its memory, as {names[-1]}"))
+        raise user_error(f"hardware {text!r}", " or ".join(names), f"write its memory, as {names[-1]}")
     near = difflib.get_close_matches(plain, families, n=3, cutoff=0.5)
     catalogue = ", ".join(dict.fromkeys(device.name for device in DEVICES))
     nearest = ", ".join(dict.fromkeys(d.name for family in near for d in DEVICES if d.family == families[family]))
-    raise UserError(
-        Problem(
-            f"hardware {text!r}",
-            f"one of {catalogue}, cpu; written as {FORMS}",
-            f"did you mean {nearest}?" if near else "",
-        )
+    raise user_error(
+        f"hardware {text!r}",
+        f"one of {catalogue}, cpu; written as {FORMS}",
+        f"did you mean {nearest}?" if near else "",
     )
 
 
@@ -304,10 +270,8 @@ def of_device(device: Device, *, nodes: int, devices_per_node: int) -> Machine:
 
 def of_cpu(cores: int, memory_bytes: int, *, nodes: int = 1) -> Machine:
     """Nodes without accelerators, with the rates that are expected of any processor."""
-    flops = EFFICIENCY["products"] * GENERIC_CPU.flops_per_core * cores
-    bandwidth = EFFICIENCY["memory"] * min(
-        GENERIC_CPU.memory_bytes_per_second, GENERIC_CPU.memory_bytes_per_core_second * cores
-    )
+    flops = EFFICIENCY["products"] * catalogue.CORE_FLOPS * cores
+    bandwidth = EFFICIENCY["memory"] * min(catalogue.CPU_BANDWIDTH, catalogue.CORE_BANDWIDTH * cores)
     return Machine(
         name="cpu",
         source="catalogue",

@@ -153,7 +153,7 @@ def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
     """Bytes of activations that a pipeline's worker holds besides those of one micro-batch in each of its stages, and
     of hidden states on their way: one that is received and one that is awaited, in each direction."""
     assert model.outside is not None
-    per_worker = len(layout.stages) // layout.pipeline
+    per_worker = layout.stages_per_worker
     rows = rows_held(layout.schedule, worker, layout.pipeline, per_worker, layout.micro_batches)
     row = model.outside.embedded(layout.row_tokens)
     saved = model.blocks[layout.recompute].saved(layout.row_tokens)

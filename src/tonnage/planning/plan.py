@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.planning.layout import Layout
@@ -380,7 +380,7 @@ class Plan:
         }
         for key, count in counts.items():
             if not 0 < count <= MOST_COUNTED or (key.endswith("workers") and count > MOST_WORKERS):
-                raise UserError(Problem(f"{key} is {count:,}", "a plan as it was written", where=str(path)))
+                raise user_error(f"{key} is {count:,}", "a plan as it was written", where=str(path))
         return plan
 
     def to_json(self) -> str:

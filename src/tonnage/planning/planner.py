@@ -1,6 +1,6 @@
 """From a config, a model's profile, the data's numbers and a machine to a Plan. Arithmetic: nothing is measured here.
 
-    config, machine ─► settings (axes, rules) ─┐                      REFINE, in order
+    config, machine ─► settings (axes, rules) ─┐
     model, data ─────► Scales ─────────────────┼─► climb ─► choices ─► refine ─► choose (LADDER) ─► Plan
     budget ────────────────────────────────────┘     └─ nothing fits ─► refusal ─► relaxations
 
@@ -20,15 +20,15 @@ from tonnage.errors import UserError
 from tonnage.planning.batch import resolved, steps_of, warnings
 from tonnage.planning.budgets import UNKNOWN, Free, budget_of
 from tonnage.planning.catalogue import COMPILE_SECONDS
-from tonnage.planning.ladder import Cost, choose, climb, costs, frontier, nearest, refine
+from tonnage.planning.ladder import Cost, choose, climb, costs, frontier, nearest
 from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Choice, Plan
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.refusal import refusal
 from tonnage.planning.rules import check, check_blocks, check_slices, no_layout
 from tonnage.planning.saving import MOST_LOST_SECONDS
-from tonnage.planning.scales import Scales
-from tonnage.planning.search import Search
+from tonnage.planning.scales import Scales, work_of
+from tonnage.planning.search import Search, refine
 from tonnage.planning.seconds import Work
 from tonnage.planning.words import kernels_in_words
 
@@ -108,7 +108,7 @@ def _written(
     if machine.kind != "cpu" and config.compile == "auto":
         few = f"blocks are not: that would save less than the {COMPILE_SECONDS:.0f} s that it may take"
         reasons["compile"] = f"auto: {'each block' if chosen.layout.compiled else few}"
-    flops = _flops(search.scales.model, search.scales.work(chosen.layout))
+    flops = _flops(search.scales.model, work_of(chosen.layout, data))
     if (tower := search.scales.model.tower) is not None:
         flops += chosen.layout.mean_image_tokens * (tower.forward_flops + tower.backward_flops)
     numbers = {"packs_in_data": data.num_packs, "packs_in_run": steps.num_packs}

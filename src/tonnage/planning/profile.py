@@ -223,7 +223,6 @@ class Matrices:
     columns: int
     """Numbers in a row."""
     number: int
-    """How many there are."""
     stacked: bool
     """Whether a row is a matrix of its own, an expert's."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from operator import attrgetter
 
 from tonnage.config import Config
 from tonnage.errors import Problem
@@ -133,16 +133,10 @@ def lifted(config: Config) -> Relaxed:
 
 def _left_open(config: Config, section: str, keys: Sequence[str]) -> Relaxed:
     """What leaves one of the ``keys`` of a section open that are said, or all of them."""
-    sections = section.split(".")
-    values: list[Any] = [config]
-    for name in sections:
-        values.append(getattr(values[-1], name))
-    limited = [key for key in keys if getattr(values[-1], key) != "auto"]
+    limited = [key for key in keys if attrgetter(f"{section}.{key}")(config) != "auto"]
     for changed in (*([key] for key in limited), *([limited] if len(limited) > 1 else [])):
-        value = values[-1].model_copy(update=dict.fromkeys(changed, "auto"))
-        for holder, name in zip(reversed(values[:-1]), reversed(sections), strict=True):
-            value = holder.model_copy(update={name: value})
-        yield " ".join(f"{section}.{key}=auto" for key in changed), value
+        words = " ".join(f"{section}.{key}=auto" for key in changed)
+        yield words, config.with_keys(section, dict.fromkeys(changed, "auto"))
 
 
 def alone(config: Config) -> Relaxed:
@@ -150,4 +144,4 @@ def alone(config: Config) -> Relaxed:
     this machine, of workers that only shard."""
     parallel, launch = config.parallel, config.launch
     if launch.launcher == "local" and launch.num_workers > 1 and parallel.together == parallel.replicate == 1:
-        yield "launch.workers=1", config.model_copy(update={"launch": launch.with_workers(1)})
+        yield "launch.workers=1", config.with_keys("launch", {"workers": 1})

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tonnage.config import Config
 from tonnage.config.rules import TIER_KEYS, WITHIN, Rule, Setting, broken
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, user_error
 from tonnage.host.moments import BLOCK
 from tonnage.planning.catalogue import DEVICES
 from tonnage.planning.context import divides
@@ -151,7 +151,7 @@ def check(config: Config, model: ModelProfile, data: DataProfile, machine: Machi
     _check_recomputed(config, model)
     _check_row_tiles(config, model, data)
     for said in broken(OF_MACHINE, setting_of(config, machine)):
-        raise UserError(Problem(said.found, said.needed, said.change, " ".join(said.keys)))
+        raise user_error(said.found, said.needed, said.change, " ".join(said.keys))
     if not force:
         check_precision(config, machine)
 
@@ -161,13 +161,11 @@ def check_precision(config: Config, machine: Machine) -> None:
     if config.precision != "bf16" or machine.has_bf16:
         return
     bf16, fp16 = (machine.flops[name] / 1e12 for name in ("bf16", "fp16"))
-    raise UserError(
-        Problem(
-            where="precision",
-            found=f"bf16 on {machine.name}, whose matrix units do not have it: {bf16:.3g} TFLOP/s, {fp16:.3g} in fp16",
-            needed="a precision that the devices have",
-            change="precision=fp16, or precision=fp32; --force starts all the same",
-        )
+    raise user_error(
+        where="precision",
+        found=f"bf16 on {machine.name}, whose matrix units do not have it: {bf16:.3g} TFLOP/s, {fp16:.3g} in fp16",
+        needed="a precision that the devices have",
+        change="precision=fp16, or precision=fp32; --force starts all the same",
     )
 
 
@@ -176,13 +174,11 @@ def check_fp8(config: Config, machine: Machine) -> None:
     listed = any(device.name == machine.name for device in DEVICES)
     if config.precision != "fp8" or machine.fp8_flops is not None or (machine.kind != "cpu" and not listed):
         return
-    raise UserError(
-        Problem(
-            where="precision",
-            found=f"fp8 on {'a CPU' if machine.kind == 'cpu' else machine.name}, whose matrix units do not have it",
-            needed="a card of NVIDIA's of compute capability 8.9 or newer (Ada, Hopper, Blackwell)",
-            change="precision=bf16; for a test, precision=fp8-emulated has the same numbers by slower products in fp32",
-        )
+    raise user_error(
+        where="precision",
+        found=f"fp8 on {'a CPU' if machine.kind == 'cpu' else machine.name}, whose matrix units do not have it",
+        needed="a card of NVIDIA's of compute capability 8.9 or newer (Ada, Hopper, Blackwell)",
+        change="precision=bf16; for a test, precision=fp8-emulated has the same numbers by slower products in fp32",
     )
 
 
@@ -190,13 +186,11 @@ def _check_workers(config: Config, data: DataProfile) -> None:
     workers, together = config.pack_groups, config.parallel.together
     if data.num_packs < workers and not config.parallel.is_open:
         groups = "workers" if together == 1 else f"groups of {together} workers"
-        raise UserError(
-            Problem(
-                where="launch.workers",
-                found=f"{workers} {groups}, {data.num_packs} packs of training data",
-                needed=f"at least one pack for each {'worker' if together == 1 else 'group'}",
-                change=f"launch.workers={data.num_packs * together}, or a smaller data.max_length",
-            )
+        raise user_error(
+            where="launch.workers",
+            found=f"{workers} {groups}, {data.num_packs} packs of training data",
+            needed=f"at least one pack for each {'worker' if together == 1 else 'group'}",
+            change=f"launch.workers={data.num_packs * together}, or a smaller data.max_length",
         )
 
 
@@ -207,26 +201,22 @@ def _check_stages(config: Config, model: ModelProfile) -> None:
     num_stages = pipeline * config.stages_per_worker
     if num_stages > model.num_blocks:
         most = model.num_blocks // config.stages_per_worker
-        raise UserError(
-            Problem(
-                where="parallel.pipeline",
-                found=f"{num_stages} stages, {model.num_blocks} blocks in the model",
-                needed="at least one block for each stage",
-                change=f"parallel.pipeline={most}" if most else "parallel.schedule=1f1b",
-            )
+        raise user_error(
+            where="parallel.pipeline",
+            found=f"{num_stages} stages, {model.num_blocks} blocks in the model",
+            needed="at least one block for each stage",
+            change=f"parallel.pipeline={most}" if most else "parallel.schedule=1f1b",
         )
 
 
 def _check_recomputed(config: Config, model: ModelProfile) -> None:
     num_recomputed = config.memory.recompute_blocks
     if num_recomputed != "auto" and num_recomputed > model.num_blocks:
-        raise UserError(
-            Problem(
-                where="memory.recompute_blocks",
-                found=f"{num_recomputed} blocks to recompute, {model.num_blocks} blocks in the model",
-                needed=f"{model.num_blocks} blocks at most",
-                change="memory.recompute_blocks=auto memory.recompute=full for all of them",
-            )
+        raise user_error(
+            where="memory.recompute_blocks",
+            found=f"{num_recomputed} blocks to recompute, {model.num_blocks} blocks in the model",
+            needed=f"{model.num_blocks} blocks at most",
+            change="memory.recompute_blocks=auto memory.recompute=full for all of them",
         )
 
 
@@ -235,23 +225,19 @@ def _check_row_tiles(config: Config, model: ModelProfile, data: DataProfile) -> 
     if number == "auto" or number == 1:
         return
     if not model.tokenwise_blocks:
-        raise UserError(
-            Problem(
-                where="memory.sequence_tiles",
-                found=f"{number} tiles, and no block of model type {model.model_type} has an MLP that takes hidden "
-                "states alone and makes of each token what no other token changes: experts and their routers do not",
-                needed="a family whose MLPs are modules of their own, as llama, qwen3, gemma3, mistral or gpt_neox",
-                change="memory.sequence_tiles=1",
-            )
+        raise user_error(
+            where="memory.sequence_tiles",
+            found=f"{number} tiles, and no block of model type {model.model_type} has an MLP that takes hidden "
+            "states alone and makes of each token what no other token changes: experts and their routers do not",
+            needed="a family whose MLPs are modules of their own, as llama, qwen3, gemma3, mistral or gpt_neox",
+            change="memory.sequence_tiles=1",
         )
     if number > data.max_length:
-        raise UserError(
-            Problem(
-                where="memory.sequence_tiles",
-                found=f"{number} tiles of packs of {data.max_length} tokens",
-                needed="at least one token in each tile",
-                change="memory.sequence_tiles=auto",
-            )
+        raise user_error(
+            where="memory.sequence_tiles",
+            found=f"{number} tiles of packs of {data.max_length} tokens",
+            needed="at least one token in each tile",
+            change="memory.sequence_tiles=auto",
         )
 
 
@@ -260,14 +246,12 @@ def check_blocks(config: Config, models: Mapping[int, ModelProfile]) -> None:
     tensor = config.parallel.tensor
     if config.memory.moments != "int8" or tensor == "auto" or models[tensor].keeps_blocks:
         return
-    raise UserError(
-        Problem(
-            where="memory.moments, parallel.tensor",
-            found=f"int8, and rows of matrices that {tensor} workers would cut through blocks of numbers that share a "
-            "scale",
-            needed=f"rows of a multiple of {tensor * BLOCK} numbers in the layers that are divided by inputs",
-            change="memory.moments=bf16, or parallel.tensor=1",
-        )
+    raise user_error(
+        where="memory.moments, parallel.tensor",
+        found=f"int8, and rows of matrices that {tensor} workers would cut through blocks of numbers that share a "
+        "scale",
+        needed=f"rows of a multiple of {tensor * BLOCK} numbers in the layers that are divided by inputs",
+        change="memory.moments=bf16, or parallel.tensor=1",
     )
 
 
@@ -281,13 +265,11 @@ def check_slices(config: Config, models: Mapping[int, ModelProfile]) -> None:
     heads = [one.queries for degree in degrees for one in models[degree].heads]
     fitting = [size for size in range(1, context) if any(divides(models[degree], size) for degree in degrees)]
     of_each = " for each worker of parallel.tensor" if tensor not in ("auto", 1) else ""
-    raise UserError(
-        Problem(
-            where="parallel.context",
-            found=f"{context}, and attention of {' and '.join(map(str, dict.fromkeys(heads)))} heads{of_each}",
-            needed="heads that the workers which divide a row can divide evenly: each computes some for all tokens",
-            change=f"parallel.context={fitting[-1]}",
-        )
+    raise user_error(
+        where="parallel.context",
+        found=f"{context}, and attention of {' and '.join(map(str, dict.fromkeys(heads)))} heads{of_each}",
+        needed="heads that the workers which divide a row can divide evenly: each computes some for all tokens",
+        change=f"parallel.context={fitting[-1]}",
     )
 
 

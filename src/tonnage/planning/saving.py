@@ -106,8 +106,7 @@ class Resting(NamedTuple):
 def copy_seconds(layout: Layout, resting: Resting, machine: Machine) -> float:
     """How long training stands still until its state is out of the way. What rests on disk is copied there, out of its
     tiles; beside training the rest is copied to memory of the host, which comes anew for the first save."""
-    per_node = math.ceil(layout.workers / machine.nodes)
-    share = 1 / per_node if machine.kind == "cpu" else 1.0
+    per_node, share = machine.workers_on_node(layout.workers), machine.share(layout.workers)
     in_memory, on_disk = resting
     seconds = 2 * on_disk / (machine.disk_mixed_bytes_per_second / per_node)
     if not layout.saves_beside:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -17,7 +16,6 @@ from tonnage.planning.states import (
     fullest_states,
     host_bytes,
     is_packed,
-    locked_bytes,
     packed_on_disk,
     resting_on_disk,
     states,
@@ -92,23 +90,19 @@ class Scales:
             runtime,
             seconds,
             host_bytes(layout, model),
-            locked_bytes(layout, model),
-            math.ceil(layout.workers / machine.nodes) * on_disk,
+            host_bytes(layout, model, copies=False),
+            machine.workers_on_node(layout.workers) * on_disk,
             packed_on_disk(model) if is_packed(layout, model) else 0.0,
             states=fullest,
         )
 
     def timed(self, layout: Layout) -> Seconds:
         """How long steps of a layout take, cut as it says."""
-        seconds = step_seconds(layout, self.model_of(layout), self.work(layout), self.machine)
+        seconds = step_seconds(layout, self.model_of(layout), work_of(layout, self.data), self.machine)
         if not self.looks_first:
             return seconds
         forward = seconds.compute / (3 + layout.recomputed_part)
         return replace(seconds, compute=seconds.compute + forward, total=seconds.total + forward)
-
-    def work(self, layout: Layout) -> Work:
-        """What a worker's rows hold, on average."""
-        return work_of(layout, self.data)
 
 
 def work_of(layout: Layout, data: DataProfile) -> Work:

@@ -105,16 +105,15 @@ def passes_held(schedule: Schedule, worker: int, pipeline: int, stages_per_worke
 
 
 @lru_cache(maxsize=4096)
-def cut(num_blocks: int, num_stages: int, block: float, first: float, last: float) -> tuple[int, ...]:
+def cut(num_blocks: int, num_stages: int, block: float, last: float) -> tuple[int, ...]:
     """Blocks of each stage, so that the dearest stage costs the least.
 
-    ``block`` is what a block costs, ``first`` and ``last`` what the first and the last stage have besides (embedding,
-    head). Each stage has a block at least. Of stages that cost the same, an earlier one holds more micro-batches, so
-    it is the later one that gets a block more.
+    ``block`` is what a block costs, ``last`` what the last stage has besides (the head). Each stage has a block at
+    least. Of stages that cost the same, an earlier one holds more micro-batches, so it is the later one that gets a
+    block more.
     """
     stages = [1] * num_stages
     costs = [block] * num_stages
-    costs[0] += first
     costs[-1] += last
     for _ in range(num_blocks - num_stages):
         cheapest = min(reversed(range(num_stages)), key=lambda stage: costs[stage])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,13 +11,13 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.config.rules import TIER_KEYS
 from tonnage.offload.residency import OPTIMIZER
-from tonnage.planning.axes import divided, divisions, layouts
+from tonnage.planning.axes import divisions, layouts
 from tonnage.planning.catalogue import COMPILE_SECONDS
 from tonnage.planning.largest import last_that_fits
 from tonnage.planning.layout import MOST_AHEAD, Layout
 from tonnage.planning.plan import Budget, Choice, Steps
 from tonnage.planning.saving import saving_of
-from tonnage.planning.scales import Scales
+from tonnage.planning.scales import Scales, work_of
 from tonnage.planning.seconds import stages_of
 from tonnage.planning.states import states
 
@@ -39,7 +39,6 @@ class Search:
 
     @cached_property
     def steps(self) -> Steps:
-        """Those of the whole run."""
         config, model, machine = self.config, self.scales.model, self.scales.machine
         padded = model.arrangement == "padded"
         share = config.data.share_prefixes and model.shares_prefixes and machine.kind == "cpu" and not padded
@@ -61,14 +60,17 @@ class Search:
 
     @property
     def num_steps(self) -> int:
-        """Of the run."""
         return math.ceil(self.steps.num_packs / self.steps.packs)
 
     def weigh(self, layout: Layout) -> Choice:
         """What a layout takes; a pipeline's is cut as it is best."""
         scales = self.scales
         if layout.pipeline > 1:
-            model, work, per_worker = scales.model_of(layout), scales.work(layout), self.config.stages_per_worker
+            model, work, per_worker = (
+                scales.model_of(layout),
+                work_of(layout, scales.data),
+                self.config.stages_per_worker,
+            )
             layout = replace(layout, stages=stages_of(layout, model, work, scales.machine, per_worker))
         return scales.held(layout, scales.timed(layout))
 
@@ -79,7 +81,6 @@ class Search:
         return replace(anew, saving=saving)
 
     def holds(self, choice: Choice) -> bool:
-        """Whether there is room for a choice."""
         return self.budget is None or self.budget.holds(choice)
 
 
@@ -105,7 +106,7 @@ def candidates(search: Search, *, last_resort: bool | None = False) -> list[Choi
         prunes = axes.together > 1 and last_resort is not None
         if last_resort and not prunes:
             continue
-        sized = divided(config, axes)
+        sized = config.with_keys("parallel", axes._asdict())
         of_all = (search.steps, scales.sizes, scales.machine, before, scales.model.attention, scales.model.num_blocks)
         for layout in layouts(sized, *of_all):
             if prunes and (bool(layout.tiers_on_disk) is not last_resort or _in_memory(layout) in roomy):
@@ -236,6 +237,6 @@ def less_on_disk(choice: Choice, search: Search) -> Choice:
     return filled(choice, search) if fits_else else choice
 
 
-Refinement = Callable[[Sequence[Choice], Search], list[Choice]]
-REFINE: tuple[Refinement, ...] = (fewest_blocks_recomputed, more_state_resident)
-"""In order, of the choices that fit, before one of them is chosen."""
+def refine(fitting: Sequence[Choice], search: Search) -> list[Choice]:
+    """The choices that fit, with what there is room for besides, before one of them is chosen."""
+    return more_state_resident(fewest_blocks_recomputed(fitting, search), search)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tonnage.planning.calibration import parts_of
+from tonnage.planning.calibration import Origin, TimedStep, parts_of
 from tonnage.planning.catalogue import COMPILED, ROUNDED, ROUNDED_COMPILED, UPDATE_BYTES
 from tonnage.planning.context import exchanged_bytes
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
-from tonnage.planning.stages import workers_parts
+from tonnage.planning.stages import different_parts, workers_parts
 from tonnage.planning.states import States, frozen_away, frozen_bytes, reduced_gradients, states, weights_on_disk
 from tonnage.planning.tiling import blocks_in_tiles, vocabulary_in_tiles
 
@@ -214,8 +214,7 @@ def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
 
 def handed_on_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that a pipeline's worker sends in a step: hidden states to the next stage, gradients to the one before."""
-    per_worker = len(layout.stages) // layout.pipeline
-    return 2.0 * per_worker * layout.micro_batches * layout.width * model.own_hidden * work.row_tokens
+    return 2.0 * layout.stages_per_worker * layout.micro_batches * layout.width * model.own_hidden * work.row_tokens
 
 
 def idle_of(layout: Layout) -> float:
@@ -223,8 +222,7 @@ def idle_of(layout: Layout) -> float:
     if not layout.stages:
         return 0.0
     weights = 1 / (3 + layout.recomputed_part)
-    per_worker = len(layout.stages) // layout.pipeline
-    share = idle_share(layout.schedule, layout.pipeline, per_worker, layout.micro_batches, weights)
+    share = idle_share(layout.schedule, layout.pipeline, layout.stages_per_worker, layout.micro_batches, weights)
     return share / (1 - share)
 
 
@@ -250,33 +248,35 @@ def disk_seconds(layout: Layout, parts: Sequence[ModelProfile], machine: Machine
     its disk, and those of one stage of a pipeline follow one another. ``parts`` are those of the stages' workers."""
     if not layout.tiers_on_disk:
         return 0.0
-    per_node, per_part = -(-layout.workers // machine.nodes), layout.workers // len(parts)
+    per_node, per_part = machine.workers_on_node(layout.workers), layout.workers // len(parts)
     there = max(1, min(len(parts), per_node // per_part))
     moved = [disk_bytes(layout, part) for part in parts]
     most = max(sum(moved[first : first + there]) for first in range(len(parts) - there + 1))
     return most / there / (machine.disk_mixed_bytes_per_second / per_node)
 
 
-def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+def moved_seconds(layout: Layout, machine: Machine, moved: float, *, returns: bool = True) -> float:
+    """How long bytes take between a device and its host's memory, one way; on a CPU, to other memory and, where what
+    goes ``returns``, back."""
+    if layout.device == "cpu":
+        return (4 if returns else 2) * moved / (machine.memory_bytes_per_second * machine.share(layout.workers))
+    return moved / host_link_rate(layout, machine)
+
+
+def host_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
     """How long a worker's optimizer state takes from the host's memory to its device, or back, which goes on at the
     same time; on a CPU, to other memory and back, one after the other."""
     if layout.optimizer_tier != "host" or layout.update_tier == "host":
         return 0.0
-    moved = max(0, states(layout, model).optimizer - layout.optimizer_resident)
-    if layout.device == "cpu":
-        return 4 * moved / (machine.memory_bytes_per_second * share)
-    return moved / host_link_rate(layout, machine)
+    return moved_seconds(layout, machine, max(0, states(layout, model).optimizer - layout.optimizer_resident))
 
 
-def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
     """How long a micro-batch's gradients take to the host's memory, to stay there or on their way to disk, or, to be
     added to or used, back; on a CPU, to other memory and back."""
     if layout.gradient_tier != "host" and (layout.update_tier == "device" or layout.device == "cpu"):
         return 0.0
-    moved = reduced_gradients(layout, model)
-    if layout.device == "cpu":
-        return 4 * moved / (machine.memory_bytes_per_second * share)
-    return moved / host_link_rate(layout, machine)
+    return moved_seconds(layout, machine, reduced_gradients(layout, model))
 
 
 def exposed_copies(
@@ -310,16 +310,14 @@ def exposed_copies(
     return max(0.0, gradients - update) + max(0.0, max(inputs, weights) - forward) + in_backward
 
 
-def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
     """How long the blocks' parameters that rest in the host's memory take to the device, once, and what comes in tiles;
     on a CPU, to other memory."""
     moved: float = frozen_away(layout, model)
     if layout.update_tier == "host" and layout.parameter_tier != "device" and not model.frozen.parameters:
         moved = states(layout, model).weights * (model.share_of_blocks + _share_in_tiles(layout, model))
         moved += layout.width * _a_third_time(layout, model) / 2 if layout.tiles > 1 else 0
-    if layout.device == "cpu":
-        return 2 * moved / (machine.memory_bytes_per_second * share)
-    return moved / host_link_rate(layout, machine)
+    return moved_seconds(layout, machine, moved, returns=False)
 
 
 def _share_in_tiles(layout: Layout, model: ModelProfile) -> float:
@@ -336,15 +334,13 @@ def renewed_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> fl
     return stays * (states(layout, model).weights - frozen_bytes(layout, model)) / host_link_rate(layout, machine)
 
 
-def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
+def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> float:
     """How long a step's inputs of blocks take to the host's memory or back; on a CPU, to other memory and back."""
     if layout.activation_tier != "host":
         return 0.0
     number = layout.recomputed_part * model.num_blocks
     moved = layout.micro_batches * number * layout.width * model.own_hidden * work.row_tokens
-    if layout.device == "cpu":
-        return 4 * moved / (machine.memory_bytes_per_second * share)
-    return moved / host_link_rate(layout, machine)
+    return moved_seconds(layout, machine, moved)
 
 
 def seconds_besides(layout: Layout, model: ModelProfile, work: Work, made_bytes_per_second: float) -> float:
@@ -364,10 +360,10 @@ def calling_seconds(layout: Layout, model: ModelProfile) -> float:
     return layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
 
 
-def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
-    """How long a worker that has ``share`` of a machine takes for ``copied_bytes``, half of which are written, on a CPU
-    to memory that comes anew from the system, in huge pages."""
-    copied = copied_bytes(layout, model)
+def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
+    """How long a worker takes for ``copied_bytes``, half of which are written, on a CPU to memory that comes anew from
+    the system, in huge pages."""
+    copied, share = copied_bytes(layout, model), machine.share(layout.workers)
     seconds = copied / (machine.memory_bytes_per_second * share)
     if layout.device == "cpu":
         seconds += copied / 2 / (machine.fresh_bytes_per_second * machine.cores * share)
@@ -376,7 +372,7 @@ def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine, share
 
 def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> float:
     """How long a worker that has the whole model computes in a step."""
-    share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
+    share = machine.share(layout.workers)
     of_products, of_traffic = parts_of(machine, layout.precision)
     in_fp8 = fp8_flops(layout, model, work)
     seconds = (product_flops(layout, model, work) - in_fp8) / machine.flops[layout.precision]
@@ -386,6 +382,21 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
     seconds += seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores * share)
     return max(seconds, calling_seconds(layout, model))
+
+
+def timed_step(
+    layout: Layout, model: ModelProfile, work: Work, origin: Origin, besides: float, seconds: float
+) -> TimedStep:
+    """That a step took so many ``seconds``, beside what ``compute_seconds`` counts of it."""
+    return TimedStep(
+        origin,
+        layout.precision,
+        product_flops(layout, model, work),
+        attention_timed(layout, model, work),
+        traffic_bytes(layout, model, work),
+        besides,
+        seconds,
+    )
 
 
 def update_rate(layout: Layout, machine: Machine) -> float:
@@ -400,7 +411,7 @@ def update_rate(layout: Layout, machine: Machine) -> float:
 def host_link_rate(layout: Layout, machine: Machine) -> float:
     """Bytes a second between a device and its host's memory, one way: each has a link of its own, and all of a node
     share what that memory gives, where it was seen to what rate an update comes there."""
-    per_node, link = -(-layout.workers // machine.nodes), machine.host_device_bytes_per_second
+    per_node, link = machine.workers_on_node(layout.workers), machine.host_device_bytes_per_second
     if per_node == 1 or not machine.host_parameters_per_second:
         return link
     return min(link, machine.host_parameters_per_second["fp32"] * UPDATE_BYTES["cpu"]["fp32"] / per_node)
@@ -421,7 +432,7 @@ def host_update_rate(layout: Layout, machine: Machine) -> float:
     rate = (machine.host_parameters_per_second or host.optimizer_parameters_per_second)[layout.moments]
     if not layout.updates_by_loops:
         rate = min(rate, host.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
-    return rate / -(-layout.workers // machine.nodes)
+    return rate / machine.workers_on_node(layout.workers)
 
 
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
@@ -429,7 +440,7 @@ def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine,
     head, with_a_block = (
         compute_seconds(layout, replace(model, num_blocks=number), work, machine) for number in (0, 1)
     )
-    return cut(model.num_blocks, layout.pipeline * per_worker, with_a_block - head, first=0.0, last=head)
+    return cut(model.num_blocks, layout.pipeline * per_worker, with_a_block - head, head)
 
 
 def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> Seconds:
@@ -439,10 +450,9 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     part that is longer. A pipeline goes at the pace of its slowest worker.
     """
     of_workers = workers_parts(model, layout.stages, layout.pipeline)
-    parts = list({id(part): part for part in of_workers}.values())
+    parts = different_parts(model, layout.stages, layout.pipeline)
     model = max(parts, key=lambda part: compute_seconds(layout, part, work, machine))
-    per_node = -(-layout.workers // machine.nodes)
-    share = 1 / per_node if machine.kind == "cpu" else 1.0
+    per_node, share = machine.workers_on_node(layout.workers), machine.share(layout.workers)
     compute = compute_seconds(layout, model, work, machine)
     idle = idle_of(layout) * compute
     parameters = max(part.trained_parameters for part in parts) / layout.shards
@@ -466,16 +476,16 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         communication += max(4 * part.matrices_part(layout.shards) for part in parts) / link
     if layout.optimizer == "muon" and layout.tensor > 1:
         communication += 2 * (layout.tensor - 1) * max(part.matrices_part(layout.shards) for part in parts) / inside
-    communication += max(copying_seconds(layout, part, machine, share) for part in parts)
+    communication += max(copying_seconds(layout, part, machine) for part in parts)
     if layout.stages:  # stages are neighbours in a node only where a node has several
         apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1
         lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
         communication += handed_on_bytes(layout, model, work) / lane
     disk = disk_seconds(layout, of_workers, machine)
-    inputs = inputs_seconds(layout, model, work, machine, share)
-    state = max(host_seconds(layout, part, machine, share) for part in parts)
-    gradients = max(gradient_seconds(layout, part, machine, share) for part in parts)
-    weights = max(weights_seconds(layout, part, machine, share) for part in parts)
+    inputs = inputs_seconds(layout, model, work, machine)
+    state = max(host_seconds(layout, part, machine) for part in parts)
+    gradients = max(gradient_seconds(layout, part, machine) for part in parts)
+    weights = max(weights_seconds(layout, part, machine) for part in parts)
     hidden = 0.0
     copying = host = state + layout.micro_batches * (gradients + 2 * weights) + inputs
     if machine.kind == "cpu":

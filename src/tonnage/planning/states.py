@@ -99,9 +99,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
         present = min(away, _rooms(layout) * _frozen_block_bytes(layout, model))
         weights += present - (away if layout.device != "cpu" else 0)  # whose memory is the host's
-    if (
-        layout.gradient_tier != "device"
-    ):  # come a few ahead of their update: with tiles, those that no block holds first
+    if layout.gradient_tier != "device":
+        # Come a few ahead of their update: with tiles, those that no block holds first.
         outside = model.trained_outside
         if layout.optimizer_tier == "device":
             outside = model.head_parameters if not model.frozen.head else 0
@@ -187,24 +186,17 @@ def between_operations(layout: Layout, model: ModelProfile) -> int:
     return 0 if layout.updates_by_loops else UPDATE_BYTES * min(UPDATE_ELEMENTS, model.part(layout.shards))
 
 
-def host_bytes(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
-    which checkpoints are saved beside training, for gradients and for inputs of blocks."""
-    if layout.device == "cpu":
-        return 0
-    return max(_host_bytes(layout, part) for part in different_parts(model, layout.stages, layout.pipeline))
-
-
-def locked_bytes(layout: Layout, model: ModelProfile) -> int:
-    """Of ``host_bytes``, those that a device needs locked: all but the copy from which checkpoints are saved, which is
-    slower where it cannot be."""
+def host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> int:
+    """Bytes of the host's memory that a worker of another device takes: for states that rest there, for gradients and
+    for inputs of blocks, and for ``copies`` from which checkpoints are saved beside training, which alone need not be
+    locked, if slower then."""
     if layout.device == "cpu":
         return 0
     parts = different_parts(model, layout.stages, layout.pipeline)
-    return max(_host_bytes(layout, part, copies=False) for part in parts)
+    return max(_host_bytes(layout, part, copies=copies) for part in parts)
 
 
-def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> int:
+def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool) -> int:
     """Those of the worker that has ``model``."""
     on_device = layout.update_tier == "device"
     there = states(layout, model).optimizer if on_device and layout.optimizer_tier == "host" else 0
@@ -242,8 +234,11 @@ def frozen_away(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the blocks' frozen parameters of a worker, where these alone rest in the host's memory or, beside
     another device, on disk."""
     streams = layout.parameter_tier == "host" or (layout.parameter_tier == "disk" and layout.device != "cpu")
-    if not streams or not model.frozen.num_bytes:
-        return 0
+    return _frozen_in_blocks(layout, model) if streams and model.frozen.num_bytes else 0
+
+
+def _frozen_in_blocks(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the blocks' frozen parameters of a worker."""
     return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
 
 
@@ -272,7 +267,7 @@ def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
     those alone, and of what comes in tiles."""
     if model.frozen.parameters:
-        return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
+        return _frozen_in_blocks(layout, model)
     in_tiles = vocabulary_in_tiles(layout, model) / model.num_parameters
     return round(states(layout, model).weights * (model.share_of_blocks + in_tiles))
 

@@ -56,7 +56,6 @@ class Compared:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits the budget."""
         return self.plan is not None and self.plan.fits
 
 
@@ -77,7 +76,7 @@ def without_sacrifices(config: Config, device: str) -> Config:
     to rest on disk alone, which is on a CPU, they stay. What the config says is kept."""
     exact = {"moments": "fp32"} | (dict.fromkeys(TIER_KEYS, "device") if device == "cpu" else {})
     left_open = {key: value for key, value in exact.items() if getattr(config.memory, key) == "auto"}
-    return config.model_copy(update={"memory": config.memory.model_copy(update=left_open)})
+    return config.with_keys("memory", left_open)
 
 
 def _exact(config: Config, planned: Planned, device: str) -> Sequence[Plan]:
@@ -86,8 +85,7 @@ def _exact(config: Config, planned: Planned, device: str) -> Sequence[Plan]:
     plans = planned(asked, True)
     on_disk = [key for key in TIER_KEYS for plan in plans if getattr(plan.layout, key) == "disk"]
     if still_open := dict.fromkeys((key for key in on_disk if getattr(asked.memory, key) == "auto"), "host"):
-        memory = asked.memory.model_copy(update=still_open)
-        plans = planned(asked.model_copy(update={"memory": memory}), True)
+        plans = planned(asked.with_keys("memory", still_open), True)
     return plans
 
 
@@ -131,7 +129,8 @@ def _reason(
     seconds: dict[str, float] = {}  # of a step; of what does not fit, as fast as it would be if it did, not as small
     for way, plans in tried:
         if not plans[0].fits:
-            plans = planned(_with_room(without_sacrifices(way.taken(config), device)), True)
+            roomy = without_sacrifices(way.taken(config), device).with_keys("memory.budget", {"device": MOST_BYTES})
+            plans = planned(roomy, True)
         seconds[way.name] = plans[0].choice.seconds.total
     others = [
         f"{seconds[way.name] / seconds[chosen.name]:.2f} times as long with {way.name}"
@@ -153,11 +152,6 @@ def _terms(config: Config) -> str:
     if memory.moments in ("auto", "fp32") and "disk" not in (getattr(memory, tier) for tier in TIER_KEYS):
         return "with fp32 moments and nothing on disk"
     return "and gives up no more for memory than the config asks for"
-
-
-def _with_room(config: Config) -> Config:
-    budget = config.memory.budget.model_copy(update={"device": MOST_BYTES})
-    return config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})})
 
 
 def _shortfall(plans: Sequence[Plan]) -> str:

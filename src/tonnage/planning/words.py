@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tonnage.config.rules import TIER_KEYS
 from tonnage.planning.layout import Layout
 
 
@@ -62,12 +63,9 @@ def describe(layout: Layout) -> str:
         words.append("inputs of blocks in host memory")
     if layout.moments != "fp32":
         words.append(f"{layout.moments} moments")
-    on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
-    if on_disk:
-        words.append(f"{' and '.join(on_disk)} tier on disk")
-    on_host = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "host"]
-    if on_host:
-        words.append(f"{' and '.join(on_host)} tier in host memory")
+    for tier, place in (("disk", "on disk"), ("host", "in host memory")):
+        if names := [key.removesuffix("_tier") for key in TIER_KEYS if getattr(layout, key) == tier]:
+            words.append(f"{' and '.join(names)} tier {place}")
     if layout.update_tier == "host":
         words.append("updates by the host")
     if layout.optimizer_resident:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tonnage.config import AnyLaunch, Config, LocalLaunch, RayLaunch, SlurmLaunch
 from tonnage.config.check import contradictions
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, user_error
 from tonnage.planning.machine import Machine, parse_hardware
 
 
@@ -28,7 +28,7 @@ def decided(config: Config, machine: Machine) -> Config:
 
 def with_workers(config: Config, number: int) -> Config:
     """A config that leaves its number of workers open, with this one. Raises ``UserError`` as ``decided``."""
-    counted = config.model_copy(update={"launch": config.launch.with_workers(number)})
+    counted = config.with_keys("launch", {"workers": number})
     where = f"launch.workers (auto: {number})"
     if problems := [Problem(one.found, one.needed, one.change, where) for one in contradictions(counted)]:
         raise UserError(*problems)
@@ -39,13 +39,11 @@ def decided_for_pods(config: Config) -> Config:
     """As ``decided``, for machines of which nothing is known but what the config says. Raises ``UserError``."""
     launch, hardware = config.launch, config.launch.node_hardware
     if launch.workers == "auto" and isinstance(launch, RayLaunch) and launch.gpus_per_worker == 1 and hardware is None:
-        raise UserError(
-            Problem(
-                found="launch.workers is auto, and launch.hardware does not say how many GPUs a node has",
-                needed="a number of workers, or a node's hardware",
-                change="launch.hardware=8xH100, for instance",
-                where="launch.workers",
-            )
+        raise user_error(
+            found="launch.workers is auto, and launch.hardware does not say how many GPUs a node has",
+            needed="a number of workers, or a node's hardware",
+            change="launch.hardware=8xH100, for instance",
+            where="launch.workers",
         )
     return decided(config, parse_hardware(hardware or "cpu:1c:1GB"))
 

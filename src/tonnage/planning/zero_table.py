@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tonnage.errors import Problem, UserError
+from tonnage.errors import user_error
 
 OPTIMIZER_BYTES = 12
 DEVICES = (1, 4, 16, 64, 256, 1024)
@@ -70,7 +70,5 @@ def parse_parameters(text: str) -> float:
     except (ValueError, KeyError):
         parameters = 0.0
     if not 0 < parameters < float("inf"):
-        raise UserError(
-            Problem(f"{text!r} parameters", "a number and a unit, as 7.5B, 350M or 1T", where="--zero-table")
-        )
+        raise user_error(f"{text!r} parameters", "a number and a unit, as 7.5B, 350M or 1T", where="--zero-table")
     return parameters

@@ -47,9 +47,8 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import allocate, build_on_meta, initialise_randomly
     from tonnage.parallel.parallelize import Precision
-    from tonnage.planning.calibration import TimedStep
     from tonnage.planning.layout import PLAIN
-    from tonnage.planning.seconds import Work, attention_timed, calling_seconds, product_flops, traffic_bytes
+    from tonnage.planning.seconds import Work, calling_seconds, timed_step
     from tonnage.training.batch import MicroBatch
     from tonnage.training.loss import LossModel
     from tonnage.training.weigh import Conditions, weigh
@@ -78,15 +77,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
         returns_memory=False,
     )
     work = Work(tokens, len(positions), DOCUMENT)
-    return run, TimedStep(
-        origin="doctor",
-        precision=precision,
-        flops=product_flops(layout, profile, work),
-        attention=attention_timed(layout, profile, work),
-        traffic=traffic_bytes(layout, profile, work),
-        besides=calling_seconds(layout, profile),
-        seconds=0.0,
-    )
+    return run, timed_step(layout, profile, work, "doctor", calling_seconds(layout, profile), 0.0)
 
 
 def take(precision: str) -> list[TimedStep]:
