@@ -282,7 +282,7 @@ def _hint_for_comma(siblings: Any, digits: str) -> str:
 def _hint(value: Any, annotation: Any, takes: str) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 and "a whole number" in takes:
         return f"write {int(value)}"
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value:
         return ""
     if annotation is bool:
         words = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
