@@ -53,7 +53,7 @@ class _GroupedProduct(torch.autograd.Function):
         if need_weights:
             pair = (rows, gradient) if ctx.turned else (gradient, rows)
             if sums.adds_up(weights):
-                _add_outer(weights.grad, *pair, ends)
+                add_outer(weights.grad, *pair, ends)
             else:
                 for_weights = _outer(*pair, ends)
         if need_rows:
@@ -100,9 +100,10 @@ def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tonnage::add_grouped_outer", mutates_args=("total",))
-def _add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
-    """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before."""
-    for number, span in groups_of(ends):
+def add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor, starts: Tensor | None = None) -> None:
+    """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before; of some groups, which
+    lie from ``starts`` to ``ends``, where these are given."""
+    for number, span in groups_of(ends, starts):
         sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
 
 
@@ -111,13 +112,6 @@ def multiply_into(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor
     """``output[i] = rows[i] @ matrices[group of i]`` for some groups, which lie from ``starts`` to ``ends``."""
     for number, span in groups_of(ends, starts):
         output[span] = product(grown(rows[span]), matrices[number])[: span.stop - span.start]
-
-
-@torch.library.custom_op("tonnage::add_grouped_outer_of", mutates_args=("total",))
-def add_outer_of(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
-    """``total += outer(left, right, ...)`` of some groups, which lie from ``starts`` to ``ends``."""
-    for number, span in groups_of(ends, starts):
-        sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
 
 
 def groups_of(ends: Tensor, starts: Tensor | None = None) -> Iterator[tuple[int, slice]]:

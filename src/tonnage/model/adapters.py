@@ -47,7 +47,7 @@ from tonnage.kernels.fake_quantized import Scheme
 from tonnage.kernels.fp8 import Fp8
 from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
 from tonnage.kernels.quantized import PackedWeight
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.kernels.rotations import rotated, rotated_columns
 from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
@@ -669,8 +669,7 @@ def fill_norms(target: Target, weight: Tensor, parameters: Mapping[str, Tensor],
     lengths = torch.linalg.vector_norm(weight.float(), dim=0 if target.lies_turned else 1)
     for name in names:
         if (parameter := parameters.get(f"{target.path}.{name}")) is not None:
-            local, region = region_of(parameter.data)
-            local.copy_(lengths[region])
+            fill_local(parameter, lengths)
 
 
 @torch.no_grad()
@@ -690,9 +689,7 @@ def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
             else:
                 bound = 1 / math.sqrt(parameter.shape[-1])
                 whole.uniform_(-bound, bound, generator=generator)
-            local, region = region_of(parameter)
-            if local.numel():
-                local.copy_(whole[region])
+            fill_local(parameter, whole)
 
 
 def is_addition(name: str) -> bool:

@@ -24,7 +24,7 @@ from tonnage.host.stored_forms import stored_form
 from tonnage.kernels.gates import use_lean_gates
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.model import attention, experts
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.kept import keep_in_fp32
@@ -252,7 +252,7 @@ def initialise_randomly(
             _fill_marked(unit, float(getattr(twin.config, "initializer_range", 0.02)))
         for name, value in unit.named_parameters(prefix=path):
             if name in targets:
-                _copy_shard(targets[name], value)
+                fill_local(targets[name], value)
             elif name in packed:
                 packed[name].fill(value)
         unit.to("meta")
@@ -445,13 +445,6 @@ def _units(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 def seed_of(path: str, seed: int) -> int:
     """The seed of the random numbers of a unit or parameter."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{path}".encode()).digest()[:7], "big")
-
-
-@torch.no_grad()
-def _copy_shard(target: Tensor, whole: Tensor) -> None:
-    local, region = region_of(target.data)
-    if local.numel():
-        local.copy_(whole[region])
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from tonnage.kernels.adapted import adapted_linear
 from tonnage.kernels.products import linear
 from tonnage.kernels.quantized import PackedWeight, pack
 from tonnage.kernels.quantized_products import linear as packed_linear
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.kernels.stored_forms import columns_of
 from tonnage.model.dropout import LayerDropout
 
@@ -73,14 +73,11 @@ class PackedLayer:
         )
         return PackedWeight(self.form, self.shape, *columns_of(form, codes, scales, numbers, columns))
 
-    @torch.no_grad()
     def fill(self, value: Tensor | PackedWeight) -> None:
         """Keep this rank's shards of the whole weight."""
         packed = self.packed(value).named()
         for part, parameter in self.parameters().items():
-            local, region = region_of(parameter.data)
-            if local.numel():
-                local.copy_(packed[part][region])
+            fill_local(parameter, packed[part])
 
 
 def keep_stored(root: nn.Module, forms: Iterable[tuple[str, Format]]) -> None:
