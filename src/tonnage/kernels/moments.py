@@ -116,7 +116,6 @@ class Momentum:
         return Momentum(part.m, part.m_scale, part.row)
 
     def named(self) -> dict[str, Tensor]:
-        """As ``Moments.named``."""
         return {"m": self.m} | ({} if self.m_scale is None else {"m_scale": self.m_scale})
 
     def decoded(self) -> Tensor:

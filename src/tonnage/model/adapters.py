@@ -116,11 +116,9 @@ class AdapterSpec:
         return next((ranked for ranked in self.patterns if _matches(path, ranked.match)), None)
 
     def rank_of(self, path: str) -> int:
-        """Rank of the addition to the layer at a path."""
         return self.rank if (ranked := self.pattern_of(path)) is None else ranked.rank
 
     def factor_of(self, path: str) -> float:
-        """By which the product of its two matrices is multiplied."""
         return self.factor if (ranked := self.pattern_of(path)) is None else ranked.factor
 
 
@@ -172,7 +170,6 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
         return self.path.rpartition(".")[2]
 
     @property

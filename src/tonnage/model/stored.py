@@ -47,8 +47,6 @@ BEGINNINGS = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a weight file."""
-
     key: str
     file: Path
     dtype: str
