@@ -202,7 +202,6 @@ for row in ("one of several blocks", "prefixes within prefixes"):
 def test_positions_go_on_from_prefixes() -> None:
     row = PackedRow((2, 3, 2, 1, 2, 4), shared=nested((2, 2), (1, 4)))
     assert row.positions().tolist() == [0, 1, *(0, 1, 2), *(3, 4), 5, *(5, 6), *(3, 4, 5, 6)]
-    assert row.longest == 7
 
 
 def test_what_cannot_let_documents_share_says_so() -> None:

@@ -42,7 +42,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
-from tonnage.kernels.embedding import adapted_embedding
+from tonnage.kernels.embedding import adapted_embedding, looks_up_alone
 from tonnage.kernels.fake_quantized import Scheme
 from tonnage.kernels.fp8 import Fp8
 from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
@@ -425,7 +425,7 @@ def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
             yield Target(path, module, "", (module.out_features, module.in_features))
         elif type(module) is Conv1D:
             yield Target(path, module, "", (module.weight.shape[1], module.weight.shape[0]))
-        elif type(module) is nn.Embedding and _looks_up_alone(module):
+        elif looks_up_alone(module):
             yield embedding_at(model, path)
         for name, parameter in stacks_of(module).items():
             first, second = parameter.shape[1:]
@@ -460,11 +460,6 @@ def _kind_of(target: Target, parent: str) -> str:
         return "experts" if target.experts else "embeddings"
     said = (text.lower() for text in (parent, target.path))
     return next((kind for text in said for names, kind in KINDS if names.search(text)), "other layers")
-
-
-def _looks_up_alone(module: nn.Embedding) -> bool:
-    """Whether an embedding does no more than to look up."""
-    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
 def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Target]) -> list[str]:

@@ -12,7 +12,6 @@ a quantised checkpoint may keep that form (``keep_stored``); then rows of it are
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +55,6 @@ class PackedLayer:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Its tensors by the names of ``PARTS``."""
         return {part: one for part in PARTS if (one := self.owner._parameters.get(f"{self.name}_{part}")) is not None}
-
-    @property
-    def numbers(self) -> int:
-        return math.prod(self.shape)
 
     def packed(self, value: Tensor | PackedWeight) -> PackedWeight:
         """This rank's part of the whole weight: of numbers, (out, in), which are packed, or as a checkpoint has it."""
@@ -177,9 +172,16 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
     Raises:
         UserError: says which.
     """
-    stored = stored_form(form)
-    if stored is not None:
-        _check_stored(path, stored.packed_shape(shape)[-1], stored.packed_shape(part)[-1], form)
+    if (stored := stored_form(form)) is not None:
+        columns, own = stored.packed_shape(shape)[-1], stored.packed_shape(part)[-1]
+        if stored.cuts(columns, own):
+            raise user_error(
+                where="adapter.quantize, parallel.tensor",
+                found=f"{path} in rows of {columns:,} numbers, of which {stored.group or columns:,} share a scale, and "
+                f"parts of {own:,}",
+                needed="parts of rows that cut no group",
+                change="adapter.quantize=widened, or parallel.tensor=1",
+            )
         return
     rows_only = part[1:] == shape[1:]
     same = form != "nf4-double" and (
@@ -192,19 +194,6 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
             needed="nf4, and parts of which each row is a multiple of 64 numbers: so that a part has the blocks of "
             "the whole",
             change="adapter.quantize=nf4 with a smaller parallel.tensor, or parallel.tensor=1",
-        )
-
-
-def _check_stored(path: str, columns: int, part: int, form: Format) -> None:
-    stored = stored_form(form)
-    assert stored is not None
-    if stored.cuts(columns, part):
-        raise user_error(
-            where="adapter.quantize, parallel.tensor",
-            found=f"{path} in rows of {columns:,} numbers, of which {stored.group or columns:,} share a scale, and "
-            f"parts of {part:,}",
-            needed="parts of rows that cut no group",
-            change="adapter.quantize=widened, or parallel.tensor=1",
         )
 
 
