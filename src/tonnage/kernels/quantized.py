@@ -209,11 +209,6 @@ def book() -> Tensor:
 
 
 @cache
-def _book_numbers() -> tuple[float, ...]:
-    return tuple(book().tolist())
-
-
-@cache
 def _steps_of_book() -> Tensor:
     """The code next to each of 65,536 even steps from -1 to 1."""
     steps = -1.0 + (2.0 * torch.arange(_STEPS, dtype=torch.float32)) / (_STEPS - 1)
@@ -268,7 +263,9 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
         rows = slice(row, row + len(out))
         widen_rows(stored, packed.codes[rows], packed.scales[rows], packed.shape[-1], out, column)
     elif _by_triton(packed, out, column):
-        _widen_on_gpu(packed, out, row, column)
+        from tonnage.kernels.quantized_triton import widen as widen_on_gpu
+
+        widen_on_gpu(packed, out, row, column)
     elif not _by_loops(out):
         step = max(1, TILE // packed.shape[-1])
         for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):
@@ -286,17 +283,6 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
 def _by_triton(packed: PackedWeight, out: Tensor, column: int) -> bool:
     whole_pairs = packed.form == "int8" or not (packed.shape[-1] % 2 or column % 2 or out.shape[1] % 2)
     return whole_pairs and out.device.type == "cuda" and is_on("quantized") and takes_triton(out.device)
-
-
-def _widen_on_gpu(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
-    from tonnage.kernels import quantized_triton as on_gpu
-
-    place = packed.shape[-1], row, column
-    if packed.form == "int8":
-        on_gpu.widen_eight_bits(out, packed.codes, packed.scales, place)
-    else:
-        tensors = packed.codes, packed.scales, packed.outer, packed.mean
-        on_gpu.widen_four_bits(out, *tensors, LEVELS, _book_numbers(), place)
 
 
 def _whole_blocks(packed: PackedWeight, out: Tensor, column: int) -> bool:

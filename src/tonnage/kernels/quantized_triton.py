@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tonnage.host.locked import sent
 from tonnage.host.quantized import BLOCK, OUTER_BLOCK
+from tonnage.kernels.quantized import LEVELS, PackedWeight, book
 
 _NUMBERS = 2048
 """Numbers of a row that a program writes."""
@@ -64,35 +65,21 @@ def widen_rows(out, codes, scales, width, row, column, columns, SIZE: tl.constex
 
 
 @cache
-def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    return sent(torch.tensor(numbers, dtype=torch.float32), device)
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """What codes of four bits, and scales of eight, stand for."""
+    return sent(torch.tensor(LEVELS), device), sent(book(), device)
 
 
-def widen_four_bits(
-    out: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    outer: Tensor | None,
-    mean: Tensor | None,
-    levels: tuple[float, ...],
-    book: tuple[float, ...],
-    place: tuple[int, int, int],
-) -> None:
-    """Fill ``out`` (rows, columns) with a part of a weight, whose tensors are those of a ``PackedWeight``. ``place``:
-    numbers of a row of the weight, first row and first column of the part; all but the rows are even."""
+def widen(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
+    """As ``quantized.widen``; of 4 bits width, columns and the first column are even."""
     rows, columns = out.shape
     if not out.numel():
         return
-    table, double = _on(out.device, levels), outer is not None
-    outer, mean = table if outer is None else outer, table if mean is None else mean
-    tables = table, _on(out.device, book) if double else table
-    grid, options = (rows, triton.cdiv(columns, _NUMBERS)), {"DOUBLE": double, "PAIRS": _NUMBERS // 2}
-    widen_pairs[grid](out, codes, scales, outer, mean, *tables, *place, columns, **options, enable_fp_fusion=False)
-
-
-def widen_eight_bits(out: Tensor, codes: Tensor, scales: Tensor, place: tuple[int, int, int]) -> None:
-    """The same of int8."""
-    rows, columns = out.shape
-    if out.numel():
-        grid = (rows, triton.cdiv(columns, _NUMBERS))
-        widen_rows[grid](out, codes, scales, *place, columns, SIZE=_NUMBERS, enable_fp_fusion=False)
+    grid, place = (rows, triton.cdiv(columns, _NUMBERS)), (packed.shape[-1], row, column, columns)
+    if packed.form == "int8":
+        widen_rows[grid](out, packed.codes, packed.scales, *place, SIZE=_NUMBERS, enable_fp_fusion=False)
+        return
+    tables, double = _tables(out.device), packed.outer is not None
+    tensors = packed.codes, packed.scales, *((packed.outer, packed.mean) if double else tables)
+    options = {"DOUBLE": double, "PAIRS": _NUMBERS // 2}
+    widen_pairs[grid](out, *tensors, *tables, *place, **options, enable_fp_fusion=False)
