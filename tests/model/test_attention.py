@@ -188,7 +188,7 @@ def test_tiles_of_all_processors_give_the_exact_ones(tile: tuple[int, int, int],
 import torch
 from tonnage.kernels import tiles
 tiles.ROWS, tiles.COLUMNS, tiles.BLOCK = {tile}
-tiles._set_tile, tiles._add_tile = tiles._make_tile(adds=False), tiles._make_tile(adds=True)
+tiles.set_product, tiles.add_product = (tiles._make_product(tiles._make_tile(adds=adds)) for adds in (False, True))
 from model import test_attention as tests
 for row in ("one of several blocks", "prefixes within prefixes"):
     for given in tests.SCORES["a window"], tests.SCORES["all"], dict():
