@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tonnage.host.quantized import Format
-from tonnage.kernels import adamw
+from tonnage.kernels import adamw, quantized
 from tonnage.kernels.adamw import Hyper, split, update_torch
 from tonnage.kernels.moments import Codec, Moments
 from tonnage.kernels.quantized import pack, widen
@@ -100,7 +100,9 @@ def widened(form: Format, shape: tuple[int, int], dtype: torch.dtype, row: int, 
     weight[1, :70] = 0.0
     packed = pack(weight, form)
     ours, twin = (torch.empty(rows, shape[1] - column, dtype=dtype) for _ in range(2))
-    quantized_triton.widen(packed, ours, row, column)
+    tensors = packed.codes, packed.scales, packed.outer, packed.mean
+    tables = None if form == "int8" else quantized._tables(ours.device)
+    quantized_triton.widen(ours, tensors, tables, (shape[1], row, column))
     with switched_off(["quantized"]):
         widen(packed, twin, row, column)
     return same("numbers", ours, twin)

@@ -209,6 +209,11 @@ def book() -> Tensor:
 
 
 @cache
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    return sent(torch.tensor(LEVELS), device), sent(book(), device)
+
+
+@cache
 def _steps_of_book() -> Tensor:
     """The code next to each of 65,536 even steps from -1 to 1."""
     steps = -1.0 + (2.0 * torch.arange(_STEPS, dtype=torch.float32)) / (_STEPS - 1)
@@ -265,7 +270,9 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
     elif _by_triton(packed, out, column):
         from tonnage.kernels.quantized_triton import widen as widen_on_gpu
 
-        widen_on_gpu(packed, out, row, column)
+        tensors = packed.codes, packed.scales, packed.outer, packed.mean
+        tables = None if packed.form == "int8" else _tables(out.device)
+        widen_on_gpu(out, tensors, tables, (packed.shape[-1], row, column))
     elif not _by_loops(out):
         step = max(1, TILE // packed.shape[-1])
         for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):

@@ -5,16 +5,11 @@ Code times scale in fp32, rounded once, nothing fused: the bits of the twin in t
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tonnage.host.locked import sent
 from tonnage.host.quantized import BLOCK, OUTER_BLOCK
-from tonnage.kernels.quantized import LEVELS, PackedWeight, book
 
 _NUMBERS = 2048
 """Numbers of a row that a program writes."""
@@ -64,22 +59,23 @@ def widen_rows(out, codes, scales, width, row, column, columns, SIZE: tl.constex
     tl.store(out + line * columns + at, value.to(out.dtype.element_ty), inside)
 
 
-@cache
-def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """What codes of four bits, and scales of eight, stand for."""
-    return sent(torch.tensor(LEVELS), device), sent(book(), device)
-
-
-def widen(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
-    """As ``quantized.widen``; of 4 bits width, columns and the first column are even."""
+def widen(
+    out: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    tables: tuple[Tensor, Tensor] | None,
+    place: tuple[int, int, int],
+) -> None:
+    """Fill ``out`` (rows, columns) with a part of a weight: ``tensors`` are those of a ``PackedWeight``, and ``tables``
+    what its codes and scales stand for, of 4 bits. ``place``: numbers of a row of the weight, first row and first
+    column of the part; of 4 bits all but the rows are even."""
     rows, columns = out.shape
     if not out.numel():
         return
-    grid, place = (rows, triton.cdiv(columns, _NUMBERS)), (packed.shape[-1], row, column, columns)
-    if packed.form == "int8":
-        widen_rows[grid](out, packed.codes, packed.scales, *place, SIZE=_NUMBERS, enable_fp_fusion=False)
+    codes, scales, outer, mean = tensors
+    grid = (rows, triton.cdiv(columns, _NUMBERS))
+    if tables is None:
+        widen_rows[grid](out, codes, scales, *place, columns, SIZE=_NUMBERS, enable_fp_fusion=False)
         return
-    tables, double = _tables(out.device), packed.outer is not None
-    tensors = packed.codes, packed.scales, *((packed.outer, packed.mean) if double else tables)
-    options = {"DOUBLE": double, "PAIRS": _NUMBERS // 2}
-    widen_pairs[grid](out, *tensors, *tables, *place, **options, enable_fp_fusion=False)
+    of_scales = tables if outer is None else (outer, mean)
+    options = {"DOUBLE": outer is not None, "PAIRS": _NUMBERS // 2}
+    widen_pairs[grid](out, codes, scales, *of_scales, *tables, *place, columns, **options, enable_fp_fusion=False)
