@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils import logging
 
 import tiny
 from tonnage.data import encode_prompt
@@ -133,6 +134,20 @@ def test_white_space_around_an_answer_does_not_count() -> None:
 def test_a_template_with_tokens_that_the_model_lacks_is_refused(directory: Path) -> None:
     with pytest.raises(UserError, match=r"chatml.*<\|im_start\|>"):
         load(directory, template="chatml")
+
+
+def test_a_model_that_is_not_loaded_leaves_the_bars_of_transformers(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        assert not logging.is_progress_bar_enabled()
+        raise ValueError("no such kernel")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fails)
+    assert logging.is_progress_bar_enabled()
+    with pytest.raises(UserError, match="no such kernel"):
+        load(directory)
+    assert logging.is_progress_bar_enabled()
 
 
 def test_weights_keep_their_type(tmp_path: Path) -> None:

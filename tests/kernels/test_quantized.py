@@ -13,7 +13,7 @@ from torch import Tensor
 
 from golden_quantized import FORMATS, GOLDEN, bell, digest, theirs, weights
 from tonnage.errors import UserError
-from tonnage.host.quantized import Format, packed_tensors, rows_per_block
+from tonnage.host.quantized import Format, packed_tensors
 from tonnage.kernels import quantized, quantized_loops
 from tonnage.kernels.quantized import DTYPES, LEVELS, PackedWeight, book, pack, unpack, widen
 from tonnage.kernels.switches import switched_off
@@ -136,37 +136,14 @@ def test_tiles_change_nothing(form: Format, way: str, monkeypatch: pytest.Monkey
         assert unpack(whole, torch.float32).equal(wide)
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("shape", [(48, 576), (48, 96), (48, 40), (6, 8, 96)])
-def test_rows_of_a_packed_weight_are_those_of_the_weight(shape: tuple[int, ...], form: Format, way: str) -> None:
-    packed = pack(bell(shape, 33), form)
-    whole = unpack(packed).view(-1, shape[-1])
-    each = rows_per_block(shape, form)
-    number = len(whole) // each
-    for start, stop in ((0, number), (number // 3, number), (1, number - 1), (number // 2, number // 2 + 1)):
-        part = packed.rows(start * each, stop * each)
-        assert part.codes.untyped_storage().data_ptr() == packed.codes.untyped_storage().data_ptr()
-        with switched_off(WAYS[way]):
-            assert unpack(part).equal(whole[start * each : stop * each])
-            assert unpack(part.rows(0, each)).equal(whole[start * each : (start + 1) * each])
-    if each > 1:
-        with pytest.raises(ValueError, match=f"borders must be multiples of {each}"):
-            packed.rows(1, each)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_bytes_are_counted_exactly_and_tensors_known_again(form: Format) -> None:
+def test_bytes_are_counted_exactly(form: Format) -> None:
     for weight in WEIGHTS.values():
         packed = pack(weight, form)
-        tensors = packed.named()
-        allocated = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+        allocated = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in packed.named().items()}
         assert allocated == {
             name: (f"torch.{dtype}", size) for name, (dtype, size) in packed_tensors(weight.shape, form).items()
         }
-        assert PackedWeight.of(tensors, weight.shape, form).named() == tensors
-    with pytest.raises(ValueError, match="a weight of"):
-        PackedWeight.of({"codes": torch.zeros(4)}, (2, 2), form)
 
 
 @pytest.mark.parametrize("way", WAYS)

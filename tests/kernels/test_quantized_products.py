@@ -188,7 +188,7 @@ def test_operations_are_counted_and_traced_without_numbers() -> None:
     with FakeTensorMode() as fake:
         tensors = {name: fake.from_tensor(tensor) for name, tensor in packed.named().items()}
         given = torch.ones(2, 13, 64, dtype=torch.bfloat16, requires_grad=True)
-        output = linear(given, PackedWeight.of(tensors, (96, 64), "nf4-double"), torch.ones(96, dtype=torch.bfloat16))
+        output = linear(given, PackedWeight("nf4-double", (96, 64), **tensors), torch.ones(96, dtype=torch.bfloat16))
         output.sum().backward()
         assert output.shape == (2, 13, 96)
         assert output.dtype == torch.bfloat16
@@ -203,10 +203,10 @@ def test_the_operations_are_what_torch_asks_of_its_own(operation: str) -> None:
     call: Any
     given: tuple[Any, ...]
     if operation == "linear":
-        call, given = quantized_products.quantized_linear, (rows, *tensors, torch.ones(96), "nf4-double", 96, 0, False)
+        call, given = quantized_products.quantized_linear, (rows, *tensors, torch.ones(96), "nf4-double", 96, False)
     else:
         call = quantized_products.quantized_grouped_product
-        given = (rows, *tensors, ENDS, "nf4-double", [5, 96, 64], 0, False)
+        given = (rows, *tensors, ENDS, "nf4-double", [5, 96, 64], False)
     torch.library.opcheck(call, given)
 
 

@@ -93,22 +93,16 @@ def round_to_nearest() -> None:
 
 
 def widened(form: Format, shape: tuple[int, int], dtype: torch.dtype, row: int, rows: int, column: int) -> str:
-    """A part of a weight, of which rows were taken out before where that cuts no block."""
+    """A part of a weight."""
     from tonnage.kernels import quantized_triton
 
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     weight[1, :70] = 0.0
     packed = pack(weight, form)
-    if form == "nf4-double" and shape[1] % 64 == 0:
-        packed, row = packed.rows(3, shape[0]), row - 3
     ours, twin = (torch.empty(rows, shape[1] - column, dtype=dtype) for _ in range(2))
-    part = quantized_triton.WidenedPart(shape[1], row, column)
-    if form == "int8":
-        quantized_triton.widen_eight_bits(ours, packed.codes, packed.scales, part)
-    else:
-        tensors = packed.codes, packed.scales, packed.outer, packed.mean
-        tables = quantized.LEVELS, quantized._book_numbers()
-        quantized_triton.widen_four_bits(ours, *tensors, *tables, packed.first, part)
+    tensors = packed.codes, packed.scales, packed.outer, packed.mean
+    tables = None if form == "int8" else quantized._tables(ours.device)
+    quantized_triton.widen(ours, tensors, tables, (shape[1], row, column))
     with switched_off(["quantized"]):
         widen(packed, twin, row, column)
     return same("numbers", ours, twin)
@@ -180,7 +174,7 @@ def sources() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any], dict[s
     for out, double in product(("bf16", "fp16", "fp32"), (True, False)):
         types = {"out": f"*{out}", "codes": "*u8", "scales": "*u8" if double else "*fp32", "outer": "*fp32"}
         types |= {"mean": "*fp32", "levels": "*fp32", "book": "*fp32"}
-        types |= dict.fromkeys(("width", "row", "column", "columns", "first"), "i32")
+        types |= dict.fromkeys(("width", "row", "column", "columns"), "i32")
         constants = {"DOUBLE": double, "PAIRS": quantized_triton._NUMBERS // 2}
         yield f"widen nf4{'-double' * double} {out}", quantized_triton.widen_pairs, types, constants, exact
     for out in ("bf16", "fp16", "fp32"):

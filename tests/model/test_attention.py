@@ -188,7 +188,7 @@ def test_tiles_of_all_processors_give_the_exact_ones(tile: tuple[int, int, int],
 import torch
 from tonnage.kernels import tiles
 tiles.ROWS, tiles.COLUMNS, tiles.BLOCK = {tile}
-tiles._set_tile, tiles._add_tile = tiles._make_tile(adds=False), tiles._make_tile(adds=True)
+tiles.set_product, tiles.add_product = (tiles._make_product(tiles._make_tile(adds=adds)) for adds in (False, True))
 from model import test_attention as tests
 for row in ("one of several blocks", "prefixes within prefixes"):
     for given in tests.SCORES["a window"], tests.SCORES["all"], dict():
@@ -202,7 +202,6 @@ for row in ("one of several blocks", "prefixes within prefixes"):
 def test_positions_go_on_from_prefixes() -> None:
     row = PackedRow((2, 3, 2, 1, 2, 4), shared=nested((2, 2), (1, 4)))
     assert row.positions().tolist() == [0, 1, *(0, 1, 2), *(3, 4), 5, *(5, 6), *(3, 4, 5, 6)]
-    assert row.longest == 7
 
 
 def test_what_cannot_let_documents_share_says_so() -> None:

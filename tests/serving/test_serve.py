@@ -17,9 +17,11 @@ import torch
 import tiny
 from served import CHAT, Served, events, question, said, serving
 from tonnage.data import encode_prompt
+from tonnage.errors import UserError
 from tonnage.inference.generate import load
 from tonnage.inference.tokens import Token
 from tonnage.serving.engine import Engine
+from tonnage.serving.listen import in_address, listen
 from tonnage.serving.pieces import Pieces
 from tonnage.serving.requests import MOST_BYTES, MOST_MESSAGES
 
@@ -33,6 +35,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     loaded = load(tiny.write_model(tmp_path_factory.mktemp("models") / "tiny", config), template="alpaca")
     with serving(Engine(loaded, max_tokens=40, most_waiting=WAITING)) as made:
         yield made
+
+
+def test_a_host_that_can_be_no_name_is_refused() -> None:
+    for host in ("127.0.0..1", "a" * 70, "no.such.address"):
+        with pytest.raises(UserError, match="an address of this machine"), listen(host, 0):
+            pass
+
+
+def test_addresses_have_numbers_with_colons_in_brackets() -> None:
+    assert [in_address(host) for host in ("0.0.0.0", "::", "fe80::1")] == ["0.0.0.0", "[::]", "[fe80::1]"]
 
 
 def test_an_answer_is_that_of_generate_whole_and_in_pieces(served: Served) -> None:

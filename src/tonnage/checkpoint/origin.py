@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tonnage.checkpoint.shards import Shards
 from tonnage.errors import UserError, user_error
 from tonnage.model.files import find_model
-from tonnage.model.matching import ANY, base_digest, find_places
+from tonnage.model.matching import ANY, find_places
 from tonnage.model.merging import Match
 from tonnage.model.names import Names
 from tonnage.model.towers import digest, in_tower
@@ -50,7 +50,7 @@ def read_origin(directory: Path, model: PreTrainedModel, carried_digest: str, we
         if not carried_digest and not weights_digest:
             return None
         raise _refused(directory, error.problems[0].found) from error
-    changed = weights_digest and base_digest(match) != weights_digest
+    changed = weights_digest and digest(match.sources) != weights_digest
     if changed or (carried_digest and digest(match.carried) != carried_digest):
         raise _refused(directory, "other values than the run was started from")
     return _origin(model, match)

@@ -28,7 +28,7 @@ def page(
         )
     from tonnage.page.app import create_app
     from tonnage.page.guard import LOCAL, new_token
-    from tonnage.serving.listen import listen, run
+    from tonnage.serving.listen import in_address, listen, run
 
     path = Path(folder)
     if not path.is_dir():
@@ -36,7 +36,7 @@ def page(
     console, token, is_local = terminal(stderr=True), new_token(), host in LOCAL
     with listen(host, port) as socket:
         app = create_app(path, token, only_local=is_local)
-        shown = "127.0.0.1" if host == "localhost" else f"[{host}]" if ":" in host else host
+        shown = "127.0.0.1" if host == "localhost" else in_address(host)
         address = f"http://{shown}:{socket.getsockname()[1]}/#token={token}"
         say(console, "The page over ", (str(path.resolve()), "bold"), " is at ", (address, "bold"))
         say(console, "Whoever has this address may read these runs, and start and stop them. Ctrl-C ends it.")

@@ -57,7 +57,7 @@ def serve(
         )
     from tonnage.serving.app import LOCAL, create_app
     from tonnage.serving.engine import Engine
-    from tonnage.serving.listen import listen, run
+    from tonnage.serving.listen import in_address, listen, run
     from tonnage.targets.commands import Servable, commands
 
     if images is not None and not images.is_dir():
@@ -82,7 +82,7 @@ def serve(
         name = Path(model).resolve().name if Path(model).is_dir() else model
         engine = Engine(loaded, max_tokens=max_new_tokens or 512, most_waiting=waiting, images=images)
         app = create_app(engine, name, only_local=host in LOCAL)
-        address = f"http://{'localhost' if host in LOCAL else host}:{socket.getsockname()[1]}/v1"
+        address = f"http://{'localhost' if host in LOCAL else in_address(host)}:{socket.getsockname()[1]}/v1"
         say(console, "Serving ", (name, "bold"), " at ", (address, "bold"), ", one answer at a time: for trying it.")
         if host not in LOCAL:
             say(console, "Whoever reaches this machine may ask: there are no keys, and no encryption.")

@@ -130,7 +130,6 @@ def load(
     sleep_soon_beside_others()
 
     import torch
-    from transformers.utils import logging
 
     from tonnage.kernels.products import use_fast_products
     from tonnage.model.pretrained import load_pretrained
@@ -142,8 +141,6 @@ def load(
     whole = read_tokenizer(files, trust_remote_code=trust_remote_code)
     tokenizer, chosen = choose(template, whole, formats, single_turn)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     model = load_pretrained(files, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected)
     if files.adapter is not None:
         if files.adapter.vocabulary > model.get_input_embeddings().weight.shape[0]:
@@ -152,8 +149,6 @@ def load(
 
         merge(model, files.adapter)
     use_fast_products(model)
-    if shown:
-        logging.enable_progress_bar()
     num_embeddings = int(model.get_input_embeddings().weight.shape[0])
     if max(tokenizer.get_vocab().values()) >= num_embeddings:
         raise user_error(

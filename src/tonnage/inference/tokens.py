@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Token:
-    """A token that a model wrote."""
-
     id: int
     logprob: float | None = None
     """Natural logarithm of its probability, at temperature 1; ``None`` where nobody asked."""

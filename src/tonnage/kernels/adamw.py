@@ -342,7 +342,6 @@ def update_tile(
     key: Tensor,
     first: Tensor,
 ) -> None:
-    """One tile."""
     scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, unbias, eps = coefficients.unbind()
     master = weight if low is None else join(weight, low)
     m, v = codecs.decode(moments)

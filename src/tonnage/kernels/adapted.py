@@ -72,7 +72,7 @@ class _AdaptedLinear(torch.autograd.Function):
             if ctx.form is None:
                 of_inputs = product(slopes, frozen[0])
             else:
-                of_inputs = quantized_linear(slopes.contiguous(), *frozen, None, ctx.form, rows.shape[1], 0, True)
+                of_inputs = quantized_linear(slopes.contiguous(), *frozen, None, ctx.form, rows.shape[1], True)
         mask = mask_of(keys, salt, *ctx.drops)
         of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
         return (of_inputs, *[None] * 6, of_down, of_up, *[None] * 5)
@@ -150,11 +150,6 @@ def _add_product(of_inputs: Tensor, of_low: Tensor, down: Tensor) -> None:
     add_to(of_inputs, of_low, down, 1.0)
 
 
-@register_flop_formula(torch.ops.tonnage.add_product)
-def _(of_inputs: torch.Size, of_low: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * of_low[0] * of_low[1] * of_inputs[1]
-
-
 @torch.library.custom_op("tonnage::add_dropped", mutates_args=("of_inputs",))
 def _add_dropped(
     of_inputs: Tensor, of_low: Tensor, down: Tensor, keys: Tensor, salt: Tensor, first: int, threshold: int
@@ -164,7 +159,7 @@ def _add_dropped(
         of_inputs[some] += drop_(product(of_low[some], down, out=piece), those)
 
 
-@register_flop_formula(torch.ops.tonnage.add_dropped)
+@register_flop_formula([torch.ops.tonnage.add_product, torch.ops.tonnage.add_dropped])
 def _(of_inputs: torch.Size, of_low: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * of_low[0] * of_low[1] * of_inputs[1]
 
@@ -190,7 +185,7 @@ def _multiply(
     if form is None:
         output = product(rows, weight.t(), bias=bias)
     else:
-        output = quantized_linear(rows, weight, scales, outer, mean, bias, form, len(up), 0, False)
+        output = quantized_linear(rows, weight, scales, outer, mean, bias, form, len(up), False)
     low = low_of(rows, down, mask_of(keys, salt, first_channel, threshold))
     add_to(output, low, up.t(), factor)
     return output, low

@@ -99,12 +99,16 @@ class _Embedding(torch.autograd.Function):
         return None, result, None, None
 
 
+def looks_up_alone(module: nn.Module) -> bool:
+    """Whether a module is an embedding that does no more than to look up."""
+    is_plain = type(module) is nn.Embedding and module.max_norm is None
+    return is_plain and not module.scale_grad_by_freq and not module.sparse
+
+
 def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:
     """Let a token embedding compute its gradient as above; ``head`` brings that of the head with which it shares the
     parameter. An embedding with an addition (``adapted_embedding``) has no gradient of its own."""
-    plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
-    plain = plain and not hasattr(module, "lora_factor")
-    if plain and not module.scale_grad_by_freq and is_on("embedding"):
+    if looks_up_alone(module) and not hasattr(module, "lora_factor") and is_on("embedding"):
         module.forward = partial(_forward, module, head)  # type: ignore[method-assign]
 
 

@@ -197,8 +197,6 @@ def _straight_through(rounded: Quantizer) -> Quantizer:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """As autograd sees it."""
-
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, rounded: Quantizer) -> Tensor:
         return rounded(numbers)
@@ -277,7 +275,6 @@ class _Linear(torch.autograd.Function):
 
 
 def _pieces(weight: Tensor) -> int:
-    """In how many pieces a weight is quantised."""
     return min(MOST_PIECES, max(1, weight.numel() // PIECE))
 
 

@@ -53,7 +53,7 @@ class _GroupedProduct(torch.autograd.Function):
         if need_weights:
             pair = (rows, gradient) if ctx.turned else (gradient, rows)
             if sums.adds_up(weights):
-                _add_outer(weights.grad, *pair, ends)
+                add_outer(weights.grad, *pair, ends)
             else:
                 for_weights = _outer(*pair, ends)
         if need_rows:
@@ -100,40 +100,27 @@ def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tonnage::add_grouped_outer", mutates_args=("total",))
-def _add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
-    """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before."""
-    for number, span in groups_of(ends):
+def add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor, starts: Tensor | None = None) -> None:
+    """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before; of some groups, which
+    lie from ``starts`` to ``ends``, where these are given."""
+    for number, span in groups_of(ends, starts):
         sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
 
 
 @torch.library.custom_op("tonnage::grouped_product_into", mutates_args=("output",))
 def multiply_into(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tensor) -> None:
     """``output[i] = rows[i] @ matrices[group of i]`` for some groups, which lie from ``starts`` to ``ends``."""
-    for number, span in _some_groups(starts, ends):
+    for number, span in groups_of(ends, starts):
         output[span] = product(grown(rows[span]), matrices[number])[: span.stop - span.start]
 
 
-@torch.library.custom_op("tonnage::add_grouped_outer_of", mutates_args=("total",))
-def add_outer_of(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
-    """``total += outer(left, right, ...)`` of some groups, which lie from ``starts`` to ``ends``."""
-    for number, span in _some_groups(starts, ends):
-        sums.add(total[number], product(grown(left[span]).t(), grown(right[span])))
-
-
-def _some_groups(starts: Tensor, ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """Number and rows of each group that has any."""
-    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+def groups_of(ends: Tensor, starts: Tensor | None = None) -> Iterator[tuple[int, slice]]:
+    """Number and rows of each group that has any; without ``starts`` they follow each other."""
+    lasts = ends.tolist()
+    firsts = [0, *lasts] if starts is None else starts.tolist()
+    for number, (start, end) in enumerate(zip(firsts, lasts, strict=False)):
         if end > start:
             yield number, slice(start, end)
-
-
-def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """Number and rows of each group that has any."""
-    start = 0
-    for number, end in enumerate(ends.tolist()):
-        if end > start:
-            yield number, slice(start, end)
-        start = end
 
 
 def grown(rows: Tensor) -> Tensor:

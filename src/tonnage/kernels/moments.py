@@ -116,7 +116,6 @@ class Momentum:
         return Momentum(part.m, part.m_scale, part.row)
 
     def named(self) -> dict[str, Tensor]:
-        """As ``Moments.named``."""
         return {"m": self.m} | ({} if self.m_scale is None else {"m_scale": self.m_scale})
 
     def decoded(self) -> Tensor:
@@ -131,11 +130,7 @@ class Momentum:
         """Let a flat fp32 moment rest here; ``key`` and ``first`` as in ``random_bits``."""
         if self.m_scale is not None:
             blocks = _blocks(m, self.row)
-            largest = blocks.abs().amax(-1)
-            largest = torch.where(largest < TINY, 0.0, largest)
-            self.m_scale.view(largest.shape).copy_(largest)
-            inverse = torch.where(largest == 0.0, 0.0, torch.full_like(largest, M_LEVELS) / largest).unsqueeze(-1)
-            magnitude = ((blocks.abs() * inverse).sqrt() + 0.5).to(torch.int32)
+            magnitude = ((blocks.abs() * _scaled(blocks, self.m_scale, M_LEVELS)).sqrt() + 0.5).to(torch.int32)
             self.m.view(-1).copy_(_flat(torch.where(blocks < 0.0, -magnitude, magnitude), self.row))
         elif self.m.dtype == torch.bfloat16:
             self.m.view(-1).copy_(_truncate(m, random_bits(m.numel(), key, first) & 0xFFFF))
@@ -213,30 +208,21 @@ def noise_key(seed: int, step: int, name: str) -> int:
 
 def decode(moments: Moments) -> tuple[Tensor, Tensor]:
     """Both moments in fp32, flat."""
-    if moments.m_scale is None or moments.v_scale is None:
-        return moments.m.view(-1).float(), moments.v.view(-1).float()
-    m = _blocks(moments.m, moments.row).float()
+    m = Momentum(moments.m, moments.m_scale, moments.row).decoded()
+    if moments.v_scale is None:
+        return m, moments.v.view(-1).float()
     root = _blocks(moments.v, moments.row).float() + 1.0
-    m = moments.m_scale.view(-1, blocks_in(moments.row), 1) * M_UNIT * (m * m.abs())
     root = moments.v_scale.view(-1, blocks_in(moments.row), 1) * V_UNIT * (root * root)
-    return _flat(m, moments.row), _flat(root * root, moments.row)
+    return m, _flat(root * root, moments.row)
 
 
 def encode(moments: Moments, m: Tensor, v: Tensor, root: Tensor, key: Tensor, first: Tensor) -> None:
     """Let fp32 moments rest in ``moments``. ``root`` is sqrt(v); ``key`` and ``first`` as in ``random_bits``."""
-    if moments.m_scale is not None and moments.v_scale is not None:
-        m, root = _blocks(m, moments.row), _blocks(root, moments.row)
-        for values, scale in ((m, moments.m_scale), (root, moments.v_scale)):
-            largest = values.abs().amax(-1)
-            scale.view(largest.shape).copy_(torch.where(largest < TINY, 0.0, largest))
-        m_inverse, v_inverse = (
-            torch.where(scale == 0.0, 0.0, torch.full_like(scale, levels) / scale).view(-1, blocks_in(moments.row), 1)
-            for scale, levels in ((moments.m_scale, M_LEVELS), (moments.v_scale, V_LEVELS))
-        )
-        magnitude = ((m.abs() * m_inverse).sqrt() + 0.5).to(torch.int32)
-        code = torch.where(m < 0.0, -magnitude, magnitude)
-        moments.m.view(-1).copy_(_flat(code, moments.row))
-        moments.v.view(-1).copy_(_flat(((root * v_inverse).sqrt() - 0.5).to(torch.int32), moments.row))
+    if moments.v_scale is not None:
+        Momentum(moments.m, moments.m_scale, moments.row).encode(m, key, first)
+        root = _blocks(root, moments.row)
+        code = ((root * _scaled(root, moments.v_scale, V_LEVELS)).sqrt() - 0.5).to(torch.int32)
+        moments.v.view(-1).copy_(_flat(code, moments.row))
     elif moments.m.dtype == torch.bfloat16:
         bits = random_bits(m.numel(), key, first)
         moments.m.view(-1).copy_(_truncate(m, bits & 0xFFFF))
@@ -244,6 +230,14 @@ def encode(moments: Moments, m: Tensor, v: Tensor, root: Tensor, key: Tensor, fi
     else:
         moments.m.view(-1).copy_(m)
         moments.v.view(-1).copy_(v)
+
+
+def _scaled(blocks: Tensor, scale: Tensor, levels: float) -> Tensor:
+    """Fill the ``scale`` of each block; returns by what its magnitudes are multiplied to be of so many ``levels``."""
+    largest = blocks.abs().amax(-1)
+    largest = torch.where(largest < TINY, 0.0, largest)
+    scale.view(largest.shape).copy_(largest)
+    return torch.where(largest == 0.0, 0.0, torch.full_like(largest, levels) / largest).unsqueeze(-1)
 
 
 M_LEVELS, V_LEVELS = 127.0**2, 256.0**2

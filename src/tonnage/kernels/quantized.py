@@ -23,8 +23,7 @@ as any other. ``quantized_products`` multiplies with it, and with what a checkpo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -42,7 +41,6 @@ from tonnage.host.quantized import (
     Format,
     packed_tensors,
     rows_and_columns,
-    rows_per_block,
 )
 from tonnage.host.stored_forms import stored_form
 from tonnage.kernels import quantized_loops as loops
@@ -68,7 +66,7 @@ _STEPS = 65536
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight in 4 or 8 bits, or some rows of one."""
+    """A weight in 4 or 8 bits."""
 
     form: Format
     shape: tuple[int, ...]
@@ -81,50 +79,11 @@ class PackedWeight:
     """nf4-double: fp32 (blocks of ``OUTER_BLOCK`` scales,)."""
     mean: Tensor | None = None
     """nf4-double: fp32, no dimension."""
-    first: int = 0
-    """nf4-double: place of the first scale in its block of ``outer``; zero unless rows were taken out of a weight."""
-
-    @staticmethod
-    def of(tensors: Mapping[str, Tensor], shape: Sequence[int], form: Format) -> PackedWeight:
-        """The weight of ``shape`` whose tensors are ``tensors``, by the names of ``named``.
-
-        Raises:
-            ValueError: these are not the tensors of such a weight; the message says which it would need.
-        """
-        expected = {name: (getattr(torch, kind), size) for name, (kind, size) in packed_tensors(shape, form).items()}
-        actual = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-        if actual != expected:
-            raise ValueError(f"a weight of {tuple(shape)} in {form} is {expected}, not {actual}")
-        more = tensors.get("outer"), tensors.get("mean")
-        return PackedWeight(form, tuple(shape), tensors["codes"], tensors["scales"], *more)
 
     def named(self) -> dict[str, Tensor]:
         """Its tensors by the names under which they are saved."""
         parts = {"codes": self.codes, "scales": self.scales, "outer": self.outer, "mean": self.mean}
         return {name: tensor for name, tensor in parts.items() if tensor is not None}
-
-    def rows(self, start: int, stop: int) -> PackedWeight:
-        """Rows ``start`` to ``stop`` (all dimensions but the last counted as one), as a weight of two dimensions in
-        the same memory.
-
-        Raises:
-            ValueError: a border is inside a block: it must be a multiple of ``rows_per_block``.
-        """
-        each = rows_per_block(self.shape, self.form)
-        if start % each or stop % each:
-            raise ValueError(f"rows {start} to {stop} cut a block: borders must be multiples of {each}")
-        groups = slice(start // each, stop // each)
-        part = replace(
-            self,
-            shape=(stop - start, self.shape[-1]),
-            codes=self.codes[groups],
-            scales=self.scales[groups],
-        )
-        if self.outer is None:
-            return part
-        before = self.first + groups.start * self.scales.shape[1]
-        blocks = slice(before // OUTER_BLOCK, -(-(before + part.scales.numel()) // OUTER_BLOCK))
-        return replace(part, outer=self.outer[blocks], first=before % OUTER_BLOCK)
 
 
 # Packing.
@@ -250,8 +209,8 @@ def book() -> Tensor:
 
 
 @cache
-def _book_numbers() -> tuple[float, ...]:
-    return tuple(book().tolist())
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    return sent(torch.tensor(LEVELS), device), sent(book(), device)
 
 
 @cache
@@ -309,7 +268,11 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
         rows = slice(row, row + len(out))
         widen_rows(stored, packed.codes[rows], packed.scales[rows], packed.shape[-1], out, column)
     elif _by_triton(packed, out, column):
-        _widen_on_gpu(packed, out, row, column)
+        from tonnage.kernels.quantized_triton import widen as widen_on_gpu
+
+        tensors = packed.codes, packed.scales, packed.outer, packed.mean
+        tables = None if packed.form == "int8" else _tables(out.device)
+        widen_on_gpu(out, tensors, tables, (packed.shape[-1], row, column))
     elif not _by_loops(out):
         step = max(1, TILE // packed.shape[-1])
         for part, first_row in zip(out.split(step), range(row, row + len(out), step), strict=True):
@@ -329,17 +292,6 @@ def _by_triton(packed: PackedWeight, out: Tensor, column: int) -> bool:
     return whole_pairs and out.device.type == "cuda" and is_on("quantized") and takes_triton(out.device)
 
 
-def _widen_on_gpu(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
-    from tonnage.kernels import quantized_triton as on_gpu
-
-    part = on_gpu.WidenedPart(packed.shape[-1], row, column)
-    if packed.form == "int8":
-        on_gpu.widen_eight_bits(out, packed.codes, packed.scales, part)
-    else:
-        tensors = packed.codes, packed.scales, packed.outer, packed.mean
-        on_gpu.widen_four_bits(out, *tensors, LEVELS, _book_numbers(), packed.first, part)
-
-
 def _whole_blocks(packed: PackedWeight, out: Tensor, column: int) -> bool:
     return packed.form == "int8" or not (packed.shape[-1] % BLOCK or column % BLOCK or out.shape[1] % BLOCK)
 
@@ -348,8 +300,8 @@ def _arrays(packed: PackedWeight) -> tuple[Any, ...]:
     """A weight as arguments of the nf4 loops."""
     flat = _as_array(packed.codes).reshape(-1), _as_array(packed.scales).reshape(-1)
     if packed.outer is None or packed.mean is None:
-        return (*flat, None, None, None, 0, _levels())
-    return (*flat, book().numpy(), packed.outer.numpy(), np.float32(packed.mean.item()), packed.first, _levels())
+        return (*flat, None, None, None, _levels())
+    return (*flat, book().numpy(), packed.outer.numpy(), np.float32(packed.mean.item()), _levels())
 
 
 def _as_array(tensor: Tensor) -> Any:
@@ -390,7 +342,7 @@ def _plain_rows(packed: PackedWeight, row: int, number: int) -> Tensor:
     blocks = slice(start // BLOCK, -(-stop // BLOCK))
     scales = packed.scales.view(-1)[blocks]
     if packed.outer is not None and packed.mean is not None:
-        places = torch.arange(blocks.start, blocks.stop, device=scales.device) + packed.first
+        places = torch.arange(blocks.start, blocks.stop, device=scales.device)
         inner = sent(book(), scales.device)[scales.to(torch.int32)]
         scales = inner * packed.outer[places // OUTER_BLOCK] + packed.mean
     pairs = packed.codes.view(-1)[blocks.start * BLOCK // 2 : blocks.stop * BLOCK // 2]

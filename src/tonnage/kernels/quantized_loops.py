@@ -83,25 +83,25 @@ def pack_rows(numbers, codes, scales):
 
 
 # Widening. A scale is a number of ``scales`` or, where there is a ``book``, what its 8 bits stand for; numba compiles
-# only the one that applies. ``first`` is the place of the first block within a block of the outer scales.
+# only the one that applies.
 
 
 @njit(inline="always")
-def _scale(scales, book, outer, mean, first, block):
+def _scale(scales, book, outer, mean, block):
     if book is None:
         return scales[block]
-    return book[scales[block]] * outer[(first + block) // OUTER_BLOCK] + mean
+    return book[scales[block]] * outer[block // OUTER_BLOCK] + mean
 
 
 @loop
-def to_fp32(codes, scales, book, outer, mean, first, levels, width, row, column, out):
+def to_fp32(codes, scales, book, outer, mean, levels, width, row, column, out):
     """The part of a weight with rows ``width`` long that begins at ``row`` and ``column`` and has the shape of ``out``,
     whatever blocks it cuts."""
     num_rows, size = out.shape
     for line in prange(num_rows):
         start = (row + line) * width + column
         for block in range(start // BLOCK, (start + size + BLOCK - 1) // BLOCK):
-            scale = _scale(scales, book, outer, mean, first, block)
+            scale = _scale(scales, book, outer, mean, block)
             place, end = max(start, block * BLOCK), min(start + size, block * BLOCK + BLOCK)
             if place % 2:
                 out[line, place - start] = levels[codes[place // 2] & np.uint8(15)] * scale
@@ -115,14 +115,14 @@ def to_fp32(codes, scales, book, outer, mean, first, levels, width, row, column,
 
 
 @loop
-def to_bf16_by_pairs(codes, scales, book, outer, mean, first, levels, width, row, column, out):
+def to_bf16_by_pairs(codes, scales, book, outer, mean, levels, width, row, column, out):
     """The same in bf16 (16 bits), where ``width``, ``column`` and the length of rows of ``out`` are whole blocks."""
     num_rows, size = out.shape
     for line in prange(num_rows):
         table = np.empty(16, np.uint16)
         block = ((row + line) * width + column) // BLOCK
         for number in range(size // BLOCK):
-            scale = _scale(scales, book, outer, mean, first, block + number)
+            scale = _scale(scales, book, outer, mean, block + number)
             for level in range(16):
                 table[level] = narrow(levels[level] * scale)
             start = (block + number) * _HALF
@@ -133,14 +133,14 @@ def to_bf16_by_pairs(codes, scales, book, outer, mean, first, levels, width, row
 
 
 @loop
-def to_bf16_by_lanes(codes, scales, book, outer, mean, first, levels, width, row, column, out):
+def to_bf16_by_lanes(codes, scales, book, outer, mean, levels, width, row, column, out):
     """The same on processors with AVX-512; ``out`` has pairs of numbers (32 bits)."""
     num_rows, size = out.shape
     flat = out.reshape(-1)
     for line in prange(num_rows):
         block = ((row + line) * width + column) // BLOCK
         for number in range(size // _HALF):
-            scale = _scale(scales, book, outer, mean, first, block + number)
+            scale = _scale(scales, book, outer, mean, block + number)
             _look_up(flat, line * size + number * _HALF, codes, (block + number) * _HALF, levels, scale)
 
 

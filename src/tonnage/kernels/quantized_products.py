@@ -36,7 +36,7 @@ def linear(inputs: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> 
     if len(packed.shape) != 2 or packed.shape[1] != inputs.shape[-1]:
         raise ValueError(f"inputs of {tuple(inputs.shape)} cannot be multiplied by a weight of {packed.shape}")
     rows = inputs.reshape(-1, inputs.shape[-1])
-    output: Tensor = quantized_linear(rows, *_tensors(packed), bias, packed.form, packed.shape[0], packed.first, False)
+    output: Tensor = quantized_linear(rows, *_tensors(packed), bias, packed.form, packed.shape[0], False)
     return output.view(*inputs.shape[:-1], packed.shape[0])
 
 
@@ -52,9 +52,7 @@ def grouped_product(rows: Tensor, packed: PackedWeight, ends: Tensor, *, turned:
     """
     if len(packed.shape) != 3 or packed.shape[1 if turned else 2] != rows.shape[-1]:
         raise ValueError(f"rows of {tuple(rows.shape)} cannot be multiplied by weights of {packed.shape}")
-    output: Tensor = quantized_grouped_product(
-        rows, *_tensors(packed), ends, packed.form, list(packed.shape), packed.first, turned
-    )
+    output: Tensor = quantized_grouped_product(rows, *_tensors(packed), ends, packed.form, list(packed.shape), turned)
     return output
 
 
@@ -72,13 +70,12 @@ def quantized_linear(
     bias: Tensor | None,
     form: str,
     outputs: int,
-    first: int,
     turned: bool,
 ) -> Tensor:
     """``rows @ weight.T + bias`` with a weight of ``outputs`` rows, or ``rows @ weight`` where ``turned``, of which
-    ``outputs`` are the columns: the tensors and ``first`` are those of a ``PackedWeight``."""
+    ``outputs`` are the columns: the tensors are those of a ``PackedWeight``."""
     shape = (rows.shape[1], outputs) if turned else (outputs, rows.shape[1])
-    packed = PackedWeight(form, shape, codes, scales, outer, mean, first)
+    packed = PackedWeight(form, shape, codes, scales, outer, mean)
     output = rows.new_empty(len(rows), outputs)
     _multiply(output, rows, packed, 0, shape, turned, bias)
     return output
@@ -90,7 +87,7 @@ def _(rows: Tensor, *given: Any) -> Tensor:
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, codes, scales, outer, mean, _, ctx.form, _, ctx.first, ctx.turned = inputs
+    rows, codes, scales, outer, mean, _, ctx.form, _, ctx.turned = inputs
     ctx.inputs = rows.shape[1]
     ctx.save_for_backward(codes, scales, outer, mean)
 
@@ -98,11 +95,11 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _linear_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     for_rows = for_bias = None
     if ctx.needs_input_grad[0]:
-        arguments = (*ctx.saved_tensors, None, ctx.form, ctx.inputs, ctx.first, not ctx.turned)
+        arguments = (*ctx.saved_tensors, None, ctx.form, ctx.inputs, not ctx.turned)
         for_rows = quantized_linear(gradient.contiguous(), *arguments)
     if ctx.needs_input_grad[5]:
         for_bias = gradient.sum(0)
-    return for_rows, None, None, None, None, for_bias, None, None, None, None
+    return for_rows, None, None, None, None, for_bias, None, None, None
 
 
 quantized_linear.register_autograd(_linear_backward, setup_context=_keep_linear)
@@ -118,11 +115,10 @@ def quantized_grouped_product(
     ends: Tensor,
     form: str,
     shape: list[int],
-    first: int,
     turned: bool,
 ) -> Tensor:
-    """As ``grouped_product``; tensors, ``shape`` (groups, rows, columns) and ``first`` are those of a weight."""
-    packed = PackedWeight(form, tuple(shape), codes, scales, outer, mean, first)
+    """As ``grouped_product``; tensors and ``shape`` (groups, rows, columns) are those of a weight."""
+    packed = PackedWeight(form, tuple(shape), codes, scales, outer, mean)
     _, high, wide = shape
     output = rows.new_empty(len(rows), wide if turned else high)
     end = 0
@@ -140,21 +136,21 @@ def quantized_grouped_product(
 
 @quantized_grouped_product.register_fake
 def _(rows: Tensor, *given: Any) -> Tensor:
-    *_, shape, _, turned = given
+    *_, shape, turned = given
     return rows.new_empty(rows.shape[0], shape[2] if turned else shape[1])
 
 
 def _keep_grouped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, codes, scales, outer, mean, ends, ctx.form, ctx.shape, ctx.first, ctx.turned = inputs
+    _, codes, scales, outer, mean, ends, ctx.form, ctx.shape, ctx.turned = inputs
     ctx.save_for_backward(codes, scales, outer, mean, ends)
 
 
 def _grouped_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     for_rows = None
     if ctx.needs_input_grad[0]:
-        arguments = (*ctx.saved_tensors, ctx.form, ctx.shape, ctx.first, not ctx.turned)
+        arguments = (*ctx.saved_tensors, ctx.form, ctx.shape, not ctx.turned)
         for_rows = quantized_grouped_product(gradient.contiguous(), *arguments)
-    return (for_rows, *[None] * 9)
+    return (for_rows, *[None] * 8)
 
 
 quantized_grouped_product.register_autograd(_grouped_backward, setup_context=_keep_grouped)

@@ -5,15 +5,10 @@ Code times scale in fp32, rounded once, nothing fused: the bits of the twin in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tonnage.host.locked import sent
 from tonnage.host.quantized import BLOCK, OUTER_BLOCK
 
 _NUMBERS = 2048
@@ -34,7 +29,6 @@ def widen_pairs(
     row,
     column,
     columns,
-    first,
     DOUBLE: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
@@ -46,7 +40,7 @@ def widen_pairs(
     block = place // (_BLOCK // 2)
     if DOUBLE:
         inner = tl.load(book + tl.load(scales + block, inside, other=0).to(tl.int32))
-        scale = inner * tl.load(outer + (block + first) // _OUTER_BLOCK, inside, other=0.0) + tl.load(mean)
+        scale = inner * tl.load(outer + block // _OUTER_BLOCK, inside, other=0.0) + tl.load(mean)
     else:
         scale = tl.load(scales + block, inside, other=0.0)
     early = tl.load(levels + (pair >> 4).to(tl.int32)) * scale
@@ -65,50 +59,23 @@ def widen_rows(out, codes, scales, width, row, column, columns, SIZE: tl.constex
     tl.store(out + line * columns + at, value.to(out.dtype.element_ty), inside)
 
 
-@dataclass(frozen=True)
-class WidenedPart:
-    """Where what is widened lies in a weight."""
-
-    width: int
-    """Numbers of a row of the weight."""
-    row: int
-    """First row of the part."""
-    column: int
-
-
-@cache
-def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
-    return sent(torch.tensor(numbers, dtype=torch.float32), device)
-
-
-def widen_four_bits(
+def widen(
     out: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    outer: Tensor | None,
-    mean: Tensor | None,
-    levels: tuple[float, ...],
-    book: tuple[float, ...],
-    first: int,
-    part: WidenedPart,
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    tables: tuple[Tensor, Tensor] | None,
+    place: tuple[int, int, int],
 ) -> None:
-    """Fill ``out`` (rows, columns) with a part of a weight. Width, columns and the first column are even; tensors and
-    ``first`` are those of a ``PackedWeight``."""
+    """Fill ``out`` (rows, columns) with a part of a weight: ``tensors`` are those of a ``PackedWeight``, and ``tables``
+    what its codes and scales stand for, of 4 bits. ``place``: numbers of a row of the weight, first row and first
+    column of the part; of 4 bits all but the rows are even."""
     rows, columns = out.shape
     if not out.numel():
         return
-    table, double = _on(out.device, levels), outer is not None
-    outer, mean = table if outer is None else outer, table if mean is None else mean
-    tables = table, _on(out.device, book) if double else table
-    numbers = part.width, part.row, part.column, columns, first
-    grid, options = (rows, triton.cdiv(columns, _NUMBERS)), {"DOUBLE": double, "PAIRS": _NUMBERS // 2}
-    widen_pairs[grid](out, codes, scales, outer, mean, *tables, *numbers, **options, enable_fp_fusion=False)
-
-
-def widen_eight_bits(out: Tensor, codes: Tensor, scales: Tensor, part: WidenedPart) -> None:
-    """The same of int8."""
-    rows, columns = out.shape
-    if out.numel():
-        grid = (rows, triton.cdiv(columns, _NUMBERS))
-        place = part.width, part.row, part.column
+    codes, scales, outer, mean = tensors
+    grid = (rows, triton.cdiv(columns, _NUMBERS))
+    if tables is None:
         widen_rows[grid](out, codes, scales, *place, columns, SIZE=_NUMBERS, enable_fp_fusion=False)
+        return
+    of_scales = tables if outer is None else (outer, mean)
+    options = {"DOUBLE": outer is not None, "PAIRS": _NUMBERS // 2}
+    widen_pairs[grid](out, codes, scales, *of_scales, *tables, *place, columns, **options, enable_fp_fusion=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
@@ -39,6 +40,14 @@ def region_of(tensor: Tensor) -> tuple[Tensor, Region]:
     for placement, number, place in sorted(cuts, key=lambda cut: isinstance(cut[0], _StridedShard)):  # those cut last
         region[placement.dim] = part_of(region[placement.dim], number, place)
     return tensor.to_local().detach(), tuple(region)
+
+
+@torch.no_grad()
+def fill_local(tensor: Tensor, whole: Tensor) -> None:
+    """Let this rank's memory of a tensor have its part of the ``whole``."""
+    local, region = region_of(tensor)
+    if local.numel():
+        local.copy_(whole[region])
 
 
 def cuts_of(tensor: Tensor, *, tensor_axis: bool) -> Iterator[tuple[int, int]]:

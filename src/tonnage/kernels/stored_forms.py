@@ -21,16 +21,11 @@ TILE = 1 << 20
 
 
 @cache
-def pairs_of(codes: str) -> Tensor:
+def _pairs_on(codes: str, device: torch.device) -> Tensor:
     """What the two codes of each byte stand for, fp32 (256, 2): the one in its low half first."""
     levels = torch.arange(16.0) if codes == "int4" else torch.tensor((*E2M1, *(-level for level in E2M1)))
     numbers = torch.arange(256)
-    return torch.stack((levels[numbers & 15], levels[numbers >> 4]), 1)
-
-
-@cache
-def _pairs_on(codes: str, device: torch.device) -> Tensor:
-    return pairs_of(codes).to(device)
+    return torch.stack((levels[numbers & 15], levels[numbers >> 4]), 1).to(device)
 
 
 def _type_of(scale: str) -> torch.dtype:

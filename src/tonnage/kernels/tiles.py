@@ -97,9 +97,6 @@ def _make_tile(*, adds: bool) -> Any:
     return tile
 
 
-_set_tile, _add_tile = _make_tile(adds=False), _make_tile(adds=True)
-
-
 @intrinsic
 def _turn_square(typing, turned, first, width, rows, start, step):
     """Sixteen rows of sixteen numbers become as many columns."""
@@ -181,26 +178,23 @@ total = _make_reduction(start=0.0, combine=ir.IRBuilder.fadd)
 """``total(array, first, count)``: the sum of as many."""
 
 
-@njit(error_model="numpy")
-def set_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
-    """``C = A B`` in fp32, of matrices that lie in one-dimensional arrays: number (i, j) of A is
-    ``a[a0 + i * a_row + j * a_column]``, and rows of B and C lie in one piece.
+def _make_product(tile: Any) -> Any:
+    @njit(error_model="numpy")
+    def product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
+        for column in range(0, columns, COLUMNS):
+            for row in range(0, rows, ROWS):
+                c_start, a_start = c0 + row * c_row + column, a0 + row * a_row
+                tile(c, c_start, c_row, a, a_start, a_row, a_column, b, b0 + column, b_row, depth)
 
-    Shapes: A (rows, depth), B (depth, columns), C (rows, columns). Whole tiles are computed: there must be memory for
-    rows up to the next multiple of ``ROWS`` and columns up to that of ``COLUMNS``, and C has them afterwards.
-    """
-    for column in range(0, columns, COLUMNS):
-        for row in range(0, rows, ROWS):
-            _set_tile(
-                c, c0 + row * c_row + column, c_row, a, a0 + row * a_row, a_row, a_column, b, b0 + column, b_row, depth
-            )
+    return product
 
 
-@njit(error_model="numpy")
-def add_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
-    """``C += A B``, otherwise as ``set_product``."""
-    for column in range(0, columns, COLUMNS):
-        for row in range(0, rows, ROWS):
-            _add_tile(
-                c, c0 + row * c_row + column, c_row, a, a0 + row * a_row, a_row, a_column, b, b0 + column, b_row, depth
-            )
+set_product = _make_product(_make_tile(adds=False))
+"""``C = A B`` in fp32, of matrices that lie in one-dimensional arrays: number (i, j) of A is
+``a[a0 + i * a_row + j * a_column]``, and rows of B and C lie in one piece.
+
+Shapes: A (rows, depth), B (depth, columns), C (rows, columns). Whole tiles are computed: there must be memory for
+rows up to the next multiple of ``ROWS`` and columns up to that of ``COLUMNS``, and C has them afterwards.
+"""
+add_product = _make_product(_make_tile(adds=True))
+"""``C += A B``, otherwise as ``set_product``."""

@@ -122,11 +122,9 @@ class AdapterFiles:
         return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
 
     def rank_of(self, path: str) -> int:
-        """Rank of the addition to the layer at a path."""
         return next((rank for named, rank in self.ranks if _ends_with(path, named)), self.rank)
 
     def alpha_of(self, path: str) -> float:
-        """Its alpha."""
         return next((alpha for named, alpha in self.alphas if _ends_with(path, named)), self.alpha)
 
     @property

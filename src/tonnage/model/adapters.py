@@ -42,12 +42,12 @@ from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import UserError, user_error
 from tonnage.host.quantized import Format
-from tonnage.kernels.embedding import adapted_embedding
+from tonnage.kernels.embedding import adapted_embedding, looks_up_alone
 from tonnage.kernels.fake_quantized import Scheme
 from tonnage.kernels.fp8 import Fp8
 from tonnage.kernels.magnitudes import lengthened, lengths_of, scaled
 from tonnage.kernels.quantized import PackedWeight
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.kernels.rotations import rotated, rotated_columns
 from tonnage.model.anatomy import Anatomy, is_norm
 from tonnage.model.build import seed_of
@@ -116,11 +116,9 @@ class AdapterSpec:
         return next((ranked for ranked in self.patterns if _matches(path, ranked.match)), None)
 
     def rank_of(self, path: str) -> int:
-        """Rank of the addition to the layer at a path."""
         return self.rank if (ranked := self.pattern_of(path)) is None else ranked.rank
 
     def factor_of(self, path: str) -> float:
-        """By which the product of its two matrices is multiplied."""
         return self.factor if (ranked := self.pattern_of(path)) is None else ranked.factor
 
 
@@ -172,7 +170,6 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
         return self.path.rpartition(".")[2]
 
     @property
@@ -428,7 +425,7 @@ def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
             yield Target(path, module, "", (module.out_features, module.in_features))
         elif type(module) is Conv1D:
             yield Target(path, module, "", (module.weight.shape[1], module.weight.shape[0]))
-        elif type(module) is nn.Embedding and _looks_up_alone(module):
+        elif looks_up_alone(module):
             yield embedding_at(model, path)
         for name, parameter in stacks_of(module).items():
             first, second = parameter.shape[1:]
@@ -463,11 +460,6 @@ def _kind_of(target: Target, parent: str) -> str:
         return "experts" if target.experts else "embeddings"
     said = (text.lower() for text in (parent, target.path))
     return next((kind for text in said for names, kind in KINDS if names.search(text)), "other layers")
-
-
-def _looks_up_alone(module: nn.Embedding) -> bool:
-    """Whether an embedding does no more than to look up."""
-    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
 def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, targets: Iterable[Target]) -> list[str]:
@@ -669,8 +661,7 @@ def fill_norms(target: Target, weight: Tensor, parameters: Mapping[str, Tensor],
     lengths = torch.linalg.vector_norm(weight.float(), dim=0 if target.lies_turned else 1)
     for name in names:
         if (parameter := parameters.get(f"{target.path}.{name}")) is not None:
-            local, region = region_of(parameter.data)
-            local.copy_(lengths[region])
+            fill_local(parameter, lengths)
 
 
 @torch.no_grad()
@@ -690,9 +681,7 @@ def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
             else:
                 bound = 1 / math.sqrt(parameter.shape[-1])
                 whole.uniform_(-bound, bound, generator=generator)
-            local, region = region_of(parameter)
-            if local.numel():
-                local.copy_(whole[region])
+            fill_local(parameter, whole)
 
 
 def is_addition(name: str) -> bool:

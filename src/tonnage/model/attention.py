@@ -154,10 +154,6 @@ class PackedRow:
         self.can_share = True
         """Whether attention so far could have let documents share prefixes."""
 
-    @property
-    def longest(self) -> int:
-        return max(map(sum, zip(self.before, self.lengths, strict=True)))
-
     def waves(self, window: int) -> tuple[Tensor, Tensor]:
         """Pairs of tiles, int64 (pairs, 2), and the first one of each wave, int64 (waves + 1,): ``in_waves``."""
         if window not in self._waves:

@@ -24,7 +24,7 @@ from tonnage.host.stored_forms import stored_form
 from tonnage.kernels.gates import use_lean_gates
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.model import attention, experts
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.kept import keep_in_fp32
@@ -60,8 +60,6 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted, **how)
-    except UserError:
-        raise
     except Exception as error:  # whatever the classes of 200 families stumble over
         if isinstance(error, KeyError) and error.args == (attention.NAME,):  # a table of a family's own
             raise UserError(attention.takes_no_function(config.model_type, "the family")) from error
@@ -129,14 +127,7 @@ def allocate(model: PreTrainedModel, device: torch.device, in_place: Iterable[nn
         for name in unset:
             if name in filled:
                 buffers[name].copy_(filled[name])
-        unset = [name for name in unset if buffers[name].isnan().any()]
-    if unset:
-        raise user_error(
-            where=f"model type {model.config.model_type}",
-            found=f"buffers with no initial value: {', '.join(unset[:3])}",
-            needed="a family whose buffers transformers can compute",
-            change="choose another model family",
-        )
+    _check_set(model, {name: buffers[name] for name in unset})
 
 
 def allocate_part(model: PreTrainedModel, names: Collection[str], device: torch.device) -> None:
@@ -157,7 +148,11 @@ def allocate_part(model: PreTrainedModel, names: Collection[str], device: torch.
                 members[leaf] = computed[name] = empty.fill_(float("nan")) if empty.is_floating_point() else empty
                 parts.append(module)
     _compute_buffers(model, dict.fromkeys(parts))
-    if unset := [name for name, value in computed.items() if value.is_floating_point() and value.isnan().any()]:
+    _check_set(model, computed)
+
+
+def _check_set(model: PreTrainedModel, buffers: Mapping[str, Tensor]) -> None:
+    if unset := [name for name, value in buffers.items() if value.is_floating_point() and value.isnan().any()]:
         raise user_error(
             where=f"model type {model.config.model_type}",
             found=f"buffers with no initial value: {', '.join(unset[:3])}",
@@ -252,7 +247,7 @@ def initialise_randomly(
             _fill_marked(unit, float(getattr(twin.config, "initializer_range", 0.02)))
         for name, value in unit.named_parameters(prefix=path):
             if name in targets:
-                _copy_shard(targets[name], value)
+                fill_local(targets[name], value)
             elif name in packed:
                 packed[name].fill(value)
         unit.to("meta")
@@ -348,7 +343,7 @@ def load_weights(
     problems = []
     for stored, view in read([stored for stored, name in match.places if name in targets]):
         if places[stored] in in_place:
-            num_lost = _num_not_finite(targets[places[stored]].data)
+            num_lost = num_not_finite(targets[places[stored]].data)
         else:
             num_lost = _read_shard(targets[places[stored]], view, stored.shape)
             if places[stored] in match.zeroed:
@@ -448,13 +443,6 @@ def seed_of(path: str, seed: int) -> int:
 
 
 @torch.no_grad()
-def _copy_shard(target: Tensor, whole: Tensor) -> None:
-    local, region = region_of(target.data)
-    if local.numel():
-        local.copy_(whole[region])
-
-
-@torch.no_grad()
 def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
     """Copy the rows of ``view`` (a safetensors slice of ``shape``) that the local shard of ``target`` holds; returns
     how many of the values are not finite there."""
@@ -463,7 +451,7 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
         return 0
     if not shape:
         local.copy_(view[...])
-        return _num_not_finite(local)
+        return num_not_finite(local)
     rows = region[0]
     stop = min(rows.stop, shape[0])
     some = max(1, PIECE_BYTES // max(1, local[:1].numel() * 4))
@@ -476,7 +464,7 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
         for start in range(0, shape[0], 4096):
             total += view[start : min(start + 4096, shape[0])].float().sum(0)
         fresh.copy_((total / shape[0]).expand_as(fresh))
-    return _num_not_finite(local)
+    return num_not_finite(local)
 
 
 @torch.no_grad()
@@ -503,11 +491,11 @@ def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedMod
             stop = min(start + several, region[0].stop)
             value = group.read(twin, rows[start:stop])[name]
             local[start - region[0].start : stop - region[0].start].copy_(value[(slice(None), *region[1:])])
-    lost = [(_num_not_finite(local), local.dtype) for local, _ in shards.values()]
+    lost = [(num_not_finite(local), local.dtype) for local, _ in shards.values()]
     return [(number, dtype) for number, dtype in lost if number]
 
 
-def _num_not_finite(values: Tensor) -> int:
+def num_not_finite(values: Tensor) -> int:
     """Whether any is not, the least and the largest tell in half the time of a copy, and without memory for one."""
     if all(bool(end.isfinite()) for end in values.aminmax()):
         return 0

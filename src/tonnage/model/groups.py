@@ -30,7 +30,9 @@ def groups_of(model: nn.Module, anatomy: Anatomy, patterns: Sequence[str]) -> di
         if parameter.requires_grad:
             aliases.setdefault(id(parameter), []).append(name)
     matched = {
-        names[0]: [number for number, pattern in enumerate(patterns) if _any_is_named(names, pattern, blocks)]
+        names[0]: [
+            number for number, pattern in enumerate(patterns) if any(is_named(name, pattern, blocks) for name in names)
+        ]
         for names in aliases.values()
     }
     all_matches = {number for numbers in matched.values() for number in numbers}
@@ -61,7 +63,3 @@ def matrices_of(model: nn.Module, anatomy: Anatomy) -> frozenset[str]:
         and id(parameter) in of_blocks - ends
         and name not in vectors
     )
-
-
-def _any_is_named(names: Sequence[str], pattern: str, blocks: Sequence[str]) -> bool:
-    return any(is_named(name, pattern, blocks) for name in names)

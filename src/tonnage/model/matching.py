@@ -101,7 +101,7 @@ def check_weights(
         stored=forms_of(matched, {name: tuple(one.shape) for name, one in model.named_parameters()}),
         carried=described(matched.carried, Names(model, whole)),
         carried_digest=digest(matched.carried) if matched.carried else "",
-        base_digest=base_digest(matched) if identifies else "",
+        base_digest=digest(matched.sources) if identifies else "",
         base_stamp=_stamp(files.weights) if identifies else "",
     )
 
@@ -109,12 +109,6 @@ def check_weights(
 def _stamp(files: Iterable[Path]) -> str:
     entries = sorted((file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()])
     return hashlib.sha256(repr(entries).encode()).hexdigest()[:32]
-
-
-def base_digest(matched: Match) -> str:
-    """A digest that distinguishes a model's weights from those of another model, or of the same one changed since
-    (``towers.digest``)."""
-    return digest(matched.sources)
 
 
 def find_places(

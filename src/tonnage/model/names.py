@@ -10,14 +10,13 @@ import copy
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from tonnage.model.stored import StoredTensor
-
-if TYPE_CHECKING:
-    from transformers.core_model_loading import WeightConverter
 
 WRAPPERS = re.compile(
     r"(?:(?<=\.)|^)(?:_orig_mod|module|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
@@ -58,9 +57,6 @@ class Names:
     """
 
     def __init__(self, model: PreTrainedModel, whole: Whole | None = None) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
         of_files = whole.model if whole is not None else model
         transforms = get_model_conversion_mapping(of_files)
         self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
@@ -89,8 +85,6 @@ class Names:
 
     def see(self, keys: Iterable[str]) -> None:
         """Look at all keys of a checkpoint in transformers' order, which some of its renamings depend on."""
-        from transformers.core_model_loading import dot_natural_key
-
         for key in sorted(keys, key=dot_natural_key):
             self._place(key)
 
@@ -177,8 +171,6 @@ class Names:
         return int(number) if number.isdecimal() and len(number) < 10 else None
 
     def _renamed(self, key: str) -> tuple[str, str | None]:
-        from transformers.core_model_loading import rename_source_key
-
         arguments = (self._prefix, self._meta)
         name, pattern = rename_source_key(key, self._renamings, self._converters, *arguments)
         if name not in self._meta and key in self._meta:  # named as the model does already

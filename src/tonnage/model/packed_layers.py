@@ -12,7 +12,6 @@ a quantised checkpoint may keep that form (``keep_stored``); then rows of it are
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ from tonnage.kernels.adapted import adapted_linear
 from tonnage.kernels.products import linear
 from tonnage.kernels.quantized import PackedWeight, pack
 from tonnage.kernels.quantized_products import linear as packed_linear
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.kernels.stored_forms import columns_of
 from tonnage.model.dropout import LayerDropout
 
@@ -57,10 +56,6 @@ class PackedLayer:
         """Its tensors by the names of ``PARTS``."""
         return {part: one for part in PARTS if (one := self.owner._parameters.get(f"{self.name}_{part}")) is not None}
 
-    @property
-    def numbers(self) -> int:
-        return math.prod(self.shape)
-
     def packed(self, value: Tensor | PackedWeight) -> PackedWeight:
         """This rank's part of the whole weight: of numbers, (out, in), which are packed, or as a checkpoint has it."""
         if isinstance(value, Tensor):
@@ -73,14 +68,11 @@ class PackedLayer:
         )
         return PackedWeight(self.form, self.shape, *columns_of(form, codes, scales, numbers, columns))
 
-    @torch.no_grad()
     def fill(self, value: Tensor | PackedWeight) -> None:
         """Keep this rank's shards of the whole weight."""
         packed = self.packed(value).named()
         for part, parameter in self.parameters().items():
-            local, region = region_of(parameter.data)
-            if local.numel():
-                local.copy_(packed[part][region])
+            fill_local(parameter, packed[part])
 
 
 def keep_stored(root: nn.Module, forms: Iterable[tuple[str, Format]]) -> None:
@@ -180,9 +172,16 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
     Raises:
         UserError: says which.
     """
-    stored = stored_form(form)
-    if stored is not None:
-        _check_stored(path, stored.packed_shape(shape)[-1], stored.packed_shape(part)[-1], form)
+    if (stored := stored_form(form)) is not None:
+        columns, own = stored.packed_shape(shape)[-1], stored.packed_shape(part)[-1]
+        if stored.cuts(columns, own):
+            raise user_error(
+                where="adapter.quantize, parallel.tensor",
+                found=f"{path} in rows of {columns:,} numbers, of which {stored.group or columns:,} share a scale, and "
+                f"parts of {own:,}",
+                needed="parts of rows that cut no group",
+                change="adapter.quantize=widened, or parallel.tensor=1",
+            )
         return
     rows_only = part[1:] == shape[1:]
     same = form != "nf4-double" and (
@@ -195,19 +194,6 @@ def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Forma
             needed="nf4, and parts of which each row is a multiple of 64 numbers: so that a part has the blocks of "
             "the whole",
             change="adapter.quantize=nf4 with a smaller parallel.tensor, or parallel.tensor=1",
-        )
-
-
-def _check_stored(path: str, columns: int, part: int, form: Format) -> None:
-    stored = stored_form(form)
-    assert stored is not None
-    if stored.cuts(columns, part):
-        raise user_error(
-            where="adapter.quantize, parallel.tensor",
-            found=f"{path} in rows of {columns:,} numbers, of which {stored.group or columns:,} share a scale, and "
-            f"parts of {part:,}",
-            needed="parts of rows that cut no group",
-            change="adapter.quantize=widened, or parallel.tensor=1",
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from tonnage.host.stored_forms import StoredForm
 from tonnage.kernels.quantized import PackedWeight, widen
 from tonnage.kernels.stored_forms import as_bytes, joined
 from tonnage.model.dtypes import DTYPES
-from tonnage.model.stored import StoredTensor
+from tonnage.model.stored import Reopened, StoredTensor
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word the codes of eight rows are, counted from its low end."""
@@ -84,17 +84,8 @@ class Packed(StoredTensor):
         raise NotImplementedError
 
     def stored(self, name: str, region: Sequence[slice] = ()) -> Tensor:
-        stored = self.part(name)
-        assert stored is not None
-        return read_part(stored, region)
-
-
-def read_part(stored: StoredTensor, region: Sequence[slice] = ()) -> Tensor:
-    """A part of a tensor of a file; without a region all of it."""
-    from safetensors import safe_open
-
-    with safe_open(stored.file, framework="pt") as source:
-        part: Tensor = source.get_slice(stored.key)[tuple(region) if region else ...]
+        """What the file has of a ``part``; without a region all of it."""
+        part: Tensor = Reopened(dict(self.parts)[name])[tuple(region) if region else ...]
         return part
 
 
@@ -103,13 +94,11 @@ class EightBitFloats(Packed):
 
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
         codes = self.stored("codes", (*matrices, rows)).view(torch.uint8)
-        stored = self.part("scales")
-        assert stored is not None
-        if math.prod(stored.shape) == 1:
-            scales = read_part(stored).reshape(1, 1).expand(*codes.shape[:-1], 1)
+        if math.prod(dict(self.parts)["scales"].shape) == 1:
+            scales = self.stored("scales").reshape(1, 1).expand(*codes.shape[:-1], 1)
         else:
             grid = slice(rows.start // self.height, -(-rows.stop // self.height))
-            spread = read_part(stored, (*matrices, grid)).repeat_interleave(self.height, -2)
+            spread = self.stored("scales", (*matrices, grid)).repeat_interleave(self.height, -2)
             before = rows.start - grid.start * self.height
             scales = spread[..., before : before + rows.stop - rows.start, :]
         return codes, joined(self.form, scales)
@@ -129,25 +118,24 @@ class FourBitFloats(Packed):
 class Gptq(Packed):
     """Integers along the columns of words, (inputs, outputs), with the zeros of rows in words too."""
 
+    _subtracted: ClassVar = 0
+    """From zeros, as they stand in words."""
+
     def _read(self, matrices: tuple[slice, ...], rows: slice) -> tuple[Tensor, Tensor]:
         codes = as_bytes(self.stored("codes", (slice(None), rows)).t())
         per_word = 32 // self.form.bits
         words = slice(rows.start // per_word, -(-rows.stop // per_word))
         zeros = self.stored("zeros", (slice(None), words))
-        zeros = zeros + self._added_to_words()
+        zeros = zeros + self._subtracted * (0x11111111 if self.form.bits == 4 else 0x01010101)
         zeros = unpacked(zeros, self.form.bits)[:, rows.start - words.start * per_word :][:, : rows.stop - rows.start]
         scales = self.stored("scales", (slice(None), rows)).t()
         return codes, joined(self.form, *_by_groups(self, scales, zeros.t()))
 
-    def _added_to_words(self) -> int:
-        return 0
-
 
 class GptqLessOne(Gptq):
-    """The same as it was first written: one was subtracted from zeros, as they stood in words."""
+    """The same as it was first written."""
 
-    def _added_to_words(self) -> int:
-        return 0x11111111 if self.form.bits == 4 else 0x01010101
+    _subtracted = 1
 
 
 class Awq(Packed):
@@ -181,10 +169,10 @@ class PackedIntegers(Packed):
         elif stored.dtype == "I32":
             per_word = 32 // self.form.bits
             words = slice(rows.start // per_word, -(-rows.stop // per_word))
-            columns = unpacked(read_part(stored, (words,)).t(), self.form.bits)
+            columns = unpacked(self.stored("zeros", (words,)).t(), self.form.bits)
             zeros = columns[:, rows.start - words.start * per_word :][:, : rows.stop - rows.start].t()
         else:
-            zeros = (read_part(stored, (rows,)).to(torch.int16) + middle).to(torch.uint8)
+            zeros = (self.stored("zeros", (rows,)).to(torch.int16) + middle).to(torch.uint8)
         return codes, joined(self.form, *_by_groups(self, scales, zeros))
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.errors import UserError, user_error
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.model.adapter_files import CONFIG, WEIGHTS, AdapterFiles, factor_of
 from tonnage.model.adapters import (
     DOWN,
@@ -182,9 +182,7 @@ def fill(
             name = names.get(stored.key, "")
             if name not in parameters:
                 continue  # in another stage, or a head that is the embedding
-            local, region = region_of(parameters[name].data)
-            if local.numel():
-                local.copy_(from_peft(name, view[...], parameters[name].shape)[region])
+            fill_local(parameters[name], from_peft(name, view[...], parameters[name].shape))
 
 
 def _check_same(files: AdapterFiles, key: str, stored: Tensor, weight: Tensor) -> None:

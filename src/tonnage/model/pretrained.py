@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from tonnage.errors import UserError, user_error
-from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
+from tonnage.model.build import allocate, load_buffers, load_weights, num_not_finite, on_meta
 from tonnage.model.dtypes import DTYPES
 from tonnage.model.files import GENERATION, ModelFiles, read_model_config, read_whole_config
 from tonnage.model.matching import check_weights, find_places, matches, missing_from_files, unexpected
@@ -54,7 +54,8 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow
         if is_packed:  # of those weights, transformers alone knows which belongs where
             _check_names(model, names, allow_unexpected, str(files.directory))
             _check_unpacked(model, str(files.directory))
-    broken = [name for name, value in model.named_parameters() if value.dtype in FLOAT_DTYPES and not _is_finite(value)]
+    numbers = {name: value.detach() for name, value in model.named_parameters() if value.dtype in FLOAT_DTYPES}
+    broken = [name for name, value in numbers.items() if value.numel() and num_not_finite(value)]
     if broken:
         raise user_error(
             where=str(files.directory),
@@ -63,10 +64,6 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow
             change="use a whole copy of the model, or an earlier checkpoint of it",
         )
     return model
-
-
-def _is_finite(value: Any) -> bool:
-    return value.numel() == 0 or all(bool(end.isfinite()) for end in value.detach().aminmax())
 
 
 def _check_names(model: Any, names: Any, allow_unexpected: Sequence[str], where: str) -> None:

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Let transformers write errors alone: what else it says of sizes, names and positions is checked already, or of a
-    model that nobody uses."""
-    import transformers
+    """Let transformers write errors alone, and draw no bars: what else it says of sizes, names and positions is checked
+    already, or of a model that nobody uses."""
+    from transformers.utils import logging
 
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    before, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(before)
+        logging.set_verbosity(before)
+        if shown:
+            logging.enable_progress_bar()

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
@@ -107,7 +108,5 @@ def head_of(model: PreTrainedModel) -> nn.Module | None:
 
 def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class that scores, of a model of text alone."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-
     found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     return found if isinstance(found, type) else None

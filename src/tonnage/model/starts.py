@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from tonnage.errors import UserError, user_error
@@ -35,6 +36,7 @@ from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.quantized import Format
 from tonnage.kernels.quantized import pack, unpack
+from tonnage.model.adapter_files import factor_of
 from tonnage.model.adapters import DOWN, UP, AdapterSpec, Target
 
 INDEX = "index.json"
@@ -127,8 +129,6 @@ class Origins:
 
     @cached_property
     def _tensors(self) -> Mapping[str, Any]:
-        from safetensors import safe_open
-
         opened: list[Any] = [safe_open(file, framework="pt") for file in self._files]
         return {key: source for source in opened for key in source.keys()}  # noqa: SIM118
 
@@ -169,19 +169,13 @@ def doubled(adapter: AdapterSpec, alpha: float, *, rank_stabilised: bool) -> tup
             own,
             rank=2 * own.rank,
             alpha=times * own.alpha,
-            factor=_factor(2 * own.rank, times * own.alpha, rank_stabilised),
+            factor=factor_of(2 * own.rank, times * own.alpha, rank_stabilised=rank_stabilised),
         )
         for own in adapter.patterns
     )
     rank, alpha = 2 * adapter.rank, times * alpha
-    factor = _factor(rank, alpha, rank_stabilised)
+    factor = factor_of(rank, alpha, rank_stabilised=rank_stabilised)
     return replace(adapter, rank=rank, factor=factor, patterns=patterns, init="zero", rounds=0), alpha
-
-
-def _factor(rank: int, alpha: float, rank_stabilised: bool) -> float:
-    from tonnage.model.adapter_files import factor_of
-
-    return factor_of(rank, alpha, rank_stabilised=rank_stabilised)
 
 
 def tensors_of(path: str, beginning: Beginning, init: str) -> dict[str, Tensor]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from tonnage.errors import Problem, UserError, user_error
 
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -45,8 +47,6 @@ BEGINNINGS = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a weight file."""
-
     key: str
     file: Path
     dtype: str
@@ -76,8 +76,6 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
     Raises:
         UserError: a file is no whole safetensors file; every such file is named.
     """
-    from safetensors import SafetensorError, safe_open
-
     tensors: dict[str, StoredTensor] = {}
     problems = []
     for file in files:
@@ -106,15 +104,13 @@ def place_of(tensor: StoredTensor) -> tuple[int, int]:
     return 8 + length + start, end - start
 
 
-class _Reopened:
+class Reopened:
     """Slices of a tensor whose file is mapped while one is read, and no longer."""
 
     def __init__(self, stored: StoredTensor) -> None:
         self._one = stored
 
     def __getitem__(self, where: Any) -> Any:
-        from safetensors import safe_open
-
         with safe_open(self._one.file, framework="pt") as source:
             return source.get_slice(self._one.key)[where]
 
@@ -125,8 +121,6 @@ def read(stored: Sequence[StoredTensor]) -> Iterator[tuple[StoredTensor, Any]]:
     A file is mapped, and pages that were read count as this process's memory until it is unmapped, so it is opened
     anew after every ``MAPPED_BYTES``, and for every slice of a tensor that is larger.
     """
-    from safetensors import safe_open
-
     by_file: dict[Path, list[StoredTensor]] = {}
     for tensor in stored:
         by_file.setdefault(tensor.file, []).append(tensor)
@@ -138,7 +132,7 @@ def read(stored: Sequence[StoredTensor]) -> Iterator[tuple[StoredTensor, Any]]:
                 while waiting and mapped < MAPPED_BYTES:
                     tensor = waiting.pop()
                     large = 4 * math.prod(tensor.shape) > MAPPED_BYTES
-                    view = tensor.view() or (_Reopened(tensor) if large else source.get_slice(tensor.key))
+                    view = tensor.view() or (Reopened(tensor) if large else source.get_slice(tensor.key))
                     mapped += 0 if large else 4 * math.prod(tensor.shape)
                     yield tensor, view
                     del view

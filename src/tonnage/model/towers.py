@@ -17,23 +17,25 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_MAPPING,
+)
 
 from tonnage.errors import user_error
 from tonnage.model.names import Names, Whole
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import StoredTensor, read
 from tonnage.rundir.weights import Carried
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEAD_WEIGHT = "lm_head.weight"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,8 +46,6 @@ TOWER = "tower"
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the text model in the model that ``config`` describes: ``config`` itself, if that is all of
     it, or if transformers has no causal language model for its text alone."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
     text = getattr(config, "text_config", None)
     if isinstance(text, PreTrainedConfig):
         give_head(text, config)
@@ -68,8 +68,6 @@ def give_head(text: PreTrainedConfig, config: PreTrainedConfig) -> None:
     """See to it that transformers has a causal language model for ``text``, the part of ``config`` that describes a
     model of text: where it has one of these without a head (Qwen2.5-VL's), one with the head that the whole has is
     registered with it. A whole whose head is no ``lm_head`` alone, or that takes no features, is left alone."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
-
     kind: Any = MODEL_MAPPING.get(type(text), None)
     whole = whole_class(config)
     if MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None or not isinstance(kind, type) or whole is None:
@@ -110,8 +108,6 @@ def _headed(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers that ``config`` names as the architecture of the whole model; None if it names none."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
     if not config.architectures:
         usual = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
         return usual if isinstance(usual, type) else None

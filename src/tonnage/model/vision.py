@@ -92,12 +92,11 @@ class Tower:
 
     def sent(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Inputs where the tower is, in its type."""
-        return {name: self._sent(value) for name, value in inputs.items()}
-
-    def _sent(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(self.device, self.dtype if value.is_floating_point() else None)
+        sent = dict(inputs)
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                sent[name] = value.to(self.device, self.dtype if value.is_floating_point() else None)
+        return sent
 
     def around(self, text: PreTrainedModel) -> PreTrainedModel:
         """The whole model with ``text`` as its model of text, whose modules both then have: what was done to these, and

@@ -175,7 +175,6 @@ class _Answers(ABC):
         self._offset = 0
 
     def usage(self, ended: Ended) -> dict[str, int]:
-        """Numbers of tokens."""
         total = self.prompt_tokens + ended.tokens
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": ended.tokens, "total_tokens": total}
 
@@ -193,7 +192,6 @@ class _Answers(ABC):
         return self._part(self._said_more(text), self._probable(tokens), None)
 
     def ending(self, ended: Ended) -> dict[str, Any]:
-        """That it is over."""
         return self._part(self._said_more(""), None, ended.reason)
 
     def _part(self, said: dict[str, Any], probable: Any, reason: str | None) -> dict[str, Any]:
@@ -219,7 +217,6 @@ class _Chats(_Answers):
     kind, piece_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def opening(self) -> list[dict[str, Any]]:
-        """Who speaks."""
         return [self._part({"delta": {"role": "assistant", "content": ""}}, None, None)]
 
     def _said(self, text: str) -> dict[str, Any]:

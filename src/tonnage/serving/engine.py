@@ -31,8 +31,6 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """A part of an answer."""
-
     text: str = ""
     tokens: tuple[Token, ...] = ()
     """From which it came."""
@@ -40,15 +38,11 @@ class AnswerPart:
 
 @dataclass(frozen=True)
 class Begun:
-    """An answer was begun."""
-
     prompt_tokens: int
 
 
 @dataclass(frozen=True)
 class Ended:
-    """An answer is over."""
-
     reason: Literal["stop", "length"]
     tokens: int
     """That were written, without the one that ends a turn."""

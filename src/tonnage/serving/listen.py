@@ -27,10 +27,9 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise user_error(
-            f"--host {host[:100]} ({error.strerror})", "an address of this machine", "--host 127.0.0.1"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the second of what can be no name, such as 127.0.0..1
+        reason = error.strerror if isinstance(error, OSError) else "no name of a machine"
+        raise user_error(f"--host {host[:100]} ({reason})", "an address of this machine", "--host 127.0.0.1") from error
     with listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,6 +42,11 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
                 "--port 0 takes a free one",
             ) from error
         yield listener
+
+
+def in_address(host: str) -> str:
+    """A host as addresses of pages have it: in brackets if it is a number with colons (IPv6)."""
+    return f"[{host}]" if ":" in host else host
 
 
 def run(app: Starlette, listening: socket.socket) -> None:

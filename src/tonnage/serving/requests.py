@@ -30,7 +30,6 @@ class Refused(Exception):
         super().__init__(message)
 
     def body(self) -> dict[str, Any]:
-        """What is sent."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -40,22 +39,16 @@ class _Section(BaseModel):
 
 
 class TextPart(_Section):
-    """A piece of a message."""
-
     type: Literal["text"]
     text: str
 
 
 class ImageAddress(_Section):
-    """Where an image is."""
-
     url: Annotated[str, Field(min_length=1)]
     detail: Literal["auto"] | None = None
 
 
 class ImagePart(_Section):
-    """An image in a message."""
-
     type: Literal["image_url"]
     image_url: ImageAddress
 
@@ -64,8 +57,6 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class Message(_Section):
-    """What somebody said."""
-
     role: Literal["system", "user", "assistant"]
     content: str | Annotated[list[Part], Field(min_length=1, max_length=1000)]
     name: None = None
@@ -85,13 +76,10 @@ class Message(_Section):
 
     @property
     def images(self) -> int:
-        """How many it has."""
         return sum(isinstance(part, ImagePart) for part in self.content)
 
 
 class StreamOptions(_Section):
-    """What else is sent in pieces."""
-
     include_usage: bool | None = None
 
 
@@ -133,8 +121,6 @@ class _Asked(_Section):
 
 
 class ChatRequest(_Asked):
-    """A conversation to be answered."""
-
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Length | None = None
     logprobs: bool | None = None
@@ -150,8 +136,6 @@ class ChatRequest(_Asked):
 
 
 class CompletionRequest(_Asked):
-    """A text to be gone on with."""
-
     prompt: str | Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELIEST)] | None = None
     best_of: Literal[1] | None = None
@@ -160,7 +144,6 @@ class CompletionRequest(_Asked):
 
     @property
     def likeliest(self) -> int | None:
-        """As of a conversation."""
         return self.logprobs
 
 

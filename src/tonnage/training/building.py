@@ -20,7 +20,7 @@ from tonnage.errors import UserError, user_error
 from tonnage.kernels.fake_quantized import GROUPS, FakeQuantizers, Scheme
 from tonnage.kernels.fp8 import check_card
 from tonnage.kernels.quantized import pack, unpack
-from tonnage.kernels.regions import region_of
+from tonnage.kernels.regions import fill_local, region_of
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
 from tonnage.model.adapter_files import factor_of
@@ -583,9 +583,7 @@ def _fill_additions(draft: _Draft, origins: Origins) -> None:
     for target in draft.targets:
         for name, value in zip(target.names(), origins.addition(target.path), strict=True):
             if name in parameters:
-                local, region = region_of(parameters[name].data)
-                if local.numel():
-                    local.copy_(value[region])
+                fill_local(parameters[name], value)
 
 
 def _fill_norms(blueprint: Blueprint, draft: _Draft, names: Sequence[str]) -> None:

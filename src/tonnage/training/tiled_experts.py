@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tonnage.kernels.grouped import add_outer_of, multiply_into
+from tonnage.kernels.grouped import add_outer, multiply_into
 from tonnage.model.experts import IN_TILES
 from tonnage.parallel.tiled import Tile, TiledWeight
 
@@ -54,7 +54,7 @@ class _Experts(torch.autograd.Function):
             multiply_into(of_rows, gradient, matrices, starts[experts], ends[experts])
             del matrices
             of_tile = tile.room()
-            add_outer_of(of_tile, left, right, starts[experts], ends[experts])
+            add_outer(of_tile, left, right, ends[experts], starts[experts])
             tile.add(of_tile)
             del of_tile
         return of_rows, None, None, None, None
