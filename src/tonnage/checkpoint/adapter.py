@@ -79,11 +79,11 @@ def export_adapter(
     tokenizer: Path,
     card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[str]:
+) -> None:
     """Write the adapter in ``checkpoint`` of a model that ``config`` describes as a directory that peft loads.
 
     ``files`` are the model's, whose names the adapter has where some of its vision tower is adapted. ``tokenizer`` is a
-    directory whose files are copied, ``card`` the model card. Returns nothing that has to be said.
+    directory whose files are copied, ``card`` the model card.
 
     Raises:
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged or another model's, or what was
@@ -137,7 +137,6 @@ def export_adapter(
         else:
             check_written(temporary, digests)
         write_checksums(temporary, digests, checkpoint.name)
-    return []
 
 
 def _with_tower(model: PreTrainedModel, files: ModelFiles) -> Whole:

@@ -150,7 +150,8 @@ def export_checkpoint(
         scheme = check_quantized(trained.trains.aware, run.path, directory, target=wishes.target, is_whole=is_whole)
         handing = replace(handing, scheme=scheme)
     if is_adapter:
-        return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+        _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+        return []
     return _export_model(trained, checkpoint, directory, handing, progress)
 
 
@@ -169,7 +170,7 @@ def _check_plain(trained: _Trained, directory: Path) -> None:
         )
 
 
-def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> list[str]:
+def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> None:
     from tonnage.checkpoint.adapter import Described, export_adapter
     from tonnage.decide.card import model_card
 
@@ -183,7 +184,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             needed="--dtype with --merge, which writes the whole model",
             change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
         )
-    return export_adapter(
+    export_adapter(
         checkpoint,
         directory,
         config=trained.model,

@@ -121,7 +121,7 @@ class GradientsInMemory(Gradients):
             gradient = self.local(name).view(-1)
             parts = gradient.split(self._divided.get(name, gradient.numel()))
             norms += [(_norm(part), self._copies[name]) for part in parts]
-        return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
+        return sum_of_squares(norms)
 
     def take(self) -> None:
         self._taken = {name: self.local(name) for name in self.names()}
@@ -229,7 +229,7 @@ class _Leaving(Gradients):
 
     def squared_norm(self) -> Tensor:
         norms = [(norm, self._copies[name]) for name in self.names() for norm in self._norms[name].values()]
-        return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
+        return sum_of_squares(norms)
 
     def take(self) -> None:
         """See ``Gradients``. They are where they were; new ones come when the update is through."""
@@ -508,9 +508,10 @@ def _norm_of(norms: Sequence[Tensor]) -> Tensor:
     return norm
 
 
-def sum_of_squares(norms: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+def sum_of_squares(norms_and_copies: Sequence[tuple[Tensor, int]]) -> Tensor:
     """Sum of the squares of fp32 norms, each divided by its number of copies, an fp64 scalar."""
-    if not norms:
+    if not norms_and_copies:
         return torch.zeros((), dtype=torch.float64)
-    squares = torch.stack(list(norms)).double().square()
+    norms, copies = zip(*norms_and_copies, strict=True)
+    squares = torch.stack(norms).double().square()
     return (squares / sent(torch.tensor(copies, dtype=torch.float64), squares.device)).sum()

@@ -57,11 +57,6 @@ class TrainedParameter:
     """The copy that a device computes with, where the parameter itself is in the host's memory."""
 
     @property
-    def has_second_moment(self) -> bool:
-        """Whether its state is both moments; else momentum alone."""
-        return self.muon is None
-
-    @property
     def takes_whole_matrices(self) -> bool:
         """Whether no part of it can be updated by itself: moments come first, whole, and then weights."""
         return self.muon is not None
@@ -187,7 +182,7 @@ class StateInMemory(StateTier):
         for one in trained:
             shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
-            form = Moments if one.has_second_moment else Momentum
+            form = Moments if one.muon is None else Momentum
             moments = form.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 

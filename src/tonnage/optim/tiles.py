@@ -92,7 +92,7 @@ def streams_of(
     dtype = LOW.get(trained_parameter.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
     moments = streams(codec, num_elements, trained_parameter.row)
-    if not trained_parameter.has_second_moment:
+    if trained_parameter.muon is not None:  # its state is momentum alone
         moments = {name: form for name, form in moments.items() if not name.startswith("v")}
     return moments | low
 

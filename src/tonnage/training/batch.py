@@ -357,7 +357,9 @@ def _supervised(
         torch.from_numpy(weights.astype(np.float32)),
         columns={name: torch.from_numpy(np.repeat(column, counts)) for name, column in carried.items()},
         prompts=tuple(document.prompt for document in documents) if documents[0].prompt else (),
-        reference=_references(documents),
+        reference=torch.tensor([document.reference[0] for document in documents], dtype=torch.float64)
+        if documents[0].reference
+        else None,
         documents=tuple(document.number for document in documents),
         starts=tuple(document.start for document in documents),
         targets_of=counts,
@@ -407,13 +409,6 @@ def _with_images(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, int
         if own is not None:
             places.append(own.places + row * width + start)
     return replace(batch, opening=Opening(documents), feature_places=torch.from_numpy(np.concatenate(places)))
-
-
-def _references(documents: Sequence[PackedDocument]) -> Tensor | None:
-    """Log-probabilities of answers under the reference, fp64 (documents,), if there is one."""
-    if not documents[0].reference:
-        return None
-    return torch.tensor([document.reference[0] for document in documents], dtype=torch.float64)
 
 
 class _Row:

@@ -107,11 +107,12 @@ def _check_nodes(run: RunDirectory, place: Place, config: Config, plan: Plan, st
     """
     token = f"seen-{secrets.token_hex(8)}"
     is_directory = Path(config.model).exists() or config.model.startswith(("/", "./", "../"))  # else it is the hub's
-    paths = {"model": config.model if is_directory else None, "prepared data": plan.data.train_path}
-    if plan.data.validation_path is not None:
-        paths["prepared validation data"] = plan.data.validation_path
-    if plan.data.general_path is not None:
-        paths["prepared general data"] = plan.data.general_path
+    paths = {
+        "model": config.model if is_directory else None,
+        "prepared data": plan.data.train_path,
+        "prepared validation data": plan.data.validation_path,
+        "prepared general data": plan.data.general_path,
+    }
     nodes, blind, mute, unheard = [describe_node(paths)], [], [], []
     leave_token(run.workers, token)
     try:
