@@ -30,12 +30,12 @@ from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import Stages, stages_of, trains_of_run
-from tonnage.training.distillation import Distillation
 from tonnage.training.features import features_of, look_at_images, with_features, with_pictures
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
 from tonnage.training.loop import BetweenSteps
+from tonnage.training.loss import Distillation
 from tonnage.training.memory import HeapLimit, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
@@ -107,17 +107,18 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
 
     routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
     experts = ExpertLoad(routings, world, setting.log) if routings else None
-    loss_scale = _loss_scale(config, cursor)
+    loss_scale, settings = _loss_scale(config, cursor), config.optimizer
+    decay_steps = steps_of(settings.decay, plan.num_steps)
     keeps = layout.device == "cpu" and not layout.returns_memory
     return Job(
         world=world,
         pipeline=pipeline,
         parameters=stages.parameters,
         optimizer=optimizer,
-        schedule=_schedule(config, plan),
+        schedule=Schedule.of(settings.model_dump(), plan.num_steps, plan.warmup_steps, decay_steps),
         loss_scale=loss_scale,
-        clip=config.optimizer.clip,
-        skip_limit=config.optimizer.skips,
+        clip=settings.clip,
+        skip_limit=settings.skips,
         adds_up=layout.zero >= 2 or not layout.sharded,
         deal=_deal(setting),
         num_packs=plan.num_packs,
@@ -175,12 +176,6 @@ def _pipeline(setting: WorkerSetting, stages: Stages, optimizer: ShardedOptimize
         gradients=optimizer.gradients,
         later=WeightGradients(blocks, optimizer.gradients.came) if setting.takes_passes_apart else None,
     )
-
-
-def _schedule(config: Config, plan: Plan) -> Schedule:
-    settings = config.optimizer
-    decay_steps = steps_of(settings.decay, plan.num_steps)
-    return Schedule.of(settings.model_dump(), plan.num_steps, plan.warmup_steps, decay_steps)
 
 
 def _deal(setting: WorkerSetting) -> Deal:

@@ -8,6 +8,7 @@ largest product of a small model, therefore runs only at positions whose next to
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -24,13 +25,13 @@ from tonnage.model.vision import behind_blocks, beside_embeddings
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import Ranks, pick_tokens
 from tonnage.training.batch import MicroBatch
-from tonnage.training.distillation import Distillation
-from tonnage.training.head import Head, LogitsMemory, ScoreHead
+from tonnage.training.head import Head, LogitsMemory, scores
 from tonnage.training.preferences import RewardLoss
 from tonnage.training.routing import Routing
 from tonnage.training.sight import Sight
 from tonnage.training.tiled_vocabulary import TiledHead
 from tonnage.training.token_losses import Factors
+from tonnage.training.vocabulary import Soft
 
 
 class LikelihoodLoss(Protocol):
@@ -40,6 +41,23 @@ class LikelihoodLoss(Protocol):
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
         ``logprobs``, fp32 (supervised,)."""
         ...
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How a teacher counts beside the targets (``vocabulary.distilled_loss``): the share of the targets' own loss, and
+    the temperature of teacher and student."""
+
+    share: float
+    temperature: float
+
+    def soft(self, batch: MicroBatch, device: torch.device) -> Soft | None:
+        """What the teacher expects in the place of every target of a micro-batch, its probabilities renormalised over
+        the tokens that are kept; None where it was not asked."""
+        if batch.teacher_tokens is None or batch.teacher_logprobs is None:
+            return None
+        logprobs = (sent(batch.teacher_logprobs, device) / self.temperature).log_softmax(1)
+        return Soft(sent(batch.teacher_tokens, device).long(), logprobs, self.share, self.temperature)
 
 
 class LossModel(nn.Module):
@@ -128,9 +146,8 @@ class LossModel(nn.Module):
         own = self.own
         if isinstance(own, RewardLoss):
             ends = sent(torch.tensor(batch.ends, dtype=torch.int64), hidden.device)
-            head = ScoreHead(self.anatomy.head.weight, self.anatomy.head.bias)
-            scores = head.scores(hidden.flatten(0, 1).index_select(0, ends))
-            return own.value(scores, batch, denominator)
+            head, answers = self.anatomy.head, hidden.flatten(0, 1).index_select(0, ends)
+            return own.value(scores(answers, head.weight, head.bias), batch, denominator)
         assert not self.anatomy.scores, "a model of scores has no logits"
         return self._of_logits(hidden, batch, denominator, own)
 
