@@ -435,9 +435,6 @@ class GradientsOnHost(_Leaving):
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``. It is changed on the device, where all norms are taken."""
-        if not self._used_there:
-            super().change(name, change)
-            return
         self.ring.call(name)
         gradient = change(self.ring.take(name))
         self._norms[name] = {0: _norm(gradient)}
