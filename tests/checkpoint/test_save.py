@@ -28,6 +28,7 @@ from tonnage.checkpoint.save import (
     publish,
 )
 from tonnage.errors import UserError
+from tonnage.files.writing import sync
 from tonnage.parallel.world import World, join_world
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.checkpoint.save import Saver
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import RankStep
@@ -186,8 +186,8 @@ class _Course:
 
     @property
     def is_over(self) -> bool:
-        """Whether evaluations end the run."""
-        return is_over(self.cursor, self._between_steps.judging)
+        """Whether so many evaluations in a row found nothing better that the run ends."""
+        return 0 < self._between_steps.judging.patience <= self.cursor.stale
 
     @property
     def is_best(self) -> bool:
@@ -288,8 +288,3 @@ def cost(tokens: float, computed: float, supervised: float, seconds: float, peak
         "step_seconds": seconds,
         "memory": {"device_peak": peak.device, "host_peak": peak.host},
     }
-
-
-def is_over(cursor: Cursor, judging: Judging) -> bool:
-    """Whether so many evaluations in a row found nothing better that the run ends."""
-    return 0 < judging.patience <= cursor.stale
