@@ -281,7 +281,7 @@ class Saver:
         staged = [part for part in parts if part.name in copies]
         parts = [part for part in parts if part.name not in copies]
         on_device = any(part.tensor.device.type == "cuda" for part in parts)
-        needed = sum(part.num_bytes for part in parts)
+        needed = sum(part.tensor.nbytes for part in parts)
         if self._buffer.numel() < needed:
             self._buffer = torch.empty(0, dtype=torch.uint8)
             self._buffer = host_memory(needed)
@@ -289,10 +289,10 @@ class Saver:
                 self._log(f"saves copy slowly: {needed / 1e9:.2f} GB could not be locked (CUDA error {status})")
         end = 0
         for part in in_file_order(parts):
-            slot = self._buffer[end : end + part.num_bytes].view(part.tensor.dtype).view(part.tensor.shape)
+            slot = self._buffer[end : end + part.tensor.nbytes].view(part.tensor.dtype).view(part.tensor.shape)
             slot.copy_(part.tensor, non_blocking=True)
             staged.append(replace(part, tensor=slot))
-            end += part.num_bytes
+            end += part.tensor.nbytes
         if on_device:
             torch.cuda.synchronize()
         return staged
@@ -318,7 +318,7 @@ class Saver:
                 error,
                 path,
                 "the checkpoint",
-                needed=f"{sum(part.num_bytes for part in parts):,} bytes for this rank's part",
+                needed=f"{sum(part.tensor.nbytes for part in parts):,} bytes for this rank's part",
                 change="make room, or lower checkpoint.keep; then go on from the last checkpoint: "
                 "tonnage train --resume RUN",
             ) from error

@@ -577,7 +577,7 @@ def _run_backbone(
             divide_in_shape(model, plan := tensor_plan(model, anatomy), conditions.tensor)
             token_ranks = plan.token_ranks(conditions.tensor)
         pack_layers(model, anatomy.blocks, conditions.trains.quantize)
-        _move(model, device)
+        move_without_content(model, device)
         if (number := conditions.sequence_tiles) > 1:
             tile_sequence(anatomy.blocks, document * num_documents // (number * token_ranks), walk=ledger.some)
         recompute_blocks(anatomy.blocks, kind)
@@ -647,8 +647,8 @@ def _mark_parts(ledger: Ledger, anatomy: Anatomy, *, trains: bool) -> tuple[list
     return marks, at_first_block
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
-    """Let parameters and buffers be without content on another device (``to_empty`` cannot swap in fake ones)."""
+def move_without_content(model: nn.Module, device: torch.device, *, buffers: bool = True) -> None:
+    """Let parameters, and buffers, be without content on another device (``to_empty`` cannot swap in fake ones)."""
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -657,7 +657,7 @@ def _move(model: nn.Module, device: torch.device) -> None:
                 fresh = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 module._parameters[name] = moved.setdefault(id(parameter), fresh)
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffers and buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
 
 
