@@ -154,7 +154,6 @@ class RunForm:
 
 
 def checkpoint_path(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` lies."""
     return checkpoints / f"step-{step:08d}"
 
 

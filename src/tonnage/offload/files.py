@@ -70,7 +70,6 @@ class NewFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file, whole or not."""
         self._closing()
 
     def _flush(self) -> None:

@@ -94,8 +94,6 @@ class Gradients(Protocol):
 
 
 class GradientsInMemory(Gradients):
-    """Gradients where autograd puts them."""
-
     def __init__(self, trained: Sequence[TrainedParameter]) -> None:
         self._trained = {one.name: one.parameter for one in trained}
         self._copies = {one.name: one.copies for one in trained}
@@ -159,7 +157,6 @@ class _Leaving(Gradients):
     """Gradients that leave while others are computed."""
 
     def __init__(self, trained: Sequence[TrainedParameter]) -> None:
-        """Watch the parameters' gradients."""
         held = [one for one in trained if local_part(one.parameter).numel()]
         self._names = {id(one.computed): one.name for one in trained}
         self._copies = {one.name: one.copies for one in trained}

@@ -108,7 +108,6 @@ class StateOnDisk(StateTier):
         return self.store.counters.waited_seconds
 
     def close(self) -> None:
-        """Give the state up."""
         self.store.close()
 
     def _visit(

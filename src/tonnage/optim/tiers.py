@@ -44,9 +44,7 @@ class TrainedParameter:
     first: int
     """Index of the shard's first element in the whole parameter, or in all of its rows that have the same columns."""
     rate: float = 1.0
-    """What the learning rate is multiplied by."""
     muon: Muon | None = None
-    """The rule of a matrix that AdamW does not update."""
     turn: int = 0
     """When a forward pass first needs it: before those with higher turns."""
     copies: int = 1

@@ -100,7 +100,6 @@ class Ranks:
 
     @staticmethod
     def along(mesh: DeviceMesh) -> Ranks:
-        """The ranks along a mesh of one axis."""
         return Ranks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
 
     def part_of(self, size: int) -> slice:

@@ -98,7 +98,6 @@ class World:
         return texts
 
     def barrier(self) -> None:
-        """Wait for every rank."""
         self.sum(0.0)
 
 

@@ -471,8 +471,6 @@ class _Row:
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank does in one step."""
-
     number: int
     """From 1."""
     next_position: int
@@ -481,7 +479,6 @@ class RankStep:
     tokens: int
     """Tokens of this rank's documents."""
     supervised_tokens: int
-    """Supervised tokens of this rank."""
     weight: float
     """Sum of the weights of this rank's supervised tokens."""
 

@@ -124,12 +124,10 @@ class Blueprint:
         return self.layout.parameter_tier == "host" or (self.directories is not None and through_host)
 
     def enter(self, phase: str) -> None:
-        """Say what begins."""
         if self.phases is not None:
             self.phases.enter(phase)
 
     def progress(self) -> None:
-        """Say that it goes on."""
         if self.phases is not None:
             self.phases.progress()
 
@@ -197,7 +195,6 @@ class Stages:
 
     @property
     def loss_models(self) -> list[LossModel]:
-        """All of them, in their order."""
         return [stage.loss_model for stage in self.by_number.values()]
 
     @property
@@ -647,7 +644,6 @@ def keeping(trains: Trains, config: Config, stored: tuple[tuple[str, str], ...])
 
 
 def trains_of(config: Config) -> Trains:
-    """What a run trains of its model."""
     assert config.adapter != "auto", "planning.ways says what it is"
     aware = scheme_of(config)
     if isinstance(config.adapter, str):

@@ -29,8 +29,6 @@ from tonnage.training.routing import ExpertLoad
 
 @dataclass(frozen=True)
 class Job:
-    """The parts of a running job, as one rank holds them."""
-
     world: World
     pipeline: Pipeline
     """The model, or this rank's stages of it, ending in its loss; what the loop runs."""
@@ -111,7 +109,6 @@ class Job:
         return {} if self.pair_loss is None else self.pair_loss.figures(tally)
 
     def steps(self, cursor: Cursor) -> Iterator[RankStep]:
-        """The run's steps from ``cursor`` on."""
         return training_steps(
             self.train_data,
             self.deal,

@@ -34,8 +34,6 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Judging:
-    """How a run is judged on its way."""
-
     before: bool = True
     """Before the first step as well."""
     figure: str = "eval_loss"

@@ -31,8 +31,6 @@ from tonnage.training.nonfinite import FirstNonfinite, too_many_skips
 
 @dataclass(frozen=True)
 class BetweenSteps:
-    """What happens between steps, and how often."""
-
     evaluate_every: int
     """0 is only at the end."""
     checkpoint_every: int
@@ -44,7 +42,6 @@ class BetweenSteps:
     asking: Asking | None = None
     """What the model is asked at every evaluation, and before the first step."""
     judging: Judging = field(default_factory=Judging)
-    """What follows from evaluations."""
 
     def due_after(self, step: int) -> tuple[bool, bool]:
         """Whether the run is evaluated after a step, and whether it is saved."""
@@ -216,7 +213,6 @@ class _Course:
             self._recorder.saved(self._saver.news())
 
     def evaluate(self) -> None:
-        """Ask the model, and evaluate it."""
         self._ask()
         self._judge()
         self._evaluated = self.cursor.step

@@ -72,7 +72,6 @@ class Phases:
         self._phase = ""
 
     def progress(self, **where: int) -> None:
-        """Say that there is progress within the phase."""
         self.position.update(**where)
 
     def advance(self, done: int, total: int) -> None:

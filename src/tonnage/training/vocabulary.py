@@ -75,7 +75,6 @@ class Soft:
     temperature: float
 
     def rows(self, chunk: slice) -> Soft:
-        """Those of some rows."""
         return replace(self, tokens=self.tokens[chunk], logprobs=self.logprobs[chunk])
 
 
