@@ -120,14 +120,9 @@ class MicroBatch:
         return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 
     @property
-    def pairs(self) -> bool:
-        """Whether its documents are answers of pairs."""
-        return bool(self.prompts)
-
-    @property
     def weight(self) -> float:
         """What its loss is divided by: the sum of the weights of its targets, or of its pairs."""
-        weights = self.weights if not self.pairs else self.answer_weights()[::2]
+        weights = self.answer_weights()[::2] if self.prompts else self.weights
         return float(weights.double().sum())
 
     def answer_weights(self) -> Tensor:
@@ -224,7 +219,7 @@ class MicroBatch:
     def divided(self, context: Context, round_to: int = 1) -> MicroBatch:
         """What one of the ranks that divide the row has of it: as many tokens as each other, a multiple of
         ``round_to``, and as many targets, but for one."""
-        lies_whole = self.is_padded or self.shared or self.pairs or self.features or self.opening
+        lies_whole = self.is_padded or self.shared or self.prompts or self.features or self.opening
         assert not lies_whole, "a plan divides rows of plain documents"
         whole = self.rounded(round_to * context.size)
         own, ranks, number = context.slice_of(whole.num_tokens), context.size, len(self.targets)

@@ -334,8 +334,8 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
     draft = _draft(blueprint)
     loss_model, transforms, part = _in_loss_model(blueprint, draft, stage, compiled)
     blocks = loss_model.anatomy.blocks
-    result = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
-    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in result.packed]  # as it names them
+    layers, inputs = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
+    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in layers]  # as the model names them
     in_cache = _packed_in_cache(blueprint, draft, packed)
     placed = _give_memory(blueprint, draft, blocks, transforms.tiled, in_cache)
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
@@ -347,7 +347,7 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
         draft.model,
         loss_model,
         placed,
-        result.inputs,
+        inputs,
         transforms.tiled,
         elsewhere,
         shared,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -72,15 +72,15 @@ def train(
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         # Sizes of the step, and whether to stop before it: one sum over the ranks.
         sizes = job.world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight)
-        totals = _Totals(*job.world.sum(*sizes, stop_requested()))
-        if totals.stops:
+        tokens, computed, supervised, weight, stops = job.world.sum(*sizes, stop_requested())
+        if stops:
             finished = False
             break
 
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
-        denominator, tokens = totals.weight / job.loss_scale.value, totals.tokens / job.loss_scale.value
-        passes = partial(run_passes, job, step, denominator, tokens, phases)
+        denominator, scaled_tokens = weight / job.loss_scale.value, tokens / job.loss_scale.value
+        passes = partial(run_passes, job, step, denominator, scaled_tokens, phases)
         losses = passes()
 
         # The results of the step before are read only now, while the device works on this one. If they were not finite,
@@ -95,7 +95,8 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm.
         phases.enter("update")
-        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, counted=totals[:3])
+        counted = tokens, computed, supervised
+        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, counted)
         evaluates, saves = between_steps.due_after(step.number)
         is_last = step.next_position >= job.num_packs
         if job.reads_late:
@@ -118,17 +119,6 @@ def train(
         course.evaluate_last()
     course.end()
     return finished
-
-
-class _Totals(NamedTuple):
-    """What a step has on all ranks together."""
-
-    tokens: float
-    computed_tokens: float
-    supervised_tokens: float
-    weight: float
-    stops: float
-    """How many ranks are to stop before it."""
 
 
 def run_passes(job: Job, step: RankStep, denominator: float, tokens: float, phases: Phases) -> list[Tensor]:
