@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor, step_of
 from tonnage.config import Config, Objective, Source, as_json
@@ -18,11 +20,13 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
+from tonnage.model.attention import compile_loops
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
+from tonnage.parallel.parallelize import Precision
 from tonnage.planning.batch import steps_of
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
@@ -36,7 +40,7 @@ from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
 from tonnage.training.loop import BetweenSteps
 from tonnage.training.loss import Distillation
-from tonnage.training.memory import HeapLimit, set_up_heap
+from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
@@ -146,6 +150,18 @@ def _preference_loss(objective: Objective) -> PairLoss | RewardLoss | KtoLoss | 
     if objective.scores:
         return RewardLoss(objective)
     return (KtoLoss if objective.rows == "verdicts" else PairLoss)(objective)
+
+
+def prepare_kernels(config: Config, plan: Plan, phases: Phases, *, was_forked: bool = False) -> None:
+    """Compile what a worker computes with on a CPU, with its threads: before it is watched, as that takes longer on a
+    slow machine than a step ever should."""
+    switch_off(plan.layout.kernels_off)
+    if plan.layout.device == "cpu" or plan.layout.update_tier == "host":
+        phases.enter("compile")
+        use_threads(plan.threads_per_worker)
+        compile_loops(Precision.of(config.dtype, 1).compute)
+    elif was_forked:  # then OMP_NUM_THREADS comes too late
+        torch.set_num_threads(plan.threads_per_worker)
 
 
 def _prepare_process(setting: WorkerSetting) -> None:

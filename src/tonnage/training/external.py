@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import Store
 
 from tonnage.checkpoint.resume import choose
 from tonnage.checkpoint.save import complete_checkpoints, step_of
-from tonnage.config import Config, Launch, RayLaunch
+from tonnage.config import Config
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.writing import write_json
 from tonnage.host.nodes import Node, describe_node, disagreements, leave_token, sees_token, wrong_clocks
@@ -152,12 +152,6 @@ def _answer(run: RunDirectory, place: Place, store: Store) -> None:
         except OSError:
             wrote = False
     store.set(f"{QUESTION}/{place.rank}", json.dumps({"node": asdict(node), "sees": sees, "wrote": wrote}))
-
-
-def most_threads(launch: Launch, share: int) -> int:
-    """Threads of a worker whose share of its machine's cores is known: no more than it has reserved."""
-    reserved = launch.cpus_per_worker if isinstance(launch, RayLaunch) else "auto"
-    return share if reserved == "auto" else min(share, reserved)
 
 
 def go_on(run: RunDirectory) -> None:
