@@ -187,7 +187,8 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
         m, *second = (moment.view(shape)[columns].reshape(-1) for moment in decoded)
         # The random bits of rounding to bf16: by the place in the whole parameter, so that they depend on no layout.
         key, first = noise_key(0, 0, name), region[0].start * local_row if region else 0
-        number = (torch.tensor(_signed(value), dtype=torch.int32, device=local.device) for value in (key, first))
+        signed = ((value + 2**31) % 2**32 - 2**31 for value in (key, first))  # of their 32 low bits
+        number = (torch.tensor(value, dtype=torch.int32, device=local.device) for value in signed)
         if isinstance(moments, Moments):
             encode(moments, m, second[0], second[0].sqrt(), *number)
         else:
@@ -196,11 +197,6 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
 
 
 PARTS = ("m", "v", "m_scale", "v_scale")
-
-
-def _signed(value: int) -> int:
-    """The 32 low bits of a number as a signed one."""
-    return (value + 2**31) % 2**32 - 2**31
 
 
 def _check_fit(

@@ -78,11 +78,6 @@ class Job:
     """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
     others are trained, as some routers' biases."""
 
-    @property
-    def quantizes(self) -> bool:
-        """Whether layers round what they multiply, but where ``quantized`` says no."""
-        return any(stage.quantizers is not None for stage in self.pipeline.stages)
-
     @contextmanager
     def quantized(self, enabled: bool) -> Iterator[None]:
         """Let layers that round what they multiply do so inside, or not."""

@@ -240,7 +240,7 @@ def _weigh(
         orthogonal_width=iteration_dtype(conditions.device_type).itemsize,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
-        heads=traced.kinds_of_heads,
+        heads=tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in traced.rows)))),
         token_ranks=token_ranks,
         tokenwise_blocks=sum(bool(mlps_of(block)) for block in anatomy.blocks),
     )
@@ -381,11 +381,6 @@ class _Traced:
     """Of each block that has attention: how many of queries, and their size."""
     chunk: int = 1
     """Tokens of the largest chunk of any block."""
-
-    @property
-    def kinds_of_heads(self) -> tuple[Heads, ...]:
-        """Of all attention to rows of packed documents."""
-        return tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in self.rows))))
 
 
 def _trace(
