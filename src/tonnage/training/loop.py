@@ -95,8 +95,7 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm.
         phases.enter("update")
-        counted = tokens, computed, supervised
-        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, counted)
+        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, (tokens, computed, supervised))
         evaluates, saves = between_steps.due_after(step.number)
         is_last = step.next_position >= job.num_packs
         if job.reads_late:
