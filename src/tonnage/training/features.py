@@ -2,9 +2,8 @@
 
 The workers load the tower and its projector, each the whole of it, before the model that is trained, and give them up
 again: training has the language model alone, and reads features where tokens of images are. Documents with the same
-images share theirs. Each worker takes some of them, rank 0 writes a chunk beside the cache's entry as soon as it is
-there, and whoever is interrupted goes on behind the last one (``chunks``). Positions of three dimensions, of families
-that have such, are computed for each document by the model's own function.
+images share theirs, and each worker takes some of these, a chunk at a time (``chunks``). Positions of three dimensions,
+of families that have such, are computed for each document by the model's own function.
 """
 
 from __future__ import annotations
