@@ -6,6 +6,7 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
 from tonnage.training.loop import BetweenSteps
-from tonnage.training.loss import Distillation
+from tonnage.training.loss import soft_targets
 from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
@@ -99,7 +100,8 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
     for loss_model in stages.loss_models:
         loss_model.own, loss_model.factors = loss or pair_loss, factors_of(config.objective)
         if config.objective.distils and loss is None:
-            loss_model.distillation = Distillation(config.objective.supervised, config.objective.temperature)
+            share, temperature = config.objective.supervised, config.objective.temperature
+            loss_model.distillation = partial(soft_targets, share=share, temperature=temperature)
 
     phases.enter("optimizer")
     optimizer = optimizer_of(setting, stages)

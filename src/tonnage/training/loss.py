@@ -7,8 +7,8 @@ largest product of a small model, therefore runs only at positions whose next to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -43,21 +43,13 @@ class LikelihoodLoss(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """How a teacher counts beside the targets (``vocabulary.distilled_loss``): the share of the targets' own loss, and
-    the temperature of teacher and student."""
-
-    share: float
-    temperature: float
-
-    def soft(self, batch: MicroBatch, device: torch.device) -> Soft | None:
-        """What the teacher expects in the place of every target of a micro-batch, its probabilities renormalised over
-        the tokens that are kept; None where it was not asked."""
-        if batch.teacher_tokens is None or batch.teacher_logprobs is None:
-            return None
-        logprobs = (sent(batch.teacher_logprobs, device) / self.temperature).log_softmax(1)
-        return Soft(sent(batch.teacher_tokens, device).long(), logprobs, self.share, self.temperature)
+def soft_targets(batch: MicroBatch, device: torch.device, *, share: float, temperature: float) -> Soft | None:
+    """What a teacher expects in the place of every target of a micro-batch, its probabilities renormalised over the
+    tokens that are kept; None where it was not asked. ``share`` is that of the targets' own loss."""
+    if batch.teacher_tokens is None or batch.teacher_logprobs is None:
+        return None
+    logprobs = (sent(batch.teacher_logprobs, device) / temperature).log_softmax(1)
+    return Soft(sent(batch.teacher_tokens, device).long(), logprobs, share, temperature)
 
 
 class LossModel(nn.Module):
@@ -101,8 +93,8 @@ class LossModel(nn.Module):
         """The loss, where it is not cross-entropy."""
         self.factors: Factors | None = None
         """What the weights of tokens are multiplied by, where they do not count alike."""
-        self.distillation: Distillation | None = None
-        """How a teacher counts, where there is one."""
+        self.distillation: Callable[[MicroBatch, torch.device], Soft | None] | None = None
+        """What a teacher expects (``soft_targets``), where there is one."""
         self.token_ranks: Ranks | None = None
         """The ranks of the tensor axis, where they divide the tokens of its hidden states."""
         self.sight: Sight | None = None
@@ -160,7 +152,7 @@ class LossModel(nn.Module):
         if batch.top is not None:
             assert isinstance(head, Head)
             return head.top(picked, *batch.top)
-        soft = None if self.distillation is None else self.distillation.soft(batch, device)
+        soft = None if self.distillation is None else self.distillation(batch, device)
         if batch.judges:
             right: list[Tensor] = []
             logprobs = head.log_probabilities(picked, targets, likeliest_of=right)
