@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import refused, user_error
-from tonnage.files.writing import CLOSED_TO_OTHERS, sync, synchronise, write_whole
+from tonnage.files.writing import CLOSED_TO_OTHERS, sync, write_whole
+from tonnage.files.writing import synchronise as synchronise
 from tonnage.host.cachedir import default_directory as default_directory
 from tonnage.host.cachedir import kept, room_for, trusted
 

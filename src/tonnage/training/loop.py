@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tonnage.checkpoint.save import Saver
+from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.host.core_waits import CoreWaits
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import RankStep
@@ -172,8 +172,8 @@ class _Course:
 
     @property
     def is_over(self) -> bool:
-        """Whether so many evaluations in a row found nothing better that the run ends."""
-        return 0 < self._between_steps.judging.patience <= self.cursor.stale
+        """Whether evaluations end the run."""
+        return is_over(self.cursor, self._between_steps.judging)
 
     @property
     def is_best(self) -> bool:
@@ -273,3 +273,8 @@ def cost(tokens: float, computed: float, supervised: float, seconds: float, peak
         "step_seconds": seconds,
         "memory": {"device_peak": peak.device, "host_peak": peak.host},
     }
+
+
+def is_over(cursor: Cursor, judging: Judging) -> bool:
+    """Whether so many evaluations in a row found nothing better that the run ends."""
+    return 0 < judging.patience <= cursor.stale
