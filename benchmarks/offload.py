@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def main() -> None:
 
     raws, rates, waits = [raw()], [], []
     for _ in range(arguments.rounds):
-        before = disk.store.counters
+        before = replace(disk.store.counters)
         began = time.perf_counter()
         adamw.step(1e-4)
         disk.store.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,21 @@ def by_itself(rows: list[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any
     for name, steps in (("whole", whole), ("parts", in_parts), ("own", of_ones_own)):
         with tonnage.Session("model", data, output=name, **keys) as session:
             found[name] = steps(session)
+    calls: list[bool] = []
+
+    def breaking(logprobs: Tensor, weights: Tensor) -> Tensor:
+        """In the second micro-batch, once ``calls`` begin with True."""
+        calls.append(False)
+        if calls[0] and len(calls) > 2:
+            raise ZeroDivisionError
+        return weighted(logprobs, weights)
+
+    with tonnage.Session("model", data, output="broken", **{**keys, "memory": {"micro_batch": 1}}) as session:
+        session.evaluate(rows[:3], loss=breaking)
+        calls[:] = [True]
+        with suppress(ZeroDivisionError):
+            session.forward_backward(session.batch(rows[:30]), loss=breaking)
+        found["broken"] = [len(calls), *whole(session)]
     found["as_before"] = [torch.get_num_threads() == before, dict(os.environ) == variables]
 
     section = {**data, "train": scored, "carry": "score"}

@@ -71,6 +71,12 @@ def test_a_loss_of_ones_own_that_is_ours_gives_the_same(found: dict[str, Any]) -
     np.testing.assert_allclose(found["own"], found["whole"], rtol=1e-6)
 
 
+def test_a_batch_that_was_cut_short_leaves_no_gradients(found: dict[str, Any]) -> None:
+    calls, *broken = found["broken"]
+    assert calls == 3
+    np.testing.assert_allclose(broken, found["whole"], rtol=1e-5)
+
+
 def test_the_program_is_left_as_it_was(found: dict[str, Any]) -> None:
     assert found["as_before"] == [True, True]
     assert found["drawn"] == [True, True]

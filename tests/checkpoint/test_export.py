@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from tiny import byte_tokenizer, llama_config, mixture_config, neox_config
 from tonnage.checkpoint import export as export_module
 from tonnage.checkpoint.description import ExportForm
 from tonnage.checkpoint.export import Start, export, parse_size
+from tonnage.checkpoint.publishing import check_empty
 from tonnage.checkpoint.save import (
     Cursor,
     Saver,
@@ -208,6 +210,15 @@ def test_an_export_lists_what_it_holds(tmp_path: Path, world: World) -> None:
         (weights.name, "content"),
         ("model.bin", "a"),
     ]
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``/out`` of a container: the directory that is written beside it could not be renamed to it."""
+    (tmp_path / "out").mkdir()
+    check_empty(tmp_path / "out")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path / "out"))
+    with pytest.raises(UserError, match=f"a mount point.*\n.*\n.*{tmp_path}/out/model"):
+        check_empty(tmp_path / "out")
 
 
 def test_an_export_that_reads_back_differently_is_not_published(

@@ -28,6 +28,11 @@ def test_a_plan_for_cpus_stays_there_where_there_is_a_gpu(monkeypatch: pytest.Mo
         assert (joined.device.type, joined.backend) == ("cpu", "gloo")
 
 
+def test_texts_of_ranks_come_whole() -> None:
+    with join_world(device_type="cpu") as joined:
+        assert joined.gather("ж" * 5000) == ["ж" * 5000]
+
+
 @pytest.mark.parametrize(("capability", "refused"), [((7, 0), True), ((7, 5), False), ((12, 1), False)])
 def test_a_gpu_that_torch_was_not_built_for_is_refused(
     capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch

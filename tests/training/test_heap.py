@@ -14,7 +14,7 @@ from tonnage.training.memory import HeapLimit
 def test_what_came_to_stay_is_not_trimmed_for(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
     monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
-    limit = HeapLimit(growth=1.2)
+    limit = HeapLimit()
     limit.after_step()
     resident = memory._resident_bytes()
     assert resident is not None

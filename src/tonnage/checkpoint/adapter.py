@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,11 +79,11 @@ def export_adapter(
     tokenizer: Path,
     card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[str]:
+) -> None:
     """Write the adapter in ``checkpoint`` of a model that ``config`` describes as a directory that peft loads.
 
     ``files`` are the model's, whose names the adapter has where some of its vision tower is adapted. ``tokenizer`` is a
-    directory whose files are copied, ``card`` the model card. Returns nothing that has to be said.
+    directory whose files are copied, ``card`` the model card.
 
     Raises:
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged or another model's, or what was
@@ -137,7 +137,6 @@ def export_adapter(
         else:
             check_written(temporary, digests)
         write_checksums(temporary, digests, checkpoint.name)
-    return []
 
 
 def _with_tower(model: PreTrainedModel, files: ModelFiles) -> Whole:
@@ -272,8 +271,9 @@ class Additions:
         """By the names of the matrices."""
         self._packed = packable_names(model, anatomy.blocks) if form is not None else frozenset[str]()
         """Names of the matrices that were packed, if they were not trained."""
-        self._squares: dict[str, Squares] = {}
-        """Of each packed matrix that has been merged."""
+        self._squares: dict[str, tuple[float, float, float]] = {}
+        """Of each packed matrix that has been merged, sums of squares: of its numbers, of what packing took from them,
+        and of its addition."""
 
     def merged(self, name: str, value: Tensor) -> Tensor:
         """``value``, a parameter as it was, and the addition to it if there is one, in fp32."""
@@ -287,27 +287,16 @@ class Additions:
             taken = self._origins.taken(target) if self._origins is not None else None
             packed = value if taken is None else value.float() - taken
             moved = float(torch.linalg.vector_norm(merged - value, dtype=torch.float64)) ** 2
-            self._squares[name] = Squares(*squares_and_lost(packed, self._form), moved)
+            self._squares[name] = *squares_and_lost(packed, self._form), moved
         return merged
 
     def said(self) -> list[str]:
         """A sentence on how far packing moved the matrices, beside how far their additions did; none if none was."""
         if not self._squares:
             return []
-        size, off, moved = (sum(squares[at] for squares in self._squares.values()) for at in range(3))
+        size, off, moved = map(sum, zip(*self._squares.values(), strict=True))
         packing, additions = math.sqrt(off / size), math.sqrt(moved / size)
         return [
             f"Additions were trained over weights in {self._form}, which is {packing:.2%} off the weights that they "
             f"are merged into here; they are {additions:.2%} of these (Frobenius norms)."
         ]
-
-
-class Squares(NamedTuple):
-    """Sums of squares over a matrix."""
-
-    size: float
-    """Of its numbers."""
-    off: float
-    """Of what packing took from them."""
-    moved: float
-    """Of its addition."""

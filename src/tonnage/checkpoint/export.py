@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -330,14 +332,10 @@ def parse_size(text: str) -> int:
     Raises:
         UserError: it is no such size.
     """
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-    number = text.upper().rstrip("KMGIB").strip()
-    unit = text.upper()[len(number) :].strip()
-    try:
-        size = float(number) * units[unit]
-        if size < 1:
-            raise ValueError
-    except (ValueError, KeyError) as error:
+    has_unit, size = text.strip()[-1:].isalpha(), 0
+    with suppress(ValidationError):
+        size = int(TypeAdapter(ByteSize).validate_python(text)) if has_unit else 0
+    if size < 1:
         needed = "a number and a unit, as 500MB, 4GB or 2GiB"
-        raise user_error(f"a size of {text!r}", needed, where="--shard-size") from error
-    return int(size)
+        raise user_error(f"a size of {text!r}", needed, where="--shard-size")
+    return size

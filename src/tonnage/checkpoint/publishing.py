@@ -8,18 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tonnage.checkpoint.save import explained, synchronise
+from tonnage.checkpoint.save import explained
+from tonnage.errors import user_error
 from tonnage.files.places import check_vacant
-from tonnage.files.writing import UNFINISHED
+from tonnage.files.writing import UNFINISHED, sync, synchronise
 
 
 def check_empty(directory: Path) -> None:
-    """Refuse to write into a directory that holds something.
+    """Refuse to write into a directory that holds something, or whose place no other can take.
 
     Raises:
         UserError: it does.
     """
     check_vacant(directory, "a new or empty directory", "choose another directory")
+    if os.path.ismount(os.path.realpath(directory)):
+        observed = "a mount point, whose place a directory that was written beside it cannot take"
+        raise user_error(observed, "a new or empty directory", f"name one in it: {directory / 'model'}", str(directory))
 
 
 @contextmanager
@@ -46,4 +50,4 @@ def published(directory: Path, needed: str) -> Iterator[Path]:
     if directory.exists():
         directory.rmdir()
     temporary.rename(directory)
-    synchronise(directory.parent, files=False)
+    sync(directory.parent)

@@ -25,7 +25,7 @@ from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import check_checkpoint, check_hash, listed_files
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.kernels.adamw import join, split
-from tonnage.kernels.moments import Moments, Momentum, blocks_in, decode, encode, noise_key, row_length
+from tonnage.kernels.moments import Moments, blocks_in, decode, encode, moments_of, noise_key, row_length
 from tonnage.kernels.regions import region_of
 from tonnage.parallel.world import World
 
@@ -182,32 +182,21 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
         read = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
         shape = [side.stop - side.start for side in cut]
         columns = (slice(None), *region[1:]) if cut is not region else (slice(None),) * len(shape)
-        decoded = decode(_moments(read, row)) if "v" in read else (_momentum(read, row).decoded(),)
+        before, moments = moments_of(read, row), moments_of(tensors, local_row)
+        decoded = decode(before) if isinstance(before, Moments) else (before.decoded(),)
         m, *second = (moment.view(shape)[columns].reshape(-1) for moment in decoded)
         # The random bits of rounding to bf16: by the place in the whole parameter, so that they depend on no layout.
         key, first = noise_key(0, 0, name), region[0].start * local_row if region else 0
-        number = (torch.tensor(_signed(value), dtype=torch.int32, device=local.device) for value in (key, first))
-        if second:
-            encode(_moments(tensors, local_row), m, second[0], second[0].sqrt(), *number)
+        signed = ((value + 2**31) % 2**32 - 2**31 for value in (key, first))  # of their 32 low bits
+        number = (torch.tensor(value, dtype=torch.int32, device=local.device) for value in signed)
+        if isinstance(moments, Moments):
+            encode(moments, m, second[0], second[0].sqrt(), *number)
         else:
-            _momentum(tensors, local_row).encode(m, *number)
+            moments.encode(m, *number)
     return f"moments: {_name(shards.dtype(stored['m']))} as {_name(tensors['m'].dtype)}, rounded where it must be"
 
 
 PARTS = ("m", "v", "m_scale", "v_scale")
-
-
-def _moments(parts: Mapping[str, Tensor], row: int) -> Moments:
-    return Moments(parts["m"], parts["v"], parts.get("m_scale"), parts.get("v_scale"), row)
-
-
-def _momentum(parts: Mapping[str, Tensor], row: int) -> Momentum:
-    return Momentum(parts["m"], parts.get("m_scale"), row)
-
-
-def _signed(value: int) -> int:
-    """The 32 low bits of a number as a signed one."""
-    return (value + 2**31) % 2**32 - 2**31
 
 
 def _check_fit(

@@ -41,7 +41,7 @@ from torch import Tensor
 from tonnage.checkpoint.shards import FAST_HASH, TensorPart, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import ROOM, UserError, refused, user_error
 from tonnage.files.reading import read_json, read_object
-from tonnage.files.writing import write_json
+from tonnage.files.writing import sync, write_json
 from tonnage.host.locked import host_memory, lock
 from tonnage.parallel.world import World
 from tonnage.rundir.directory import CHECKPOINT
@@ -154,7 +154,6 @@ class RunForm:
 
 
 def checkpoint_path(checkpoints: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` lies."""
     return checkpoints / f"step-{step:08d}"
 
 
@@ -281,7 +280,7 @@ class Saver:
         staged = [part for part in parts if part.name in copies]
         parts = [part for part in parts if part.name not in copies]
         on_device = any(part.tensor.device.type == "cuda" for part in parts)
-        needed = sum(part.num_bytes for part in parts)
+        needed = sum(part.tensor.nbytes for part in parts)
         if self._buffer.numel() < needed:
             self._buffer = torch.empty(0, dtype=torch.uint8)
             self._buffer = host_memory(needed)
@@ -289,10 +288,10 @@ class Saver:
                 self._log(f"saves copy slowly: {needed / 1e9:.2f} GB could not be locked (CUDA error {status})")
         end = 0
         for part in in_file_order(parts):
-            slot = self._buffer[end : end + part.num_bytes].view(part.tensor.dtype).view(part.tensor.shape)
+            slot = self._buffer[end : end + part.tensor.nbytes].view(part.tensor.dtype).view(part.tensor.shape)
             slot.copy_(part.tensor, non_blocking=True)
             staged.append(replace(part, tensor=slot))
-            end += part.num_bytes
+            end += part.tensor.nbytes
         if on_device:
             torch.cuda.synchronize()
         return staged
@@ -318,7 +317,7 @@ class Saver:
                 error,
                 path,
                 "the checkpoint",
-                needed=f"{sum(part.num_bytes for part in parts):,} bytes for this rank's part",
+                needed=f"{sum(part.tensor.nbytes for part in parts):,} bytes for this rank's part",
                 change="make room, or lower checkpoint.keep; then go on from the last checkpoint: "
                 "tonnage train --resume RUN",
             ) from error
@@ -368,31 +367,17 @@ def publish(path: Path, sums: Mapping[str, Mapping[str, Any]] | None = None, *, 
     files = dict(sums)
     for file in sorted(path.iterdir()):
         if file.name not in sums:
-            _sync(file)
+            sync(file)
             files[file.name] = {FAST_HASH: hash_file(file, FAST_HASH), "bytes": file.stat().st_size}
     for file in sync_too:
         if file.exists():
-            _sync(file)
-    _sync(path)
+            sync(file)
+    sync(path)
     write_json(path / f".{COMPLETE}", {"files": dict(sorted(files.items()))})
-    _sync(path / f".{COMPLETE}")
+    sync(path / f".{COMPLETE}")
     (path / f".{COMPLETE}").rename(path / COMPLETE)
-    _sync(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def synchronise(directory: Path, *, files: bool = True) -> None:
-    """Have a directory, and its ``files``, on disk."""
-    for path in (*(directory.rglob("*") if files else ()), directory):
-        _sync(path)
+    sync(path)
+    sync(path.parent)
 
 
 def explained(error: OSError, path: Path, what: str, *, needed: str, change: str) -> UserError:

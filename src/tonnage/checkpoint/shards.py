@@ -54,10 +54,6 @@ class TensorPart:
     tensor: Tensor
     """Its values: memory of the rank, on any device."""
 
-    @property
-    def num_bytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
-
 
 def held_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> list[TensorPart]:
     """The parts that this rank has to save: together, the ranks save everything once.
@@ -73,7 +69,7 @@ def held_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> list[TensorPa
         place, num_places = _place_among_replicas(tensor, mesh)
         taken = loads.setdefault(num_places, [0] * num_places)
         taker = taken.index(min(taken))
-        taken[taker] += tensor.numel() * tensor.element_size()
+        taken[taker] += tensor.nbytes
         if place == taker and values.numel():
             parts.append(TensorPart(name, tuple(r.start for r in region), values))
     return parts
@@ -132,9 +128,9 @@ def write_file(
         described[part.name] = {
             "dtype": _NAMES[part.tensor.dtype],
             "shape": list(part.tensor.shape),
-            "data_offsets": [end, end + part.num_bytes],
+            "data_offsets": [end, end + part.tensor.nbytes],
         }
-        end += part.num_bytes
+        end += part.tensor.nbytes
     described["__metadata__"] = {"format": "pt"}
     if in_parts:
         offsets = {part.name: {"saved_offsets": list(part.offset)} for part in parts}

@@ -17,7 +17,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Len
 
-from tonnage.checkpoint.save import STATE, CursorForm, WrittenFile, read_state
+from tonnage.checkpoint.save import STATE, CursorForm, WrittenFile
 from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, counting, hash_file, read_header
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.reading import read_record
@@ -163,7 +163,6 @@ def check_hash(file: Listed, advanced: Callable[[int], None] = lambda num_bytes:
 def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]:
     """Problems of a checkpoint's state: in itself, or where it disagrees with the list of its files."""
     try:
-        read_state(checkpoint)
         stated = read_record(checkpoint / STATE, CursorForm).shards
         if stated is None:  # written by an older version
             return

@@ -132,7 +132,8 @@ def export_checkpoint(
         is_whole = trained.trains.adapter is None and not trained.is_part and not scores
         scheme = check_quantized(trained.trains.aware, run.path, directory, target=wishes.target, is_whole=is_whole)
     if is_adapter:
-        return _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+        _export_adapter(trained, checkpoint, directory, wishes.dtype, progress)
+        return []
     handing = Handing(wishes, converter, max(trained.config.data.max_length, 4096), scores, scheme)
     return _export_model(trained, checkpoint, directory, handing, progress)
 
@@ -152,7 +153,7 @@ def _check_plain(trained: _Trained, directory: Path) -> None:
         )
 
 
-def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> list[str]:
+def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype: str, progress: Progress) -> None:
     from tonnage.checkpoint.adapter import Described, export_adapter
     from tonnage.decide.card import model_card
 
@@ -166,7 +167,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             needed="--dtype with --merge, which writes the whole model",
             change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
         )
-    return export_adapter(
+    export_adapter(
         checkpoint,
         directory,
         config=trained.model,

@@ -81,6 +81,21 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
         raise
 
 
+def sync(path: Path) -> None:
+    """Have a file or a directory itself on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def synchronise(directory: Path) -> None:
+    """Have every file of a tree on disk."""
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON so that readers see the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,6 +136,13 @@ class Momentum:
             self.m.view(-1).copy_(_truncate(m, random_bits(m.numel(), key, first) & 0xFFFF))
         else:
             self.m.view(-1).copy_(m)
+
+
+def moments_of(parts: Mapping[str, Tensor], row: int) -> Moments | Momentum:
+    """What was ``named`` so, of rows of so many elements."""
+    if "v" in parts:
+        return Moments(parts["m"], parts["v"], parts.get("m_scale"), parts.get("v_scale"), row)
+    return Momentum(parts["m"], parts.get("m_scale"), row)
 
 
 def row_length(shape: Sequence[int]) -> int:

@@ -24,8 +24,6 @@ PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
 """What a file system says that cannot do a thing."""
-
-
 STREAM_BYTES = 16 << 20
 """``NewFile`` writes in requests of this size."""
 
@@ -72,7 +70,6 @@ class NewFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file, whole or not."""
         self._closing()
 
     def _flush(self) -> None:

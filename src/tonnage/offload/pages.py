@@ -44,8 +44,6 @@ _START_WRITING = 2
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes of a file."""
-
     file: Path
     start: int
     num_bytes: int

@@ -181,7 +181,6 @@ class Ring(Generic[Unit]):
             memory.copy_(at_home, non_blocking=True)
 
     def copy_out(self, pairs: Pairs) -> None:
-        """Copy units home."""
         for at_home, memory in pairs:
             at_home.copy_(memory, non_blocking=True)
 

@@ -58,7 +58,7 @@ class StoreShape:
         return -(-self.num_tiles // num_directories) * self.slot_bytes
 
 
-@dataclass(frozen=True)
+@dataclass
 class Counters:
     """What a store was asked to move since it was made."""
 
@@ -122,7 +122,7 @@ class TileStore:
         buffer = self._here[tile] = self._free.popleft()
         earlier = [*buffer.requests, *writes]
         if writes:
-            self._count(bytes_read=self.shape.slot_bytes)
+            self.counters.bytes_read += self.shape.slot_bytes
             buffer.requests = [
                 self._readers.submit(self._read, earlier, buffer.memory[start:stop], tile, start)
                 for start, stop in self._pieces()
@@ -152,7 +152,7 @@ class TileStore:
     def store(self, tile: int) -> None:
         """Take back a fetched tile and begin to write it."""
         buffer = self._taken_back(tile)
-        self._count(bytes_written=self.shape.slot_bytes)
+        self.counters.bytes_written += self.shape.slot_bytes
         buffer.requests = self._writes[tile] = [
             self._writers.submit(self._write, buffer.memory[start:stop], tile, start) for start, stop in self._pieces()
         ]
@@ -203,13 +203,7 @@ class TileStore:
     def _wait(self, requests: Iterable[Future[None]]) -> None:
         began = time.perf_counter()
         _await(requests)
-        self._count(waited_seconds=time.perf_counter() - began)
-
-    def _count(self, bytes_read: int = 0, bytes_written: int = 0, waited_seconds: float = 0.0) -> None:
-        before = self.counters
-        self.counters = Counters(
-            before.bytes_read + bytes_read, before.bytes_written + bytes_written, before.waited_seconds + waited_seconds
-        )
+        self.counters.waited_seconds += time.perf_counter() - began
 
 
 def _await(requests: Iterable[Future[None]]) -> None:

@@ -94,8 +94,6 @@ class Gradients(Protocol):
 
 
 class GradientsInMemory(Gradients):
-    """Gradients where autograd puts them."""
-
     def __init__(self, trained: Sequence[TrainedParameter]) -> None:
         self._trained = {one.name: one.parameter for one in trained}
         self._copies = {one.name: one.copies for one in trained}
@@ -121,7 +119,7 @@ class GradientsInMemory(Gradients):
             gradient = self.local(name).view(-1)
             parts = gradient.split(self._divided.get(name, gradient.numel()))
             norms += [(_norm(part), self._copies[name]) for part in parts]
-        return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
+        return sum_of_squares(norms)
 
     def take(self) -> None:
         self._taken = {name: self.local(name) for name in self.names()}
@@ -159,7 +157,6 @@ class _Leaving(Gradients):
     """Gradients that leave while others are computed."""
 
     def __init__(self, trained: Sequence[TrainedParameter]) -> None:
-        """Watch the parameters' gradients."""
         held = [one for one in trained if local_part(one.parameter).numel()]
         self._names = {id(one.computed): one.name for one in trained}
         self._copies = {one.name: one.copies for one in trained}
@@ -229,7 +226,7 @@ class _Leaving(Gradients):
 
     def squared_norm(self) -> Tensor:
         norms = [(norm, self._copies[name]) for name in self.names() for norm in self._norms[name].values()]
-        return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
+        return sum_of_squares(norms)
 
     def take(self) -> None:
         """See ``Gradients``. They are where they were; new ones come when the update is through."""
@@ -435,9 +432,6 @@ class GradientsOnHost(_Leaving):
 
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``. It is changed on the device, where all norms are taken."""
-        if not self._used_there:
-            super().change(name, change)
-            return
         self.ring.call(name)
         gradient = change(self.ring.take(name))
         self._norms[name] = {0: _norm(gradient)}
@@ -508,9 +502,10 @@ def _norm_of(norms: Sequence[Tensor]) -> Tensor:
     return norm
 
 
-def sum_of_squares(norms: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+def sum_of_squares(norms_and_copies: Sequence[tuple[Tensor, int]]) -> Tensor:
     """Sum of the squares of fp32 norms, each divided by its number of copies, an fp64 scalar."""
-    if not norms:
+    if not norms_and_copies:
         return torch.zeros((), dtype=torch.float64)
-    squares = torch.stack(list(norms)).double().square()
+    norms, copies = zip(*norms_and_copies, strict=True)
+    squares = torch.stack(norms).double().square()
     return (squares / sent(torch.tensor(copies, dtype=torch.float64), squares.device)).sum()

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tonnage.errors import user_error
 from tonnage.host.locked import host_memory
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.threads import half_the_threads
@@ -32,7 +31,7 @@ from tonnage.optim.tiles import PieceInTile, aligned, cut_up, end_of, lay_out, n
 
 
 class StateOnDisk(StateTier):
-    """The disk tier (``tiers.StateTier``). Parameters must be on the CPU."""
+    """The disk tier (``tiers.StateTier``). Parameters must be on the CPU (``training.resting.check_tiers``)."""
 
     hands_out_copies = True
 
@@ -48,16 +47,8 @@ class StateOnDisk(StateTier):
         """Reserve the space and begin with zeros. At most ``resident_bytes`` of the tiles stay in memory.
 
         Raises:
-            UserError: not enough space for the state and one copy of it (``tensors``), or parameters elsewhere.
+            UserError: not enough space for the state and one copy of it (``tensors``).
         """
-        devices = {trained_parameter.parameter.device.type for trained_parameter in trained} - {"cpu"}
-        if devices:
-            raise user_error(
-                where="memory.optimizer_tier",
-                found=f"disk, with parameters on {', '.join(sorted(devices))}",
-                needed="parameters on the CPU, where the disk tier works so far",
-                change="memory.optimizer_tier=device",
-            )
         self._trained, self._codec, self._directory = trained, codec, directories[0]
         self._tiles = lay_out(trained, codec, OPTIMIZER["disk"].unit_bytes)
         largest = max((end_of(places) for places in self._tiles), default=1)
@@ -76,15 +67,9 @@ class StateOnDisk(StateTier):
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """See ``StateTier``. Tiles without any of ``names`` are not touched."""
-        selected_names = set(names)
-        chosen = [
-            n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
-        ]
         with half_the_threads():
-            for tile, places in self._visit(chosen, changes=True):
-                for place in places:
-                    if place.trained.name in selected_names:
-                        yield place.over(tile)
+            for tile, places in self._visit(PieceInTile.of(names, self._tiles), changes=True):
+                yield from (place.over(tile) for place in places)
 
     def prefetch(self) -> None:
         for index in range(min(self._ahead, len(self._streamed))):
@@ -97,14 +82,14 @@ class StateOnDisk(StateTier):
             UserError: no space for the copy.
         """
         named = self._map_copy()
-        for tile, places in self._visit(range(len(self._tiles)), changes=False):
+        for tile, places in self._visit(dict(enumerate(self._tiles)), changes=False):
             for place in places:
                 for name, part, values in place.parts(tile):
                     named[name].view(-1)[part] = values
         return named
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        for tile, places in self._visit(range(len(self._tiles)), changes=True):
+        for tile, places in self._visit(dict(enumerate(self._tiles)), changes=True):
             for place in places:
                 for name, part, values in place.parts(tile):
                     values.copy_(tensors[name].reshape(-1)[part])
@@ -123,22 +108,22 @@ class StateOnDisk(StateTier):
         return self.store.counters.waited_seconds
 
     def close(self) -> None:
-        """Give the state up."""
         self.store.close()
 
-    def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[PieceInTile]]]:
-        """Tiles in ascending order, those on disk read ahead."""
-        visited = set(numbers)
-        coming = [index for index, number in enumerate(self._streamed) if number in visited]
-        for number in numbers:
+    def _visit(
+        self, chosen: Mapping[int, Sequence[PieceInTile]], *, changes: bool
+    ) -> Iterator[tuple[Tensor, Sequence[PieceInTile]]]:
+        """Tiles in ascending order, those on disk read ahead, each with the pieces that are ``chosen`` of it."""
+        coming = [index for index, number in enumerate(self._streamed) if number in chosen]
+        for number, places in chosen.items():
             index = bisect_left(self._streamed, number)
             start = bisect_left(coming, index)
             for later in coming[start : start + self._ahead]:
                 self.store.prefetch(later)
             if number in self._resident:
-                yield self._resident[number], self._tiles[number]
+                yield self._resident[number], places
             else:
-                yield torch.frombuffer(self.store.fetch(index), dtype=torch.uint8), self._tiles[number]
+                yield torch.frombuffer(self.store.fetch(index), dtype=torch.uint8), places
                 self.store.store(index) if changes else self.store.drop(index)
 
     def _map_copy(self) -> dict[str, Tensor]:

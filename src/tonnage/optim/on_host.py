@@ -77,18 +77,14 @@ class StateOnHost(StateTier):
 
     def pieces(self, names: Sequence[str]) -> Iterator[StatePiece]:
         """See ``StateTier``. What is done with a piece is put into a stream of its own, for which ``settle`` waits."""
-        selected_names = set(names)
-        chosen = [
-            n for n, places in enumerate(self._tiles) if any(place.trained.name in selected_names for place in places)
-        ]
+        chosen = PieceInTile.of(names, self._tiles)
         moving = [number for number in chosen if number not in self._resident]
         for number in self._ring.here.keys() - set(moving):
             self._ring.drop(number)
         self._inward.wait(self._outward.mark())
         self._work.follow()
         with self._work:
-            for number in chosen:
-                places = [place for place in self._tiles[number] if place.trained.name in selected_names]
+            for number, places in chosen.items():
                 if number in self._resident:
                     yield from (place.over(self._resident[number]) for place in places)
                     continue

@@ -44,9 +44,7 @@ class TrainedParameter:
     first: int
     """Index of the shard's first element in the whole parameter, or in all of its rows that have the same columns."""
     rate: float = 1.0
-    """What the learning rate is multiplied by."""
     muon: Muon | None = None
-    """The rule of a matrix that AdamW does not update."""
     turn: int = 0
     """When a forward pass first needs it: before those with higher turns."""
     copies: int = 1
@@ -55,11 +53,6 @@ class TrainedParameter:
     """Distinguishes its random bits from those of others: the name, and its columns where it has only some."""
     copy: nn.Parameter | None = None
     """The copy that a device computes with, where the parameter itself is in the host's memory."""
-
-    @property
-    def has_second_moment(self) -> bool:
-        """Whether its state is both moments; else momentum alone."""
-        return self.muon is None
 
     @property
     def takes_whole_matrices(self) -> bool:
@@ -187,7 +180,7 @@ class StateInMemory(StateTier):
         for one in trained:
             shard = local_part(one.parameter)
             low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
-            form = Moments if one.has_second_moment else Momentum
+            form = Moments if one.muon is None else Momentum
             moments = form.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = StatePiece(one, 0, shard.numel(), low, moments)
 

@@ -7,7 +7,7 @@ streams one after another (``m``, ``v``, scales, ``low``), each from a border of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tonnage.host.locked import locked_for
 from tonnage.kernels.adamw import LOW
-from tonnage.kernels.moments import BLOCK, Codec, Moments, Momentum, blocks_in, border, row_length, streams
+from tonnage.kernels.moments import BLOCK, Codec, blocks_in, border, moments_of, row_length, streams
 from tonnage.kernels.regions import local_part
 from tonnage.optim.tiers import StatePiece, TrainedParameter, Visit, visits
 
@@ -35,14 +35,17 @@ class PieceInTile:
     streams: Mapping[str, tuple[torch.dtype, int, int]]
     """Type, first byte and end of each stream."""
 
+    @staticmethod
+    def of(names: Iterable[str], tiles: Sequence[Sequence[PieceInTile]]) -> dict[int, list[PieceInTile]]:
+        """The pieces of some parameters in each tile that has any, by its number."""
+        chosen = set(names)
+        by_tile = ([place for place in tile if place.trained.name in chosen] for tile in tiles)
+        return {number: places for number, places in enumerate(by_tile) if places}
+
     def over(self, tile: Tensor) -> StatePiece:
         """The piece in a tile's bytes."""
         views = {name: tile[first:end].view(dtype) for name, (dtype, first, end) in self.streams.items()}
-        moments: Moments | Momentum | None = None
-        if "v" in views:
-            moments = Moments(views["m"], views["v"], views.get("m_scale"), views.get("v_scale"), self.row)
-        elif "m" in views:
-            moments = Momentum(views["m"], views.get("m_scale"), self.row)
+        moments = moments_of(views, self.row) if "m" in views else None
         return StatePiece(self.trained, self.start, self.stop, views.get("low"), moments)
 
     def parts(self, tile: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
@@ -92,7 +95,7 @@ def streams_of(
     dtype = LOW.get(trained_parameter.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
     moments = streams(codec, num_elements, trained_parameter.row)
-    if not trained_parameter.has_second_moment:
+    if trained_parameter.muon is not None:  # its state is momentum alone
         moments = {name: form for name, form in moments.items() if not name.startswith("v")}
     return moments | low
 

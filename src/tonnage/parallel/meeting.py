@@ -128,7 +128,12 @@ def _find(place: Place, file: Path, timeout: timedelta) -> Store:
             for name in names:
                 store = _connect(name, record["port"], record["word"], timeout)
                 if store is not None and store.add(f"rank-{place.rank}", 1) > 1:
-                    raise _taken(place, file)
+                    raise user_error(
+                        found=f"another process is worker {place.rank} of the launch that works here",
+                        needed="one launch at a time",
+                        change="wait for its end, or stop it",
+                        where=str(file.parent),
+                    )
                 if store is not None:
                     return store
         time.sleep(LOOK_SECONDS)
@@ -151,15 +156,6 @@ def _connect(name: str, port: int, word: str, timeout: timedelta) -> Store | Non
         return None
     store.set_timeout(timeout)
     return store
-
-
-def _taken(place: Place, file: Path) -> UserError:
-    return user_error(
-        found=f"another process is worker {place.rank} of the launch that works here",
-        needed="one launch at a time",
-        change="wait for its end, or stop it",
-        where=str(file.parent),
-    )
 
 
 def _machine() -> str:

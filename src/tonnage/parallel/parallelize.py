@@ -75,24 +75,15 @@ class Transforms:
     """Blocks that are gathered while one runs."""
 
 
-@dataclass(frozen=True)
-class Parallelized:
-    """What the transforms leave to be filled or asked."""
-
-    packed: Sequence[PackedLayer] = ()
-    """Layers whose weights are packed, for whoever fills them."""
-    inputs: BlockInputs | None = None
-    """Inputs of blocks in the host's memory."""
-
-
 def parallelize(
     root: nn.Module,
     blocks: Sequence[nn.Module],
     mesh: DeviceMesh,
     precision: Precision,
     transforms: Transforms,
-) -> Parallelized:
-    """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
+) -> tuple[Sequence[PackedLayer], BlockInputs | None]:
+    """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place. Returns the layers
+    whose weights are packed, for whoever fills them, and what has inputs of blocks in the host's memory.
 
     1. Tensor: divide matrices first, as this changes what a block computes and which parameters it has, on which all
        else depends.
@@ -129,7 +120,7 @@ def parallelize(
     in_fp32 = {part for _, part in parts if part.dtype == torch.float32}.union(transforms.in_fp32)
     undivided = {part for name, part in parts if name in UNDIVIDED}
     shard_parameters(root, blocks, mesh, precision, replace(transforms, in_fp32=in_fp32), undivided)
-    return Parallelized(packed, inputs)
+    return packed, inputs
 
 
 def shard_parameters(

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from tonnage.kernels.regions import TENSOR, part_of
+from tonnage.kernels.regions import TENSOR, cuts_of, part_of
 
 
 def is_gathered(parameter: Tensor) -> bool:
@@ -26,15 +25,11 @@ def padded_shape(parameter: DTensor) -> torch.Size:
     """The shape of a shard with the rows that make all equal, as FSDP2 sends it: all of this rank's part along the
     tensor axis."""
     mesh, shape = parameter.device_mesh, list(parameter.shape)
-    names, place = mesh.mesh_dim_names or (), mesh.get_coordinate()
-    assert place is not None
-    for axis in sorted(range(mesh.ndim), key=lambda axis: names[axis : axis + 1] != (TENSOR,)):
-        placement, number = parameter.placements[axis], mesh.size(axis)
-        if not isinstance(placement, Shard | _StridedShard):
-            continue
-        whole = slice(0, shape[placement.dim])
-        mine = part_of(whole, number, place[axis] if names[axis : axis + 1] == (TENSOR,) else 0)  # the first is largest
-        shape[placement.dim] = mine.stop - mine.start
+    for tensor_axis in (True, False):
+        for axis, side in cuts_of(parameter, tensor_axis=tensor_axis):
+            place = mesh.get_local_rank(axis) if tensor_axis else 0  # the first is largest
+            mine = part_of(slice(0, shape[side]), mesh.size(axis), place)
+            shape[side] = mine.stop - mine.start
     return torch.Size(shape)
 
 

@@ -8,6 +8,7 @@ final norm, head) stays, unless it comes in tiles (``tiled``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-from tonnage.kernels.regions import local_part
+from tonnage.kernels.regions import cuts_of, local_part
 from tonnage.offload.pages import FileRange, Pages
 from tonnage.offload.residency import blocks_in_memory
 from tonnage.parallel.parts import before_backward, is_gathered, with_local
@@ -112,14 +112,8 @@ def _is_even(parameter: nn.Parameter) -> bool:
     if not is_gathered(parameter):
         return True
     assert isinstance(parameter, DTensor)
-    rows = parameter.shape[0]
-    for axis, placement in enumerate(parameter.placements):
-        if isinstance(placement, Shard | _StridedShard) and placement.dim == 0:
-            number = parameter.device_mesh.size(axis)
-            if rows % number:
-                return False
-            rows //= number
-    return True
+    cuts = (*cuts_of(parameter, tensor_axis=True), *cuts_of(parameter, tensor_axis=False))
+    return parameter.shape[0] % math.prod(parameter.device_mesh.size(axis) for axis, side in cuts if side == 0) == 0
 
 
 def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str, nn.Parameter]:

@@ -65,7 +65,8 @@ def _divide(
     for module in plan.rows:
         placements[id(module)] = {"weight": Shard(1), DOWN: Shard(1)}
     divided_parameters: dict[int, nn.Parameter] = {}
-    alike = [module for module in root.modules() if id(module) not in placements and _has_parameters(module)]
+    others = (module for module in root.modules() if id(module) not in placements)
+    alike = [module for module in others if next(module.parameters(recurse=False), None) is not None]
     for module in root.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -100,7 +101,6 @@ class Ranks:
 
     @staticmethod
     def along(mesh: DeviceMesh) -> Ranks:
-        """The ranks along a mesh of one axis."""
         return Ranks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
 
     def part_of(self, size: int) -> slice:
@@ -236,10 +236,6 @@ def _local_shape(parameter: nn.Parameter, placement: Placement, ranks: Ranks) ->
         part = ranks.part_of(shape[placement.dim])
         shape[placement.dim] = part.stop - part.start
     return torch.empty(shape, dtype=parameter.dtype, device="meta")
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
 
 
 def _let(module: nn.Module, forward: Callable[..., Any]) -> None:

@@ -36,7 +36,6 @@ class UnitInFp32(nn.Module):
         return {getattr(owner, name) for owner, name in self._kept}
 
     def forward(self, inner: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        """What ``inner`` returns."""
         return inner(*args, **keywords)
 
 

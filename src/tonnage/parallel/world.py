@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from tonnage.errors import user_error
 from tonnage.model.context import Context
 
-TEXT_BYTES = 4096
 AXES = ("pipeline", "replicate", "shard", "tensor")
 """Of the device mesh, those that talk least first, so that those that talk most are neighbours.
 
@@ -92,17 +91,13 @@ class World:
         return values
 
     def gather(self, text: str) -> list[str]:
-        """A short text of every rank (cut at ``TEXT_BYTES``), in the order of ranks; the same list on every rank."""
-        sent = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
-        encoded = text.encode()[:TEXT_BYTES]
-        sent[: len(encoded)] = torch.frombuffer(bytearray(encoded or b"\0"), dtype=torch.uint8)[: len(encoded)]
-        received = [sent.clone() for _ in range(self.size)]
+        """A text of every rank, in the order of ranks; the same list on every rank."""
+        texts: list[Any] = [text] * self.size
         if self.size > 1:
-            dist.all_gather(received, sent, group=self.hosts)
-        return [bytes(content.tolist()).rstrip(b"\0").decode(errors="ignore") for content in received]
+            dist.all_gather_object(texts, text, group=self.hosts)
+        return texts
 
     def barrier(self) -> None:
-        """Wait for every rank."""
         self.sum(0.0)
 
 

@@ -6,8 +6,11 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor, step_of
@@ -18,11 +21,13 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
+from tonnage.model.attention import compile_loops
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.deterministic import compute_the_same
+from tonnage.parallel.parallelize import Precision
 from tonnage.planning.batch import steps_of
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
@@ -30,13 +35,13 @@ from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import Stages, stages_of, trains_of_run
-from tonnage.training.distillation import Distillation
 from tonnage.training.features import features_of, look_at_images, with_features, with_pictures
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.kto import KtoLoss
 from tonnage.training.loop import BetweenSteps
-from tonnage.training.memory import HeapLimit, set_up_heap
+from tonnage.training.loss import soft_targets
+from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
@@ -95,7 +100,8 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
     for loss_model in stages.loss_models:
         loss_model.own, loss_model.factors = loss or pair_loss, factors_of(config.objective)
         if config.objective.distils and loss is None:
-            loss_model.distillation = Distillation(config.objective.supervised, config.objective.temperature)
+            share, temperature = config.objective.supervised, config.objective.temperature
+            loss_model.distillation = partial(soft_targets, share=share, temperature=temperature)
 
     phases.enter("optimizer")
     optimizer = optimizer_of(setting, stages)
@@ -107,17 +113,18 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
 
     routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
     experts = ExpertLoad(routings, world, setting.log) if routings else None
-    loss_scale = _loss_scale(config, cursor)
+    loss_scale, settings = _loss_scale(config, cursor), config.optimizer
+    decay_steps = steps_of(settings.decay, plan.num_steps)
     keeps = layout.device == "cpu" and not layout.returns_memory
     return Job(
         world=world,
         pipeline=pipeline,
         parameters=stages.parameters,
         optimizer=optimizer,
-        schedule=_schedule(config, plan),
+        schedule=Schedule.of(settings.model_dump(), plan.num_steps, plan.warmup_steps, decay_steps),
         loss_scale=loss_scale,
-        clip=config.optimizer.clip,
-        skip_limit=config.optimizer.skips,
+        clip=settings.clip,
+        skip_limit=settings.skips,
         adds_up=layout.zero >= 2 or not layout.sharded,
         deal=_deal(setting),
         num_packs=plan.num_packs,
@@ -145,6 +152,18 @@ def _preference_loss(objective: Objective) -> PairLoss | RewardLoss | KtoLoss | 
     if objective.scores:
         return RewardLoss(objective)
     return (KtoLoss if objective.rows == "verdicts" else PairLoss)(objective)
+
+
+def prepare_kernels(config: Config, plan: Plan, phases: Phases, *, was_forked: bool = False) -> None:
+    """Compile what a worker computes with on a CPU, with its threads: before it is watched, as that takes longer on a
+    slow machine than a step ever should."""
+    switch_off(plan.layout.kernels_off)
+    if plan.layout.device == "cpu" or plan.layout.update_tier == "host":
+        phases.enter("compile")
+        use_threads(plan.threads_per_worker)
+        compile_loops(Precision.of(config.dtype, 1).compute)
+    elif was_forked:  # then OMP_NUM_THREADS comes too late
+        torch.set_num_threads(plan.threads_per_worker)
 
 
 def _prepare_process(setting: WorkerSetting) -> None:
@@ -175,12 +194,6 @@ def _pipeline(setting: WorkerSetting, stages: Stages, optimizer: ShardedOptimize
         gradients=optimizer.gradients,
         later=WeightGradients(blocks, optimizer.gradients.came) if setting.takes_passes_apart else None,
     )
-
-
-def _schedule(config: Config, plan: Plan) -> Schedule:
-    settings = config.optimizer
-    decay_steps = steps_of(settings.decay, plan.num_steps)
-    return Schedule.of(settings.model_dump(), plan.num_steps, plan.warmup_steps, decay_steps)
 
 
 def _deal(setting: WorkerSetting) -> Deal:

@@ -120,14 +120,9 @@ class MicroBatch:
         return rows.view(torch.bfloat16) if rows.dtype == torch.uint16 else rows
 
     @property
-    def pairs(self) -> bool:
-        """Whether its documents are answers of pairs."""
-        return bool(self.prompts)
-
-    @property
     def weight(self) -> float:
         """What its loss is divided by: the sum of the weights of its targets, or of its pairs."""
-        weights = self.weights if not self.pairs else self.answer_weights()[::2]
+        weights = self.answer_weights()[::2] if self.prompts else self.weights
         return float(weights.double().sum())
 
     def answer_weights(self) -> Tensor:
@@ -224,7 +219,7 @@ class MicroBatch:
     def divided(self, context: Context, round_to: int = 1) -> MicroBatch:
         """What one of the ranks that divide the row has of it: as many tokens as each other, a multiple of
         ``round_to``, and as many targets, but for one."""
-        lies_whole = self.is_padded or self.shared or self.pairs or self.features or self.opening
+        lies_whole = self.is_padded or self.shared or self.prompts or self.features or self.opening
         assert not lies_whole, "a plan divides rows of plain documents"
         whole = self.rounded(round_to * context.size)
         own, ranks, number = context.slice_of(whole.num_tokens), context.size, len(self.targets)
@@ -357,7 +352,9 @@ def _supervised(
         torch.from_numpy(weights.astype(np.float32)),
         columns={name: torch.from_numpy(np.repeat(column, counts)) for name, column in carried.items()},
         prompts=tuple(document.prompt for document in documents) if documents[0].prompt else (),
-        reference=_references(documents),
+        reference=torch.tensor([document.reference[0] for document in documents], dtype=torch.float64)
+        if documents[0].reference
+        else None,
         documents=tuple(document.number for document in documents),
         starts=tuple(document.start for document in documents),
         targets_of=counts,
@@ -407,13 +404,6 @@ def _with_images(batch: MicroBatch, laid_out: Sequence[tuple[PackedDocument, int
         if own is not None:
             places.append(own.places + row * width + start)
     return replace(batch, opening=Opening(documents), feature_places=torch.from_numpy(np.concatenate(places)))
-
-
-def _references(documents: Sequence[PackedDocument]) -> Tensor | None:
-    """Log-probabilities of answers under the reference, fp64 (documents,), if there is one."""
-    if not documents[0].reference:
-        return None
-    return torch.tensor([document.reference[0] for document in documents], dtype=torch.float64)
 
 
 class _Row:
@@ -476,8 +466,6 @@ class _Row:
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank does in one step."""
-
     number: int
     """From 1."""
     next_position: int
@@ -486,7 +474,6 @@ class RankStep:
     tokens: int
     """Tokens of this rank's documents."""
     supervised_tokens: int
-    """Supervised tokens of this rank."""
     weight: float
     """Sum of the weights of this rank's supervised tokens."""
 

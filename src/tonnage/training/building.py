@@ -124,12 +124,10 @@ class Blueprint:
         return self.layout.parameter_tier == "host" or (self.directories is not None and through_host)
 
     def enter(self, phase: str) -> None:
-        """Say what begins."""
         if self.phases is not None:
             self.phases.enter(phase)
 
     def progress(self) -> None:
-        """Say that it goes on."""
         if self.phases is not None:
             self.phases.progress()
 
@@ -197,7 +195,6 @@ class Stages:
 
     @property
     def loss_models(self) -> list[LossModel]:
-        """All of them, in their order."""
         return [stage.loss_model for stage in self.by_number.values()]
 
     @property
@@ -337,8 +334,8 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
     draft = _draft(blueprint)
     loss_model, transforms, part = _in_loss_model(blueprint, draft, stage, compiled)
     blocks = loss_model.anatomy.blocks
-    result = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
-    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in result.packed]  # as it names them
+    layers, inputs = parallelize(loss_model, blocks, blueprint.world.mesh, blueprint.precision, transforms)
+    packed = [replace(layer, path=layer.path.removeprefix("model.")) for layer in layers]  # as the model names them
     in_cache = _packed_in_cache(blueprint, draft, packed)
     placed = _give_memory(blueprint, draft, blocks, transforms.tiled, in_cache)
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
@@ -350,7 +347,7 @@ def assemble_model(blueprint: Blueprint, stage: int = 0) -> Assembled:
         draft.model,
         loss_model,
         placed,
-        result.inputs,
+        inputs,
         transforms.tiled,
         elsewhere,
         shared,
@@ -645,7 +642,6 @@ def keeping(trains: Trains, config: Config, stored: tuple[tuple[str, str], ...])
 
 
 def trains_of(config: Config) -> Trains:
-    """What a run trains of its model."""
     assert config.adapter != "auto", "planning.ways says what it is"
     aware = scheme_of(config)
     if isinstance(config.adapter, str):

@@ -103,7 +103,11 @@ class ByHand:
         return Batch.of(next(evaluation_steps(packs, deal)), packs)
 
     def forward_backward(self, batch: Batch, own: OwnLoss | None = None) -> float:
-        """The loss of a batch, over its weight; its gradients are added to those there are. Raises ``UserError``."""
+        """The loss of a batch, over its weight; its gradients are added to those there are. Raises ``UserError``.
+
+        If it is cut short, by a loss of one's own or from the keyboard, all gradients since the last update are gone:
+        those of a part of the batch are among them.
+        """
         self._settle(own, batch.source)
         self._check_reference(batch.source)
         self._check_more(batch)
@@ -116,7 +120,12 @@ class ByHand:
         batch = replace(batch, step=replace(batch.step, number=number, micro_batches=micro_batches))
         self._phases.enter("step", step=number, num_micro_batches=len(micro_batches))
         self._use(own)
-        losses = run_passes(job, batch.step, first.weight / scale, batch.tokens / scale, self._phases)
+        try:
+            losses = run_passes(job, batch.step, first.weight / scale, batch.tokens / scale, self._phases)
+        except BaseException:
+            job.optimizer.gradients.clear()
+            self._pending = _Pending()
+            raise
         loss = float(sum(losses, torch.zeros(())))
         pending.batches.append(batch)
         pending.own.append(own)

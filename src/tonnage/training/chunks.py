@@ -1,6 +1,7 @@
 """What is computed once, before training, in chunks that are kept: their files, and whose they are in the end.
 
-KEY.parts/000000.npy ...    beside the cache's entry, each written as soon as it is there
+KEY.parts/000000.npy ...    beside the cache's entry, each written by rank 0 as soon as it is there: whoever is
+                            interrupted goes on behind the last one
 KEY/                        the entry, when all are there: for every run of the same
 RUN/.../KEY                 links to its files, from which a run trains
 """

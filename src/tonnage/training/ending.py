@@ -41,11 +41,6 @@ class StepNumbers:
     figures: Mapping[str, float] = field(default_factory=dict)
     """Means over the pairs of the step."""
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether the weights may be updated."""
-        return math.isfinite(self.loss) and math.isfinite(self.norm)
-
 
 @dataclass
 class Ending:
@@ -130,7 +125,7 @@ def update(
         Where the run is now, what was found not to be finite, and what of the step is written down.
     """
     scale, number = job.loss_scale.value, cursor.step + 1
-    finite, bad = numbers.is_finite, None
+    finite, bad = math.isfinite(numbers.loss) and math.isfinite(numbers.norm), None
     if not is_updated:
         if finite:
             shrinking = min(1.0, job.clip / numbers.norm) if job.clip and numbers.norm else 1.0

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import Store
 
 from tonnage.checkpoint.resume import choose
 from tonnage.checkpoint.save import complete_checkpoints, step_of
-from tonnage.config import Config, Launch, RayLaunch
+from tonnage.config import Config
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.files.writing import write_json
 from tonnage.host.nodes import Node, describe_node, disagreements, leave_token, sees_token, wrong_clocks
@@ -107,11 +107,12 @@ def _check_nodes(run: RunDirectory, place: Place, config: Config, plan: Plan, st
     """
     token = f"seen-{secrets.token_hex(8)}"
     is_directory = Path(config.model).exists() or config.model.startswith(("/", "./", "../"))  # else it is the hub's
-    paths = {"model": config.model if is_directory else None, "prepared data": plan.data.train_path}
-    if plan.data.validation_path is not None:
-        paths["prepared validation data"] = plan.data.validation_path
-    if plan.data.general_path is not None:
-        paths["prepared general data"] = plan.data.general_path
+    paths = {
+        "model": config.model if is_directory else None,
+        "prepared data": plan.data.train_path,
+        "prepared validation data": plan.data.validation_path,
+        "prepared general data": plan.data.general_path,
+    }
     nodes, blind, mute, unheard = [describe_node(paths)], [], [], []
     leave_token(run.workers, token)
     try:
@@ -151,12 +152,6 @@ def _answer(run: RunDirectory, place: Place, store: Store) -> None:
         except OSError:
             wrote = False
     store.set(f"{QUESTION}/{place.rank}", json.dumps({"node": asdict(node), "sees": sees, "wrote": wrote}))
-
-
-def most_threads(launch: Launch, share: int) -> int:
-    """Threads of a worker whose share of its machine's cores is known: no more than it has reserved."""
-    reserved = launch.cpus_per_worker if isinstance(launch, RayLaunch) else "auto"
-    return share if reserved == "auto" else min(share, reserved)
 
 
 def go_on(run: RunDirectory) -> None:

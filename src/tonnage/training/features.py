@@ -2,9 +2,8 @@
 
 The workers load the tower and its projector, each the whole of it, before the model that is trained, and give them up
 again: training has the language model alone, and reads features where tokens of images are. Documents with the same
-images share theirs. Each worker takes some of them, rank 0 writes a chunk beside the cache's entry as soon as it is
-there, and whoever is interrupted goes on behind the last one (``chunks``). Positions of three dimensions, of families
-that have such, are computed for each document by the model's own function.
+images share theirs, and each worker takes some of these, a chunk at a time (``chunks``). Positions of three dimensions,
+of families that have such, are computed for each document by the model's own function.
 """
 
 from __future__ import annotations
@@ -156,8 +155,8 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
     index: list[tuple[int, ...]] = []
     done, total = 0, sum(len(group.documents) for group in groups)
     setting.log(f"images: computing the features of those of {total:,} rows")
-    files, recipe = _recipe_of(setting)
-    whole = read_whole_config(files, trust_remote_code=setting.config.trust_remote_code)
+    (files, recipe), trusts = _recipe_of(setting), setting.config.trust_remote_code
+    whole = read_whole_config(files, trust_remote_code=trusts)
     width = (1 + added_features(whole)) * setting.plan.model.hidden_size
     for number, chunk in enumerate(chunks_of(groups, width)):
         index += _index_of(source, chunk, number)
@@ -168,7 +167,9 @@ def _compute(setting: WorkerSetting, source: Documents, groups: Sequence[SameIma
             raise StoppedEarly
         if not is_there:
             if eye is None:
-                eye = _Eye.load(setting, source, files, recipe, width)
+                setting.log("images: loading the vision tower")
+                text, dtype = read_model_config(files, trust_remote_code=trusts), setting.precision.compute
+                eye = _Eye(load_tower(files, text, dtype, world.device, trusts=trusts), recipe, source, setting, width)
                 phases.enter("features", micro_batch=done, num_micro_batches=total)
             features, positions = eye.look(chunk)
             if world.rank == 0:
@@ -209,15 +210,6 @@ class _Eye:
     width: int
     """Numbers for each token of an image."""
 
-    @staticmethod
-    def load(setting: WorkerSetting, source: Documents, files: ModelFiles, recipe: ImageRecipe, width: int) -> _Eye:
-        """Build and fill the tower. Raises ``UserError`` where its files are gone."""
-        config, world = setting.config, setting.world
-        text = read_model_config(files, trust_remote_code=config.trust_remote_code)
-        setting.log("images: loading the vision tower")
-        tower = load_tower(files, text, setting.precision.compute, world.device, trusts=config.trust_remote_code)
-        return _Eye(tower, recipe, source, setting, width)
-
     def look(self, chunk: Sequence[SameImages]) -> tuple[np.ndarray, np.ndarray | None]:
         """Features of a chunk as they are stored, (rows, width), and positions of its documents, int32 (tokens, 3), if
         tokens have such: on every rank, each of which computes some of them."""
@@ -238,11 +230,8 @@ class _Eye:
             first, first_position = first + group.rows, first_position + sum(lengths)
             self.setting.phases.progress()  # a chunk may take longer than a step ever should
         features, (has_positions,) = world.total(features.to(world.device)).cpu(), world.sum(has_positions)
-        if not has_positions:
-            return _stored(features, self.tower.dtype), None
-        return _stored(features, self.tower.dtype), world.total(positions.to(world.device)).cpu().numpy().astype(
-            np.int32
-        )
+        in_space = world.total(positions.to(world.device)).cpu().numpy() if has_positions else None
+        return _stored(features, self.tower.dtype), None if in_space is None else in_space.astype(np.int32)
 
     def _of_group(self, group: SameImages) -> tuple[Tensor, Tensor | None]:
         """Features of the images of a group, fp32 (rows, width), and positions of all tokens of its documents, one

@@ -121,17 +121,12 @@ class Head:
     def log_probabilities(self, hidden: Tensor, targets: Tensor, *, likeliest_of: list[Tensor] | None = None) -> Tensor:
         """That of every target, fp32 (tokens,), for which nothing is kept. ``likeliest_of`` takes up the tokens with
         the largest logits, int64, chunk by chunk."""
-        hidden, weight = hidden.detach(), local_part(self.weight).detach()
-        bias, vocabulary = None if self.bias is None else local_part(self.bias).detach(), self.vocabulary
-        chunk_tokens = _equal(self.most_tokens, len(hidden))
-        room = self.room_for(chunk_tokens, hidden)
+        room = self.room_for(_equal(self.most_tokens, len(hidden)), hidden)
         losses, ones = [], torch.ones(len(hidden), 1, device=hidden.device)
-        for start in range(0, len(hidden), max(1, chunk_tokens)):
-            chunk = slice(start, start + chunk_tokens)
-            logits = _logits(hidden[chunk], weight, bias, room)
+        for chunk, logits in self._by_chunk(hidden, room):
             if likeliest_of is not None:
                 likeliest_of.append(self._largest(logits.float()))
-            of_chunk = _of_logits(logits, Targets(targets[chunk], ones[chunk]), vocabulary, wants_gradient=False)
+            of_chunk = _of_logits(logits, Targets(targets[chunk], ones[chunk]), self.vocabulary, wants_gradient=False)
             losses.append(of_chunk[0].flatten())
             del logits, of_chunk
         if self.memory is not None and room is not None:
@@ -173,14 +168,20 @@ class Head:
             pieces.append(some)
         return torch.cat(pieces) if pieces else torch.zeros(0, num_tokens, device=hidden.device)
 
-    def _capped(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Rows of a chunk and their logits, fp32, chunk by chunk."""
+    def _by_chunk(self, hidden: Tensor, room: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of a chunk and their logits, in ``room`` if that is given, chunk by chunk."""
         hidden, weight = hidden.detach(), local_part(self.weight).detach()
         bias = None if self.bias is None else local_part(self.bias).detach()
         chunk_tokens = _equal(self.most_tokens, len(hidden))
         for start in range(0, len(hidden), max(1, chunk_tokens)):
             chunk = slice(start, start + chunk_tokens)
-            yield chunk, self.vocabulary.scale_and_cap(_logits(hidden[chunk], weight, bias, None).float())
+            yield chunk, _logits(hidden[chunk], weight, bias, room)
+
+    def _capped(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The same in fp32, scaled and capped."""
+        for chunk, logits in self._by_chunk(hidden, None):
+            logits = self.vocabulary.scale_and_cap(logits.float())  # which gives up those of 16 bits
+            yield chunk, logits
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """The token with the largest logit after every row, the first of several: int64 (tokens,). A scale or a cap of
@@ -206,18 +207,10 @@ class Head:
         return -all_reduce(-tokens, ranks, "max")
 
 
-@dataclass(frozen=True)
-class ScoreHead:
-    """The head of a model of scores: ``weight`` is (1, hidden)."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        """Of rows of hidden states, (rows, hidden), one number each: fp32 (rows,). So few are computed in fp32, where
-        transformers rounds them to the type of the model."""
-        bias = None if self.bias is None else self.bias.float()
-        return F.linear(hidden.float(), self.weight.float(), bias)[:, 0]
+def scores(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What the head of a model of scores, whose ``weight`` is (1, hidden), gives for rows of hidden states, (rows,
+    hidden): fp32 (rows,). So few are computed in fp32, where transformers rounds them to the type of the model."""
+    return F.linear(hidden.float(), weight.float(), None if bias is None else bias.float())[:, 0]
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -29,8 +29,6 @@ from tonnage.training.routing import ExpertLoad
 
 @dataclass(frozen=True)
 class Job:
-    """The parts of a running job, as one rank holds them."""
-
     world: World
     pipeline: Pipeline
     """The model, or this rank's stages of it, ending in its loss; what the loop runs."""
@@ -80,11 +78,6 @@ class Job:
     """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
     others are trained, as some routers' biases."""
 
-    @property
-    def quantizes(self) -> bool:
-        """Whether layers round what they multiply, but where ``quantized`` says no."""
-        return any(stage.quantizers is not None for stage in self.pipeline.stages)
-
     @contextmanager
     def quantized(self, enabled: bool) -> Iterator[None]:
         """Let layers that round what they multiply do so inside, or not."""
@@ -111,7 +104,6 @@ class Job:
         return {} if self.pair_loss is None else self.pair_loss.figures(tally)
 
     def steps(self, cursor: Cursor) -> Iterator[RankStep]:
-        """The run's steps from ``cursor`` on."""
         return training_steps(
             self.train_data,
             self.deal,

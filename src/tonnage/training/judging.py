@@ -34,8 +34,6 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Judging:
-    """How a run is judged on its way."""
-
     before: bool = True
     """Before the first step as well."""
     figure: str = "eval_loss"
@@ -79,7 +77,7 @@ def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
             record |= {"eval_loss": rows.loss.value, "token_accuracy": rows.token_accuracy.value}
             if rows.divergence is not None:
                 record["eval_kl"] = rows.divergence.value
-            if job.quantizes:
+            if any(stage.quantizers is not None for stage in job.pipeline.stages):
                 with job.quantized(False):
                     exact, _ = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
                 evaluated = replace(evaluated, unquantized=exact)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -31,8 +31,6 @@ from tonnage.training.nonfinite import FirstNonfinite, too_many_skips
 
 @dataclass(frozen=True)
 class BetweenSteps:
-    """What happens between steps, and how often."""
-
     evaluate_every: int
     """0 is only at the end."""
     checkpoint_every: int
@@ -44,7 +42,6 @@ class BetweenSteps:
     asking: Asking | None = None
     """What the model is asked at every evaluation, and before the first step."""
     judging: Judging = field(default_factory=Judging)
-    """What follows from evaluations."""
 
     def due_after(self, step: int) -> tuple[bool, bool]:
         """Whether the run is evaluated after a step, and whether it is saved."""
@@ -75,15 +72,15 @@ def train(
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         # Sizes of the step, and whether to stop before it: one sum over the ranks.
         sizes = job.world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight)
-        totals = _Totals(*job.world.sum(*sizes, stop_requested()))
-        if totals.stops:
+        tokens, computed, supervised, weight, stops = job.world.sum(*sizes, stop_requested())
+        if stops:
             finished = False
             break
 
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
-        denominator, tokens = totals.weight / job.loss_scale.value, totals.tokens / job.loss_scale.value
-        passes = partial(run_passes, job, step, denominator, tokens, phases)
+        denominator, scaled_tokens = weight / job.loss_scale.value, tokens / job.loss_scale.value
+        passes = partial(run_passes, job, step, denominator, scaled_tokens, phases)
         losses = passes()
 
         # The results of the step before are read only now, while the device works on this one. If they were not finite,
@@ -98,7 +95,7 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm.
         phases.enter("update")
-        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, counted=totals[:3])
+        ending = Ending(job, step, denominator, measure(job, losses), recorder.log, (tokens, computed, supervised))
         evaluates, saves = between_steps.due_after(step.number)
         is_last = step.next_position >= job.num_packs
         if job.reads_late:
@@ -121,17 +118,6 @@ def train(
         course.evaluate_last()
     course.end()
     return finished
-
-
-class _Totals(NamedTuple):
-    """What a step has on all ranks together."""
-
-    tokens: float
-    computed_tokens: float
-    supervised_tokens: float
-    weight: float
-    stops: float
-    """How many ranks are to stop before it."""
 
 
 def run_passes(job: Job, step: RankStep, denominator: float, tokens: float, phases: Phases) -> list[Tensor]:
@@ -216,7 +202,6 @@ class _Course:
             self._recorder.saved(self._saver.news())
 
     def evaluate(self) -> None:
-        """Ask the model, and evaluate it."""
         self._ask()
         self._judge()
         self._evaluated = self.cursor.step

@@ -7,6 +7,7 @@ largest product of a small model, therefore runs only at positions whose next to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -24,13 +25,13 @@ from tonnage.model.vision import behind_blocks, beside_embeddings
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import Ranks, pick_tokens
 from tonnage.training.batch import MicroBatch
-from tonnage.training.distillation import Distillation
-from tonnage.training.head import Head, LogitsMemory, ScoreHead
+from tonnage.training.head import Head, LogitsMemory, scores
 from tonnage.training.preferences import RewardLoss
 from tonnage.training.routing import Routing
 from tonnage.training.sight import Sight
 from tonnage.training.tiled_vocabulary import TiledHead
 from tonnage.training.token_losses import Factors
+from tonnage.training.vocabulary import Soft
 
 
 class LikelihoodLoss(Protocol):
@@ -40,6 +41,15 @@ class LikelihoodLoss(Protocol):
         """The loss of a micro-batch over ``denominator``, an fp32 scalar, and its derivative with respect to each of
         ``logprobs``, fp32 (supervised,)."""
         ...
+
+
+def soft_targets(batch: MicroBatch, device: torch.device, *, share: float, temperature: float) -> Soft | None:
+    """What a teacher expects in the place of every target of a micro-batch, its probabilities renormalised over the
+    tokens that are kept; None where it was not asked. ``share`` is that of the targets' own loss."""
+    if batch.teacher_tokens is None or batch.teacher_logprobs is None:
+        return None
+    logprobs = (sent(batch.teacher_logprobs, device) / temperature).log_softmax(1)
+    return Soft(sent(batch.teacher_tokens, device).long(), logprobs, share, temperature)
 
 
 class LossModel(nn.Module):
@@ -83,8 +93,8 @@ class LossModel(nn.Module):
         """The loss, where it is not cross-entropy."""
         self.factors: Factors | None = None
         """What the weights of tokens are multiplied by, where they do not count alike."""
-        self.distillation: Distillation | None = None
-        """How a teacher counts, where there is one."""
+        self.distillation: Callable[[MicroBatch, torch.device], Soft | None] | None = None
+        """What a teacher expects (``soft_targets``), where there is one."""
         self.token_ranks: Ranks | None = None
         """The ranks of the tensor axis, where they divide the tokens of its hidden states."""
         self.sight: Sight | None = None
@@ -128,9 +138,8 @@ class LossModel(nn.Module):
         own = self.own
         if isinstance(own, RewardLoss):
             ends = sent(torch.tensor(batch.ends, dtype=torch.int64), hidden.device)
-            head = ScoreHead(self.anatomy.head.weight, self.anatomy.head.bias)
-            scores = head.scores(hidden.flatten(0, 1).index_select(0, ends))
-            return own.value(scores, batch, denominator)
+            head, answers = self.anatomy.head, hidden.flatten(0, 1).index_select(0, ends)
+            return own.value(scores(answers, head.weight, head.bias), batch, denominator)
         assert not self.anatomy.scores, "a model of scores has no logits"
         return self._of_logits(hidden, batch, denominator, own)
 
@@ -143,7 +152,7 @@ class LossModel(nn.Module):
         if batch.top is not None:
             assert isinstance(head, Head)
             return head.top(picked, *batch.top)
-        soft = None if self.distillation is None else self.distillation.soft(batch, device)
+        soft = None if self.distillation is None else self.distillation(batch, device)
         if batch.judges:
             right: list[Tensor] = []
             logprobs = head.log_probabilities(picked, targets, likeliest_of=right)

@@ -27,6 +27,7 @@ hybrid kept 700 MB with the limit above and 250 MB with this one, and was as fas
 UNPLANNED_BYTES = 64 << 20
 """What libraries take when they are first used, and what a process may gain between two trims at least."""
 NEVER_BYTES = 1 << 30
+GROWTH = 1.2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """From glibc's malloc.h."""
 
@@ -71,7 +72,6 @@ class Phases:
         self._phase = ""
 
     def progress(self, **where: int) -> None:
-        """Say that there is progress within the phase."""
         self.position.update(**where)
 
     def advance(self, done: int, total: int) -> None:
@@ -125,10 +125,9 @@ class HeapLimit:
     Trimming after every step would cost 3% of its time, in pages that must be faulted in again.
     """
 
-    def __init__(self, planned: float | None = None, growth: float = 1.2) -> None:
+    def __init__(self, planned: float | None = None) -> None:
         """``planned``: bytes that may come to stay after this call (``Choice.kept_bytes``). Without it, a process may
-        have ``growth`` times what it has after its first step."""
-        self._growth = growth
+        have ``GROWTH`` times what it has after its first step."""
         self._planned = planned is not None
         self._limit: float | None = None
         if planned is not None and (resident := _resident_bytes()) is not None:
@@ -152,7 +151,7 @@ class HeapLimit:
             return
         resident -= besides
         if self._limit is None:
-            self._limit = self._growth * resident
+            self._limit = GROWTH * resident
         elif resident > self._limit:
             trim = _malloc_trim()
             if trim is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from tonnage.offload.traffic import Traffic
 from tonnage.optim.optimizer import ShardedOptimizer
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.homes import FileHome
@@ -18,17 +18,28 @@ class DiskUse:
 
     def __init__(self, optimizer: ShardedOptimizer, blocks: Sequence[StreamedBlocks | FileHome]) -> None:
         self._waiting: list[ShardedOptimizer | StreamedBlocks | FileHome] = [optimizer, *blocks]
-        self._traffic, self._waited = Traffic.now(), 0.0
+        self._traffic, self._waited = disk_traffic(), 0.0
 
     def take(self) -> dict[str, float]:
         """Since the last call."""
-        before, self._traffic = self._traffic, Traffic.now()
+        before, self._traffic = self._traffic, disk_traffic()
         waited_before, self._waited = self._waited, sum(one.waited_seconds for one in self._waiting)
         found: dict[str, float] = {"waited_seconds": self._waited - waited_before}
         if before is not None and self._traffic is not None:
-            moved = self._traffic - before
-            found |= {"read_bytes": moved.read, "written_bytes": moved.written}
+            read, written = (now - then for now, then in zip(self._traffic, before, strict=True))
+            found |= {"read_bytes": read, "written_bytes": written}
         return found
+
+
+def disk_traffic() -> tuple[int, int] | None:
+    """Bytes that this process has read from disks and written to them, as the system counts: not what was found in the
+    page cache. None where it does not say (not Linux, some containers)."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+    return counts["read_bytes"], counts["write_bytes"]
 
 
 class HostUse:

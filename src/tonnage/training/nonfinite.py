@@ -137,7 +137,8 @@ class _Watch:
             hook.remove()
 
     def _after_forward(self, name: str, module: nn.Module, _: Any, output: Any) -> None:
-        for tensor in _tensors(output):
+        tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+        for tensor in tensors:
             if self._look(f"the output of {name}" if name else "the loss", tensor):
                 weights = (
                     w for w, value in module.named_parameters(recurse=False) if not local_part(value).isfinite().all()
@@ -180,8 +181,3 @@ class _Watch:
             firsts[own] = ranks.rank * own
         size = next((size for size in firsts if size in tensor.shape), None)
         return (None, 0) if size is None else (tensor.shape.index(size), firsts[size])
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    """Floating-point tensors in a module's output."""
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

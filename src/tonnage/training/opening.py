@@ -22,8 +22,6 @@ class Placed:
 
 
 class Opening:
-    """The images of a micro-batch, which a thread opens before they are wanted."""
-
     def __init__(self, documents: Sequence[Placed]) -> None:
         self.documents = tuple(documents)
         """All of the micro-batch's."""

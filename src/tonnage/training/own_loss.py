@@ -34,7 +34,7 @@ from torch import Tensor
 from tonnage.errors import user_error
 from tonnage.host.locked import sent
 from tonnage.rundir.records import LossNote
-from tonnage.training.batch import MicroBatch, PackedDocument, Packs, documents_of
+from tonnage.training.batch import MicroBatch, Packs, documents_of
 
 Loss = Callable[..., Tensor]
 """``loss(logprobs, weights, **columns)``."""
@@ -121,14 +121,10 @@ class Tried:
 
 def rows_of(data: Packs, order: Iterable[int]) -> Iterator[Tried]:
     """Documents of packs, to try a loss on."""
-    documents = (document for number in order for document in documents_of(data.pack(number)))
-    return (to_try(document, "{}:{}".format(*data.where(document.number))) for document in documents)
-
-
-def to_try(document: PackedDocument, where: str) -> Tried:
-    """A document as one to try a loss on."""
-    weights = torch.from_numpy(document.weights[document.weights != 0].astype(np.float32))
-    return Tried(where, weights, {name: torch.full_like(weights, one) for name, one in document.carried.items()})
+    for document in (document for number in order for document in documents_of(data.pack(number))):
+        weights = torch.from_numpy(document.weights[document.weights != 0].astype(np.float32))
+        columns = {name: torch.full_like(weights, value) for name, value in document.carried.items()}
+        yield Tried("{}:{}".format(*data.where(document.number)), weights, columns)
 
 
 def check_sum(loss: OwnLoss, rows: Iterable[Tried]) -> bool:

@@ -45,7 +45,6 @@ class Placed:
         return self.on_disk.pages.stored if self.on_disk is not None else ()
 
     def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Let what rests in the host's memory come to the device."""
         if self.masters is not None:
             self.masters.begin(loss_model, blocks)
         elif self.on_host is not None:

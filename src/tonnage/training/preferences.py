@@ -174,11 +174,8 @@ class _OfPairs(PreferenceLoss):
 
     names: tuple[str, ...] = FIGURES
     """Those of ``FIGURES`` that it tells."""
-
-    @property
-    def kept(self) -> int:  # type: ignore[override]
-        """Weight, loss and the figures in ``names``."""
-        return 2 + len(self.names)
+    kept = 2 + len(FIGURES)
+    """Weight, loss and the figures in ``names``."""
 
     def take_down_pairs(self, weights: Tensor, losses: Tensor, rewards: Tensor, *logprobs: Tensor) -> None:
         """Note some pairs: fp64 (pairs,) each, ``rewards`` (pairs, 2)."""
@@ -240,7 +237,7 @@ class RewardLoss(_OfPairs):
     2023, "Llama 2", eq. 2, for the margin; Eisenstein et al. 2023, "Helping or Herding?", eq. 2, for the center.
     """
 
-    names = FIGURES[:3]
+    names, kept = FIGURES[:3], 5
 
     def value(self, scores: Tensor, batch: MicroBatch, denominator: float) -> Tensor:
         """The loss of a micro-batch over ``denominator``, an fp32 scalar with a gradient.

@@ -8,17 +8,14 @@ from contextlib import contextmanager
 import torch
 
 from tonnage.config import Config
-from tonnage.kernels.switches import switch_off
 from tonnage.kernels.threads import use_threads
-from tonnage.model.attention import compile_loops
-from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import join_world
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.tracking.back_ends import Outcome
 from tonnage.tracking.trackers import Trackers
-from tonnage.training.assemble import assemble
+from tonnage.training.assemble import assemble, prepare_kernels
 from tonnage.training.by_hand import ByHand
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
@@ -35,12 +32,9 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
     recorder, trackers = Recorder(run, rank=0), Trackers(run)
     outcome: Outcome = "failed"
     phases = Phases(position)
-    switch_off(plan.layout.kernels_off)
     try:
         trackers.start(config.track, samples=config.track_samples)
-        if plan.layout.device == "cpu":
-            use_threads(plan.threads_per_worker)
-            compile_loops(Precision.of(config.dtype, 1).compute)
+        prepare_kernels(config, plan, phases)
         with join_world(device_type=plan.layout.device) as world:
             phases.device = world.device
             job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))

@@ -2,9 +2,8 @@
 
 The reference is the model as it was before its first step, with additions that are still zero, or another one that is
 given up before training begins (``guest``), so training needs no second model. The workers compute them, of the model
-as it was in the run's layout, a chunk of packs at a time, and rank 0 writes each chunk beside the
-cache's entry (``KEY.parts``) as soon as it is there: whoever is interrupted goes on behind the last one. The whole goes
-into the cache, for every run of the same model, rows, template and precision, and into the run's own directory.
+as it was in the run's layout, a chunk of packs at a time (``chunks``). The whole goes into the cache, for every run of
+the same model, rows, template and precision, and into the run's own directory.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tonnage.errors import Problem, UserError, user_error
 Scorer = Callable[[str, str], float]
 """``scorer(answer, expected)``, from 0 to 1."""
 MOST_TOLD = 5
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
+_NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)")  # of 2020-2021 the last is 2021
 _SAID = re.compile(r"answer\s*(?:is|:)?\s*:?\s*[*(\[]*([A-J])(?![A-Za-z])", re.IGNORECASE)
 _AT_FIRST = re.compile(r"[\s*(\[]*([A-Ja-j])(?:\s*$|[).:,\]*])")
 _ALONE = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")

@@ -32,11 +32,9 @@ class WorkerSetting:
     log: Callable[[str], None]
     phases: Phases
     stop_requested: Callable[[], bool] = lambda: False
-    """Whether this rank was asked to stop."""
 
     @property
     def layout(self) -> Layout:
-        """How the plan lays out the run."""
         return self.plan.layout
 
     @cached_property

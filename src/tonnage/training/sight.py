@@ -43,8 +43,6 @@ def image_recipe(
 
 
 class Sight:
-    """What looks at the images of micro-batches."""
-
     def __init__(self, tower: AttachedTower, recipe: ImageRecipe) -> None:
         self._tower, self._recipe = tower, recipe
         self._blank: Mapping[str, Any] | None = None

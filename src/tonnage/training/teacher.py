@@ -1,10 +1,8 @@
 """What a teacher expects after every supervised token: its likeliest tokens, computed once, before training.
 
 The workers load the teacher before the model that is trained, shared by all of them whatever the run's own layout is,
-and give it up again. They compute a chunk of packs at a time, and rank 0 writes each chunk beside the cache's entry
-(``KEY.parts``) as soon as it is there: whoever is interrupted goes on behind the last one. The whole goes into the
-cache, for every run of the same teacher, rows, precision and number of tokens, and as links into the run's own
-directory, from which it trains. Log-probabilities are kept as they are at a temperature of 1: those at any other one,
+and give it up again. They compute a chunk of packs at a time (``chunks``), for every run of the same teacher, rows,
+precision and number of tokens. Log-probabilities are kept as they are at a temperature of 1: those at any other one,
 renormalised over the tokens that are kept, follow from them.
 """
 

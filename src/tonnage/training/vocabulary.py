@@ -49,10 +49,6 @@ class Vocabulary:
         sums = all_reduce(torch.cat([(normaliser - largest).exp_(), picked], 1), self.ranks)
         return largest + sums[:, :1].log(), sums[:, 1:]
 
-    def subtract_targets(self, gradient: Tensor, targets: Tensor) -> None:
-        """Take 1 from where the target is, if this rank has it."""
-        self.subtract(gradient, targets, torch.ones_like(targets, dtype=gradient.dtype))
-
     def subtract(self, gradient: Tensor, tokens: Tensor, amounts: Tensor) -> None:
         """Take ``amounts``, (rows, tokens) as ``tokens``, from where these are, if this rank has them."""
         if self.ranks is not None:
@@ -79,7 +75,6 @@ class Soft:
     temperature: float
 
     def rows(self, chunk: slice) -> Soft:
-        """Those of some rows."""
         return replace(self, tokens=self.tokens[chunk], logprobs=self.logprobs[chunk])
 
 
@@ -97,7 +92,7 @@ def softmax_loss(
         return losses, logits
     slope = vocabulary.slope_of_cap(logits)
     gradient = logits.sub_(normaliser).exp_()  # in their own memory
-    vocabulary.subtract_targets(gradient, targets)
+    vocabulary.subtract(gradient, targets, torch.ones_like(targets, dtype=gradient.dtype))
     gradient.mul_(weights * vocabulary.scale)
     return losses, gradient if slope is None else gradient.mul_(slope)
 

@@ -240,7 +240,7 @@ def _weigh(
         orthogonal_width=iteration_dtype(conditions.device_type).itemsize,
         keeps_blocks=_keeps_blocks(model, whole, tensor),
         in_fp8=in_fp8,
-        heads=traced.kinds_of_heads,
+        heads=tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in traced.rows)))),
         token_ranks=token_ranks,
         tokenwise_blocks=sum(bool(mlps_of(block)) for block in anatomy.blocks),
     )
@@ -381,11 +381,6 @@ class _Traced:
     """Of each block that has attention: how many of queries, and their size."""
     chunk: int = 1
     """Tokens of the largest chunk of any block."""
-
-    @property
-    def kinds_of_heads(self) -> tuple[Heads, ...]:
-        """Of all attention to rows of packed documents."""
-        return tuple(Heads(*kind) for kind in sorted(set().union(*(row.heads for row in self.rows))))
 
 
 def _trace(
@@ -577,7 +572,7 @@ def _run_backbone(
             divide_in_shape(model, plan := tensor_plan(model, anatomy), conditions.tensor)
             token_ranks = plan.token_ranks(conditions.tensor)
         pack_layers(model, anatomy.blocks, conditions.trains.quantize)
-        _move(model, device)
+        move_without_content(model, device)
         if (number := conditions.sequence_tiles) > 1:
             tile_sequence(anatomy.blocks, document * num_documents // (number * token_ranks), walk=ledger.some)
         recompute_blocks(anatomy.blocks, kind)
@@ -647,8 +642,8 @@ def _mark_parts(ledger: Ledger, anatomy: Anatomy, *, trains: bool) -> tuple[list
     return marks, at_first_block
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
-    """Let parameters and buffers be without content on another device (``to_empty`` cannot swap in fake ones)."""
+def move_without_content(model: nn.Module, device: torch.device, *, buffers: bool = True) -> None:
+    """Let parameters, and buffers, be without content on another device (``to_empty`` cannot swap in fake ones)."""
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -657,7 +652,7 @@ def _move(model: nn.Module, device: torch.device) -> None:
                 fresh = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                 module._parameters[name] = moved.setdefault(id(parameter), fresh)
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffers and buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
 
 

@@ -31,6 +31,7 @@ from tonnage.model.towers import TOWER
 from tonnage.model.vision import AttachedTower, attach_tower
 from tonnage.planning.profile import TowerCost
 from tonnage.training.ledger import Ledger
+from tonnage.training.weigh import move_without_content
 
 FORMAT = 1
 """Of costs in the cache, and of how they are measured."""
@@ -113,14 +114,8 @@ def weigh_tower(
 
 def _pretend(tower: nn.Module) -> None:
     """Let parameters be without content, on a CPU; all else is there, as what towers ask of sizes is computed."""
-    mode, made = FakeTensorMode(allow_non_fake_inputs=True), dict[int, nn.Parameter]()
-    for module in tower.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                with mode:
-                    empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-                fresh = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                module._parameters[name] = made.setdefault(id(parameter), fresh)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        move_without_content(tower, torch.device("cpu"), buffers=False)
 
 
 def _run(tower: AttachedTower, inputs: Mapping[str, Any], *, trains: bool) -> dict[str, float]:

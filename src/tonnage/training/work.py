@@ -7,23 +7,18 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch.distributed.distributed_c10d import Store
 
 from tonnage.checkpoint.save import step_of
-from tonnage.config import Config
+from tonnage.config import Config, RayLaunch
 from tonnage.errors import user_error
 from tonnage.host.threads import describe_cpus, share_of
-from tonnage.kernels.switches import switch_off
-from tonnage.kernels.threads import use_threads
-from tonnage.model.attention import compile_loops
-from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import World, join_world
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import LAUNCHER, RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.training.assemble import assemble, between_steps_of
-from tonnage.training.external import CLOCKS, most_threads
+from tonnage.training.assemble import assemble, between_steps_of, prepare_kernels
+from tonnage.training.external import CLOCKS
 from tonnage.training.loop import train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
@@ -47,7 +42,7 @@ def work(
         UserError: whatever the model, the data or the machine has that the plan did not know.
     """
     recorder, phases, layout = Recorder(run, rank=rank), Phases(position), plan.layout
-    _prepare_kernels(config, plan, phases, was_forked=store is None)
+    prepare_kernels(config, plan, phases, was_forked=store is None)
     phases.enter("join")
     with (
         Watchdog(run, position, rank, plan.workers, config.launch.timeout),
@@ -90,25 +85,17 @@ def _train(setting: WorkerSetting, run: RunDirectory, recorder: Recorder) -> boo
     return train(job, between_steps_of(run, config, plan), recorder, setting.phases, setting.stop_requested)
 
 
-def _prepare_kernels(config: Config, plan: Plan, phases: Phases, *, was_forked: bool) -> None:
-    switch_off(plan.layout.kernels_off)
-    if plan.layout.device == "cpu" or plan.layout.update_tier == "host":
-        # Not watched: on a slow machine it takes longer than a step ever should.
-        phases.enter("compile")
-        use_threads(plan.threads_per_worker)
-        compile_loops(Precision.of(config.dtype, 1).compute)
-    elif was_forked:  # then OMP_NUM_THREADS comes too late
-        torch.set_num_threads(plan.threads_per_worker)
-
-
 def _agree(config: Config, plan: Plan, world: World, store: Store, log: Callable[[str], None]) -> Plan:
     """The plan, which was made elsewhere, with the threads that this machine has for each worker."""
     if world.rank == 0 and (clocks := store.get(CLOCKS).decode()):
         log(clocks)
-    if config.launch.threads != "auto":
+    launch = config.launch
+    if launch.threads != "auto":
         return plan
     cpus = world.gather(describe_cpus())
-    threads = [most_threads(config.launch, share_of(cpus, rank)) for rank in range(world.size)]
+    threads = [share_of(cpus, rank) for rank in range(world.size)]
+    if isinstance(launch, RayLaunch) and launch.cpus_per_worker != "auto":  # no more than it has reserved
+        threads = [min(share, launch.cpus_per_worker) for share in threads]
     log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
     return replace(plan, threads_per_worker=threads[world.rank])
 

@@ -84,7 +84,10 @@ def main(path: str) -> int:
             trackers.end("finished" if finished else "stopped")
             _report(run, place)
             if not finished:
-                _stop_in_order(store, place)
+                if store is not None:
+                    from tonnage.training.external import stop_after_first
+
+                    stop_after_first(store, place, REPORT_SECONDS)
                 return STOPPED
             return FAILED_GATE if _fails_its_gate(run, place) else 0
     except Exception as caught:
@@ -110,15 +113,6 @@ def _admitted(run: RunDirectory, place: Place, stack: ExitStack) -> Store | None
     from tonnage.training.external import admitted
 
     return stack.enter_context(admitted(run, place, config, plan))
-
-
-def _stop_in_order(store: Store | None, place: Place) -> None:
-    if store is None:
-        return
-
-    from tonnage.training.external import stop_after_first
-
-    stop_after_first(store, place, REPORT_SECONDS)
 
 
 def _fail(
