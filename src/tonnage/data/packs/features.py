@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tonnage.data.packs.row_images import RowImages
+if TYPE_CHECKING:
+    from tonnage.data.packs.pictures import RowImages
 
 INDEX, TOKEN = "index.npy", "token.npy"
 
