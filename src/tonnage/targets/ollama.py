@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tonnage.data.text.rendering import ChatTemplate
-from tonnage.targets.turns import BESIDES, END, ROLES, START, TurnTable, cases, text_of
+from tonnage.targets.turns import BESIDES, END, ROLES, START, TurnTable, cases
 
 MODELFILE = "Modelfile"
 READS = (
@@ -135,7 +135,7 @@ def go_template_of(template: ChatTemplate, where: str) -> tuple[str, list[str]]:
     if (START, "system") not in turns.gaps:
         notes.append("system messages: the chat template has no place for them, and Ollama says nothing of that")
     for what, messages in BESIDES.items():
-        if text_of(template, messages) not in (None, turns.render(messages)):
+        if template.attempt(messages, opened=True) not in (None, turns.render(messages)):
             notes.append(f"{what}: Ollama writes it otherwise than the chat template does")
     return go_text(turns), notes
 

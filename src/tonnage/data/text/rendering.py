@@ -144,6 +144,13 @@ class ChatTemplate:
             raise result
         return result
 
+    def attempt(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, opened: bool = False
+    ) -> str | None:
+        """As ``render``; none where the template refuses it."""
+        result = self.render_many([(messages, tools, opened)])[0]
+        return None if isinstance(result, RowError) else result
+
     def render_many(self, requests: Sequence[Request]) -> list[str | RowError]:
         """Texts of many conversations; a refusal takes the place of its text."""
         render = self._direct or self._call
