@@ -61,13 +61,9 @@ class ImageTableWriter:
         if self._writer is None:
             self._sink = self._pa.OSFile(str(self._path), "wb")
             self._writer = self._pa.ipc.new_file(self._sink, self._schema)
-        columns = {
-            "digest": [image.digest for image in self._waiting],
-            "path": [image.path for image in self._waiting],
-            "size": [image.size for image in self._waiting],
-            "modified": [image.modified for image in self._waiting],
-            "content": [None if image.path else image.content for image in self._waiting],
-        }
+        names = ("digest", "path", "size", "modified")
+        columns: dict[str, list[Any]] = {name: [getattr(image, name) for image in self._waiting] for name in names}
+        columns["content"] = [None if image.path else image.content for image in self._waiting]
         self._writer.write_batch(self._pa.record_batch(columns, schema=self._schema))
         self._waiting, self._bytes = [], 0
 
