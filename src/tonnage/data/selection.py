@@ -175,9 +175,7 @@ class Selection:
                 order = np.argsort(_mixed(indices.astype(np.uint64), self.seed + 1), kind="stable")
                 self.copies[indices[order[: round(fraction * len(indices))]]] += 1
 
-    def write(
-        self, building: Path, choice: TemplateChoice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]
-    ) -> None:
+    def write(self, building: Path, choice: TemplateChoice, shown: dict[str, Any]) -> None:
         train = self._write_packs(building / "train", self.train)
         validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None
         bad_rows = building / "bad_rows.jsonl"
@@ -191,8 +189,8 @@ class Selection:
                 kinds[part.source][row.kind] += 1
         if not any(kinds):
             bad_rows.unlink()
-        ends = tokenizer.convert_ids_to_tokens(
-            [token for token in self.documents.closing if token in tokenizer.added_tokens_decoder]
+        ends = self.tokenizer.convert_ids_to_tokens(
+            [token for token in self.documents.closing if token in self.tokenizer.added_tokens_decoder]
         )
         in_both = 0
         if isinstance(self.options.validation, tuple):
