@@ -28,6 +28,7 @@ from tonnage.checkpoint.save import (
     publish,
 )
 from tonnage.errors import UserError
+from tonnage.files.writing import sync
 from tonnage.parallel.world import World, join_world
 
 
@@ -163,7 +164,7 @@ def test_complete_is_written_after_everything_is_on_disk(
     order: list[str] = []
     metrics = tmp_path / "metrics.jsonl"
     metrics.touch()
-    sync, rename = module._sync, Path.rename
+    rename = Path.rename
 
     def synced(path: Path) -> None:
         order.append(path.name)
@@ -173,7 +174,7 @@ def test_complete_is_written_after_everything_is_on_disk(
         order.append(f"-> {target.name}")
         return rename(self, target)
 
-    monkeypatch.setattr(module, "_sync", synced)
+    monkeypatch.setattr(module, "sync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
     Saver(tmp_path, 2, world, sync_too=(metrics,)).save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)
     name = "step-00000001"

@@ -43,7 +43,7 @@ def no_waiting_for_disks() -> Iterator[None]:
     """Thousands of preparations must not wait for a disk thousands of times; ``test_cache`` looks at that by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tonnage.data.cache.synchronise", lambda directory: None)
-        patch.setattr("tonnage.data.cache._sync", lambda path: None)
+        patch.setattr("tonnage.data.cache.sync", lambda path: None)
         yield
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tonnage.checkpoint.save import explained, synchronise
+from tonnage.checkpoint.save import explained
 from tonnage.files.places import check_vacant
-from tonnage.files.writing import UNFINISHED
+from tonnage.files.writing import UNFINISHED, sync, synchronise
 
 
 def check_empty(directory: Path) -> None:
@@ -46,4 +46,4 @@ def published(directory: Path, needed: str) -> Iterator[Path]:
     if directory.exists():
         directory.rmdir()
     temporary.rename(directory)
-    synchronise(directory.parent, files=False)
+    sync(directory.parent)

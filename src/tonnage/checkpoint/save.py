@@ -41,7 +41,7 @@ from torch import Tensor
 from tonnage.checkpoint.shards import FAST_HASH, TensorPart, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import ROOM, UserError, refused, user_error
 from tonnage.files.reading import read_json, read_object
-from tonnage.files.writing import write_json
+from tonnage.files.writing import sync, write_json
 from tonnage.host.locked import host_memory, lock
 from tonnage.parallel.world import World
 from tonnage.rundir.directory import CHECKPOINT
@@ -368,31 +368,17 @@ def publish(path: Path, sums: Mapping[str, Mapping[str, Any]] | None = None, *, 
     files = dict(sums)
     for file in sorted(path.iterdir()):
         if file.name not in sums:
-            _sync(file)
+            sync(file)
             files[file.name] = {FAST_HASH: hash_file(file, FAST_HASH), "bytes": file.stat().st_size}
     for file in sync_too:
         if file.exists():
-            _sync(file)
-    _sync(path)
+            sync(file)
+    sync(path)
     write_json(path / f".{COMPLETE}", {"files": dict(sorted(files.items()))})
-    _sync(path / f".{COMPLETE}")
+    sync(path / f".{COMPLETE}")
     (path / f".{COMPLETE}").rename(path / COMPLETE)
-    _sync(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def synchronise(directory: Path, *, files: bool = True) -> None:
-    """Have a directory, and its ``files``, on disk."""
-    for path in (*(directory.rglob("*") if files else ()), directory):
-        _sync(path)
+    sync(path)
+    sync(path.parent)
 
 
 def explained(error: OSError, path: Path, what: str, *, needed: str, change: str) -> UserError:

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import refused, user_error
-from tonnage.files.writing import CLOSED_TO_OTHERS, write_whole
+from tonnage.files.writing import CLOSED_TO_OTHERS, sync, write_whole
+from tonnage.files.writing import synchronise as synchronise
 from tonnage.host.cachedir import default_directory as default_directory
 from tonnage.host.cachedir import kept, room_for, trusted
 
@@ -142,7 +143,7 @@ def _move(building: Path, directory: Path) -> bool:
             raise
         shutil.rmtree(building, ignore_errors=True)
         return False
-    _sync(directory.parent)
+    sync(directory.parent)
     return True
 
 
@@ -187,20 +188,6 @@ def _close_to_others(directory: Path) -> None:
     for path in (*directory.rglob("*"), directory):
         if (mode := stat.S_IMODE(path.stat().st_mode)) & CLOSED_TO_OTHERS:
             path.chmod(mode & ~CLOSED_TO_OTHERS)
-
-
-def synchronise(directory: Path) -> None:
-    """Have every file of a tree on disk."""
-    for path in (*directory.rglob("*"), directory):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remembered_digest(cache: Path, file: str) -> str:
