@@ -352,6 +352,20 @@ def test_what_a_directory_holds_besides_is_named(tmp_path: Path) -> None:
     assert left_of(tmp_path) == ("notes.txt", "more/page.md", "elsewhere/", "2 files ending in .png", "rows.xlsx")
 
 
+def test_a_folder_that_is_closed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])
+    (tmp_path / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def closed(folder: str) -> Any:
+        if folder.endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr("os.scandir", closed)
+    assert left_of(tmp_path) == ("lost+found/",)
+
+
 def test_a_directory_of_texts_has_no_row_files(tmp_path: Path) -> None:
     (tmp_path / "one.md").write_text("words")
     (tmp_path / "README.md").write_text("about")

@@ -156,9 +156,13 @@ def _below(path: Path, source: Source) -> Resolved:
     """The data files below a directory: of one split, where it has splits."""
     files: list[Path] = []
     others: list[Path] = []
-    links: list[str] = []
+    unseen: list[str] = []  # links, and folders that are closed
     num_entries = 0
-    for folder, folders, names in os.walk(path):
+
+    def leave(folder: str | Path) -> None:
+        unseen.append(f"{Path(folder).relative_to(path)}/")
+
+    for folder, folders, names in os.walk(path, onerror=lambda error: leave(error.filename)):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         num_entries += len(folders) + len(names)
         if num_entries > MOST_FILES:
@@ -168,12 +172,14 @@ def _below(path: Path, source: Source) -> Resolved:
                 needed="one that holds the rows and little else",
                 change="name the directory of the rows, or a pattern such as rows/*.jsonl",
             )
-        links += [f"{(Path(folder) / name).relative_to(path)}/" for name in folders if Path(folder, name).is_symlink()]
+        for name in folders:
+            if Path(folder, name).is_symlink():
+                leave(Path(folder, name))
         for name in sorted(names):
             if not name.startswith((".", "_")) and name not in _NOT_ROWS:
                 file = Path(folder, name)
                 (others if _kind(file) is None else files).append(file)
-    beside = (*links, *_by_ending([file.relative_to(path) for file in others if not _ABOUT.match(file.name)]))
+    beside = (*unseen, *_by_ending([file.relative_to(path) for file in others if not _ABOUT.match(file.name)]))
     if (copy := files_of_copy(path, files, source)) is not None:
         _check_files(copy.files, source)
         return replace(copy, left=(*copy.left, *beside))
