@@ -48,7 +48,7 @@ from tonnage.migration.programs import (
     TUTORIAL,
     Program,
 )
-from tonnage.migration.recognition import kind_of, kind_of_arguments
+from tonnage.migration.recognition import kind_of
 from tonnage.migration.references import filled_in
 from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, ForeignSetting, flat, unreadable
 
@@ -186,7 +186,7 @@ class _Reading:
         """Whether arguments of a script are those of LLaMA-Factory."""
         arguments = {setting.name for setting in self.settings if setting.table is ARGUMENTS}
         is_its_table = any(setting.table is LLAMA_FACTORY for setting in self.settings)
-        return is_its_table or kind_of_arguments(arguments) is LLAMA_FACTORY
+        return is_its_table or any(signs <= arguments for signs in LLAMA_FACTORY.signs)
 
     def add(self, source: Path | str) -> None:
         is_command = isinstance(source, str) and _is_command(source)

@@ -249,8 +249,3 @@ def agreement(first: str, second: str) -> int:
             at += 1
         return at
     return end
-
-
-def agreement_at_end(first: str, second: str) -> int:
-    """Characters that two texts have in common at their ends."""
-    return agreement(first[::-1], second[::-1])
