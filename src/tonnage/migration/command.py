@@ -276,7 +276,7 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
         if words is None:
             break
         pending = ""
-        for is_border, part in groupby(words, lambda word: word != "" and set(word) <= set(";&|")):
+        for is_border, part in groupby(_rejoined(words), lambda word: word != "" and set(word) <= set(";&|")):
             if not is_border and (command := _unwrapped(list(part))):
                 yield command
     if pending.strip():
@@ -291,6 +291,19 @@ def _words(line: str) -> list[str] | None:
         return list(lexer)
     except ValueError:
         return None
+
+
+def _rejoined(words: Sequence[str]) -> Iterator[str]:
+    """Words in which a command whose output is to stand there, ``$(nvidia-smi -L | wc -l)``, is part of one word."""
+    held, depth, num_ticks = list[str](), 0, 0
+    for word in words:
+        held.append(word)
+        num_ticks += word.count("`")
+        depth += word.count("(") - word.count(")") if depth or "$(" in word else 0
+        if depth <= 0 and num_ticks % 2 == 0:
+            yield " ".join(held)
+            held, depth = [], 0
+    yield from held
 
 
 def _without_comment(line: str) -> str:
