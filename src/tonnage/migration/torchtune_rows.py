@@ -139,7 +139,10 @@ def _held_out(draft: Draft) -> float | None:
     if all(setting.value in (None, "", "null", "None") for setting in draft.settings("evaluate.every")):
         return None
     trained, evaluated = (
-        {setting.name.partition(".")[2]: setting.value for setting in draft.settings(quantity)}
+        {
+            setting.name.partition(".")[2]: setting.value
+            for setting in sorted(draft.settings(quantity), key=lambda setting: -setting.rank)
+        }
         for quantity in ("tune_rows", "tune_tests")
     )
     first, last = (PART.fullmatch(str(side.get("split", ""))) for side in (trained, evaluated))
