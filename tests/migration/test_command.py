@@ -44,6 +44,8 @@ def given(text: str) -> dict[str, Any]:
         ("python t.py \\\n  --seed 1 \\\n  --bf16 # half\n", "python", {"seed": "1", "bf16": True}),
         ("python t.py --fsdp 'full_shard auto_wrap'", "python", {"fsdp": "full_shard auto_wrap"}),
         ("python t.py --report_to tensorboard wandb", "python", {"report_to": ["tensorboard", "wandb"]}),
+        ("for r in 1e-5 2e-5; do python t.py --seed 1 --learning_rate $r; done", "python", {"learning_rate": "$r"}),
+        ("if [ -d x ]; then torchrun t.py --seed 1; fi", "torchrun", {"seed": "1"}),
         ("python t.py --max_steps -1", "python", {"max_steps": "-1"}),
         ("torchrun --nnodes $(nvidia-smi -L | wc -l) t.py --seed 1", "torchrun", {"script": "t.py", "seed": "1"}),
         ("torchrun --nnodes=`nvidia-smi -L | wc -l` t.py --seed 1", "torchrun", {"script": "t.py", "seed": "1"}),
