@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class Selection:
-    """Decides which documents are trained, in which packs, and keeps the account."""
-
     def __init__(
         self,
         documents: Documents,

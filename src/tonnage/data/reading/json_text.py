@@ -68,7 +68,6 @@ def as_row(value: object) -> dict[str, Any] | RowError:
 
 
 def too_large(size: int, more: str = "", most: int | None = None) -> RowError:
-    """A row that is not read."""
     return RowError("too_large", f"the row has {size:,}{more} bytes; at most {most or MAX_ROW_BYTES:,} are read")
 
 

@@ -247,7 +247,6 @@ class Documents:
 
     @property
     def has_images(self) -> bool:
-        """Whether any document has images."""
         return any(part.totals.with_images for part in self.parts)
 
     def images(self, document: int) -> list[tuple[ImageTable, int]]:
