@@ -7,7 +7,7 @@ in a row are kept. What could not be read is there too, without a digest: were i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ class ImageTableWriter:
         place = self._places.get((image.digest, image.path))
         if place is None:
             place = self._places[image.digest, image.path] = len(self._places)
-            self._waiting.append(image)
-            self._bytes += 0 if image.path else len(image.content)
+            self._waiting.append(replace(image, content=b"") if image.path else image)
+            self._bytes += len(self._waiting[-1].content)
             if self._bytes >= BATCH_BYTES:
                 self._flush()
         return place
