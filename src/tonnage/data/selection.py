@@ -49,6 +49,7 @@ class Selection:
         self.shared = documents.column("shared")
         self.image_tokens = documents.column("image_tokens")
         self.source = documents.sources()
+        self.half_read = half_read_files(documents)
         self.is_train = self.source < sources.num_train
 
         self.duplicate = np.zeros(len(documents), dtype=bool)
@@ -277,7 +278,7 @@ class Selection:
             commit=self.sources.resolved[at].commit,
             left=self.sources.resolved[at].left,
             bytes=sum(Path(file).stat().st_size for file in files),
-            bytes_unread=sum(one.unread_bytes for one in half_read_files(self.documents) if one.source == at),
+            bytes_unread=sum(one.unread_bytes for one in self.half_read if one.source == at),
             rows_read=sum(part.totals.rows for part in parts),
             rows_train=rows(self.train),
             rows_validation=rows(self.validation),
