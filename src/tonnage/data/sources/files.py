@@ -140,7 +140,7 @@ def _check_files(files: Sequence[Path], source: Source) -> None:
 
 def _named(path: Path, source: Source) -> Resolved:
     """The files of a directory that a source names, in the order in which it does, each once."""
-    files: list[Path] = []
+    files: dict[Path, None] = {}
     for name in source.files:
         try:
             fitting = _fitting(path / name)
@@ -148,8 +148,8 @@ def _named(path: Path, source: Source) -> Resolved:
             raise unusable(source, f"{name}: no pattern: {error}", "a name or a pattern") from None
         if not fitting:
             raise unusable(source, f"no file {name} in this directory", "at least one file")
-        files += [file for file in fitting if file not in files]
-    return _checked(files, source)
+        files |= dict.fromkeys(fitting)
+    return _checked(list(files), source)
 
 
 def _below(path: Path, source: Source) -> Resolved:
@@ -184,7 +184,8 @@ def _below(path: Path, source: Source) -> Resolved:
         _check_files(copy.files, source)
         return replace(copy, left=(*copy.left, *beside))
     rows = [file for file in files if _kind(file) != "text" or _holds_json(file)]
-    texts = [file for file in files if file not in set(rows) and not _ABOUT.match(file.name)]
+    taken = set(rows)
+    texts = [file for file in files if file not in taken and not _ABOUT.match(file.name)]
     if not (rows or texts):
         raise unusable(source, "a directory without data files", f"files ending in {', '.join(KINDS)}")
     left = tuple(str(file.relative_to(path)) for file in texts) if rows else ()
