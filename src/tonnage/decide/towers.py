@@ -61,7 +61,7 @@ def tower_cost(
     Raises:
         UserError: an image is gone or another, or the tower cannot be weighed.
     """
-    from tonnage.data.packs.pictures import RowImages
+    from tonnage.data.packs.features import RowImages
     from tonnage.host.cachedir import default_directory
     from tonnage.model.adapters import EVERYTHING
     from tonnage.parallel.parallelize import Precision

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
-from tonnage.data.packs.features import ImageFeatures, StoredRows, images_of
+from tonnage.data.packs.features import ImageFeatures, RowImages, StoredRows, images_of
 from tonnage.data.packs.padding import forwards
-from tonnage.data.packs.pictures import Pictures, RowImages
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
 from tonnage.data.tokens.encoder import NO_FORK
 from tonnage.kernels.dropout import number_of, token_keys

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tonnage.data import PackedDataset
 from tonnage.data.images.processing import ImageRecipe
-from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, chunk_name, positions_name
-from tonnage.data.packs.pictures import Pictures, RowImages
+from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, RowImages, chunk_name, positions_name
+from tonnage.data.packs.pictures import Pictures
 from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole
