@@ -221,7 +221,7 @@ class Borders:
             return
         names = [tool["function"]["name"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
         missing = next((name for name in names if name not in whole), None)
-        if missing is None and any(name in _all_words(messages) for name in names):
+        if missing is None and any(map(_all_words(messages).__contains__, names)):
             with suppress(RowError):  # it cannot do without
                 missing = names[0] if self._template.render(messages, None) == whole else None
         if missing is not None or (names and "tools" in lacks):
