@@ -28,7 +28,7 @@ def packed(tmp_path: Path) -> PackedDataset:
     totals = PartTotals(rows=number, documents=number, with_images=1).to_json()
     part = {"source": 0, "files": ["rows"], "row_base": 0, "totals": totals}
     (folder / "documents.json").write_text(json.dumps({"parts": [part]}))
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "offsets": np.arange(0, number + 1, PER_PACK, dtype=np.int64),
         "documents": np.arange(number)[::-1],
         "starts": np.zeros(number, dtype=np.int32),
@@ -62,5 +62,6 @@ def test_a_column_is_read_once(packed: PackedDataset, monkeypatch: pytest.Monkey
         step, within = divmod(position, 4)
         turn, worker = divmod(within, 2)
         rows[step, worker, turn // 2] = rows.get((step, worker, turn // 2), 0) + by_hand[pack]
-    assert (most, mean) == (max(rows.values()), pytest.approx(sum(rows.values()) / len(rows)))
+    assert most == max(rows.values())
+    assert mean == pytest.approx(sum(rows.values()) / len(rows))
     assert sum(reads) == 3, "that of shared tokens, and no other once more"

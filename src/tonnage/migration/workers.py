@@ -176,9 +176,9 @@ def _sharing(draft: Draft, nodes: int, count: int | None) -> None:
     """ZeRO stage and groups of workers."""
     stage = draft.first("memory.zero", _stage)
     draft.follow("engine")
-    own = [setting for setting in draft.settings("sharding") if setting.name.partition(".")[0] in TRAINER_S_FSDP]
-    if any(setting.name == "fsdp" and str(setting.value).lower() == "false" for setting in own):
-        draft.drop(Pick(None, tuple(own)), "FSDP is off.")
+    switched = [setting for setting in draft.settings("sharding") if setting.name.partition(".")[0] in TRAINER_S_FSDP]
+    if any(setting.name == "fsdp" and str(setting.value).lower() == "false" for setting in switched):
+        draft.drop(Pick(None, tuple(switched)), "FSDP is off.")
     sharding = draft.first("sharding", _sharding)
     own = draft.first("accelerate_config", text)
     kinds = draft.every("distributed_type", _kind)
