@@ -24,6 +24,7 @@ from tonnage.data.reading.csv_text import separated_by
 from tonnage.data.reading.rows import read_rows
 from tonnage.data.sources.files import resolve
 from tonnage.data.telling import LINES, remarks
+from tonnage.data.tokens.documents import Documents, HalfRead, half_read_files
 from tonnage.errors import UserError
 from tonnage.forms.conversation import RowError
 
@@ -272,3 +273,20 @@ def test_a_little_that_is_not_read_is_said(tmp_path: Path, tokenizer: Any) -> No
     whole = prepared(path, tokenizer, tmp_path / "cache", on_bad_row="skip").account.total
     assert (whole.rows_packed, whole.rows_bad) == (998, 1)
     assert 0 < whole.bytes_unread < 50
+
+
+def test_bad_rows_are_gone_through_once_for_all_sources(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = list[Documents]()
+
+    def counted(documents: Documents) -> list[HalfRead]:
+        readings.append(documents)
+        return half_read_files(documents)
+
+    monkeypatch.setattr("tonnage.data.selection.half_read_files", counted)
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    sources = tuple(Source(path=str(tmp_path / f"{name}.jsonl")) for name in "abc")
+    prepare(Data(train=sources, max_length=512, template="plain"), tokenizer, cache=tmp_path / "cache")
+    assert len(readings) == 1

@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,10 @@ import torch
 
 from tonnage.config import Data
 from tonnage.data import DataError, Prepared, prepare
-from tonnage.data.images.opening import MOST_PIXELS, EncodedImage, decode, load_image
+from tonnage.data.images.opening import MOST_PIXELS, EncodedImage, decode, digest_of, load_image
 from tonnage.data.images.processing import ImageRecipe, process_row, tower_inputs
 from tonnage.data.images.shown import KIND, MOST_BYTES, thumbnail
+from tonnage.data.images.table import ImageTable, ImageTableWriter
 from tonnage.data.prepare import ModelFacts
 from tonnage.forms.conversation import Image, RowError
 
@@ -248,6 +250,20 @@ def test_pixels_of_a_row_are_counted_together(model: Path, tmp_path: Path, monke
         prepared(model, tmp_path, [row("a.png", "a.png"), row("a.png", "a.png", "a.png")])
 
 
+def test_the_bytes_of_files_are_not_held_until_the_part_is_done(tmp_path: Path) -> None:
+    writer = ImageTableWriter(tmp_path / "table.images")
+    tracemalloc.start()
+    for number in range(100):
+        content = os.urandom(100_000)
+        writer.add(EncodedImage(content, digest_of(content), f"{number}.png", len(content), number))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    writer.close()
+    assert held < 1_000_000
+    table = ImageTable.open(tmp_path / "table.images")
+    assert [table.path_of(number) for number in (0, 99)] == ["0.png", "99.png"]
+
+
 @pytest.mark.parametrize("policy", ["truncate", "split", "drop"])
 def test_a_row_that_is_too_long_is_dropped_and_not_cut(model: Path, tmp_path: Path, policy: str) -> None:
     draw(tmp_path, "a.png")
@@ -372,6 +388,7 @@ from tonnage.config import Data
 from tonnage.data import prepare
 from tonnage.data.images.processing import ImageRecipe
 from tonnage.data.images.shown import KIND, MOST_BYTES, thumbnail
+from tonnage.data.images.table import ImageTable, ImageTableWriter
 from tonnage.data.prepare import ModelFacts
 from tonnage.errors import UserError
 folder = Path({str(tmp_path)!r})

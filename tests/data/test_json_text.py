@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,14 @@ def test_a_window_of_any_size_gives_the_same(size: int, tmp_path: Path, monkeypa
             patch.setattr("tonnage.data.reading.json_text.BLOCK_BYTES", size)
             assert list(read_values(file, layout, field)) == whole
         assert [row["text"] for _, row in whole if isinstance(row, dict)] == ["row 0", 'r\u00f6w \u00e9 \\"', "row 2"]
+
+
+def test_many_small_objects_are_numbered_soon(tmp_path: Path) -> None:
+    number = 20_000
+    file = written(tmp_path, "\n".join([json.dumps({"text": "a"}, indent=1)] * number))
+    began = time.monotonic()
+    assert [line for line, _ in read_values(file, "values", "")] == list(range(1, 3 * number, 3))
+    assert time.monotonic() - began < 8, "0.4 on a machine that does nothing else; 24 where lines are counted anew"
 
 
 def test_a_holder_of_several_lists_obeys_split_or_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.data.packs.padding import FORWARD_TOKENS, forwards
+from tonnage.data.packs.padding import FORWARD_TOKENS, forwards, in_chunks
 
 
 def cost(lengths: np.ndarray, cut: list[np.ndarray]) -> int:
@@ -47,7 +47,7 @@ def test_little_is_padding_where_lengths_are_log_normal() -> None:
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=12), st.sampled_from([16, 64]))
 def test_documents_count_as_multiples_of_a_chunk(sizes: list[int], chunk: int) -> None:
     lengths, most = np.array(sizes), 448
-    cut = forwards(lengths, most, chunk)
+    cut = forwards(in_chunks(lengths, chunk), most)
     assert sorted(np.concatenate(cut).tolist()) == list(range(len(sizes)))
     assert all(-(-lengths[one].max() // chunk) * chunk * len(one) <= most for one in cut)
 

@@ -115,6 +115,12 @@ def test_a_template_that_transformers_prepares_otherwise_is_left_to_it(monkeypat
     assert template.render([{"role": "user", "content": "abc"}]) == "ABC"
 
 
+def test_what_is_wrong_with_a_template_that_asks_for_the_date_is_said() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}", {}, date="2020-01-01")
+    with pytest.raises(RowError, match="the template raised: Unexpected end of template"):
+        template.render([{"role": "user", "content": "a"}])
+
+
 def test_rows_in_the_alpaca_form_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     template = of_tokenizer(choose("alpaca", make_tokenizer(), ["alpaca"], True)[0])
     assert template._direct is not None

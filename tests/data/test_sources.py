@@ -352,6 +352,44 @@ def test_what_a_directory_holds_besides_is_named(tmp_path: Path) -> None:
     assert left_of(tmp_path) == ("notes.txt", "more/page.md", "elsewhere/", "2 files ending in .png", "rows.xlsx")
 
 
+def test_a_folder_that_is_closed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])
+    (tmp_path / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def closed(folder: str) -> Any:
+        if folder.endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr("os.scandir", closed)
+    assert left_of(tmp_path) == ("lost+found/",)
+
+
+@pytest.mark.parametrize("named", [(), ("*.jsonl", "*")], ids=["all", "by patterns"])
+def test_files_are_compared_as_often_as_there_are_any(
+    named: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, comparisons = 200, list[int]()
+    for at in range(number):
+        write_rows(tmp_path / f"{at}.jsonl", [{"text": "a"}])
+    by_hash, equal = Path.__hash__, Path.__eq__
+
+    def hashed(path: Path) -> int:
+        comparisons.append(1)
+        return by_hash(path)
+
+    def compared(path: Path, other: object) -> bool:
+        comparisons.append(1)
+        return equal(path, other)
+
+    monkeypatch.setattr("pathlib.PurePath.__hash__", hashed)
+    monkeypatch.setattr("pathlib.PurePath.__eq__", compared)
+    resolved = sources.resolve(Source(path=str(tmp_path), files=named), 0)
+    assert len(resolved.files) == number
+    assert len(comparisons) < 20 * number
+
+
 def test_a_directory_of_texts_has_no_row_files(tmp_path: Path) -> None:
     (tmp_path / "one.md").write_text("words")
     (tmp_path / "README.md").write_text("about")

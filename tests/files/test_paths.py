@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.errors import UserError
-from tonnage.files.paths import NotAPathError, expanded, literal_variable, path_word, word
+from tonnage.files.paths import NotAPathError, expanded, is_there, literal_variable, path_word, word
 
 
 def test_tilde_is_a_home_directory_at_the_start_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +50,14 @@ def test_variables_that_are_names_of_nothing(tmp_path: Path) -> None:
     assert literal_variable("price-in-$") == literal_variable("$") == literal_variable("$(pwd)") == ""
     (tmp_path / "$A").mkdir()
     assert literal_variable(f"{tmp_path}/$A/b") == ""
+
+
+def test_what_cannot_be_seen_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_there(tmp_path)
+    assert not any(map(is_there, (tmp_path / "x", tmp_path / ("x" * 300), Path("x/" * 3000))))
+
+    def closed(path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "exists", closed)
+    assert not is_there(tmp_path / "x")

@@ -391,6 +391,13 @@ def test_offload_to_the_host_is_that_of_fsdp_too(tmp_path: Path) -> None:
     assert verdict(found, "--fsdp") == "not supported"
 
 
+def test_fsdp_is_switched_on_and_off(tmp_path: Path) -> None:
+    for said, zero, word in (("true", 3, "mapped"), ("false", 0, "not applicable")):
+        options = f"--fsdp {said} --fsdp_config '{{\"reshard_after_forward\": true}}'"
+        found = from_command(tmp_path, f"torchrun --nproc_per_node 2 t.py {options}")
+        assert (value_of(found, "memory.zero"), verdict(found, "--fsdp")) == (zero, word)
+
+
 def test_any_text_survives_the_comments_beside_it(tmp_path: Path) -> None:
     for model in (
         "/a/very/long/path/to/the/" + "weights/" * 20 + "of a model",

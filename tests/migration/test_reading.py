@@ -41,6 +41,9 @@ REFUSED = {
     "bytes.sh": ("x" * (300 << 10), "300,000 bytes|307,200 bytes"),
 }  # fmt: skip
 READ = {
+    "a file in the place of its name.yaml": (
+        f"output_dir: a\nlearning_rate: 1.0\ndeepspeed: '{json.dumps({'steps_per_print': '1' * 300})}'\n"
+    ),
     "dates stay text.yaml": "compute_environment: 2001-01-01\nnum_processes: 4\n",
     "an alias.yaml": "num_machines: &n 4\nnum_processes: *n\n",
     "other keys.yaml": "num_processes: 4\nfsdp_config: {1: 2, null: 4, true: 5}\n",

@@ -12,16 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from migration.strict import check
 from tonnage.config import read_config
 from tonnage.config.keys import all_keys
 from tonnage.migration import import_files, page, yaml_files
 from tonnage.migration.convert import convert
 from tonnage.migration.draft import NOT_TAKEN
-from tonnage.migration.keys import ARGUMENTS, AXOLOTL, LLAMA_FACTORY, QUANTITIES, TABLES, VERSION_1, Table, read_table
+from tonnage.migration.keys import ARGUMENTS, AXOLOTL, LLAMA_FACTORY, QUANTITIES, TABLES, VERSION_1, Table
 from tonnage.migration.programs import TRL
 from tonnage.migration.reading import TRAINERS, Files
 from tonnage.migration.settings import ForeignSetting
 
+OWN_TABLES = Path(yaml_files.__file__).parent / "tables"
 TRL_FIELDS = """\
     learning_rate model_init_kwargs router_aux_loss_coef trust_remote_code chat_template_path dataset_text_field
     dataset_kwargs dataset_num_proc eos_token max_length truncation_mode shuffle_dataset packing packing_strategy
@@ -304,7 +306,12 @@ def test_a_table_with_a_mistake_is_refused(
     (tmp_path / "tables" / "fsdp.yaml").write_text("keys: {fsdp: sharding}")
     monkeypatch.setattr(yaml_files, "files", lambda package: tmp_path)
     with pytest.raises(ValueError, match=message):
-        read_table("mistaken")
+        check(tmp_path / "tables" / "mistaken.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(OWN_TABLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_tables_are_without_mistakes(path: Path) -> None:
+    check(path)
 
 
 def test_the_page_is_up_to_date() -> None:

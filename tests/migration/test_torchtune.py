@@ -198,6 +198,16 @@ def test_words_of_the_command_count_before_the_file(tmp_path: Path) -> None:
     assert (found.tree["epochs"], found.tree["output"]) == (3, "runs/b")
 
 
+def test_words_of_the_command_name_other_rows(tmp_path: Path) -> None:
+    command = """tune run full_finetune_single_device --config own.yaml dataset.split='train[:10%]' \
+        dataset=torchtune.datasets.alpaca_cleaned_dataset"""
+    rows = {"_component_": "torchtune.datasets.alpaca_dataset", "split": "train", "packed": False}
+    found = by_command(tmp_path, command, dataset=rows)
+    assert found.tree["data"]["train"] == [{"path": "yahma/alpaca-cleaned", "format": "alpaca", "first": 0.1}]
+    assert len(found.conflicts) == 2
+    assert not found.lost
+
+
 def test_a_reference_to_nothing_is_left_open(tmp_path: Path) -> None:
     found = imported(tmp_path, output_dir="/runs/${name}")
     assert [need.key for need in found.needs] == ["output"]

@@ -120,7 +120,7 @@ def prepare(
 
     def write(building: Path) -> None:
         progress("pack", 0, 1)
-        Selection(documents, sources, options, seed, own).write(building, choice, own, shown)
+        Selection(documents, sources, options, seed, own).write(building, choice, shown)
         progress("pack", 1, 1)
 
     store.entry(packs, write)

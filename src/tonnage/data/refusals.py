@@ -16,7 +16,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.forms.formats import FORMATS, RowPurpose
 from tonnage.forms.reader import PATH, SOURCE
 from tonnage.forms.values import written
-from tonnage.forms.verdicts import verdicts_in
+from tonnage.forms.verdicts import verdict_of
 
 SHOWN_ROWS = 20
 
@@ -101,8 +101,9 @@ def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
         for part in documents.parts:
             for column, values in part.totals.values.items() if part.source == at else ():
                 values_by_column.setdefault(column, Counter()).update(values)
-        for verdict in verdicts_in(values_by_column, plain_text=not FORMATS[form.format].is_chat):
-            yield problem_of(source, verdict.found, "answers that are all to be learned", verdict.change)
+        for column, counts in values_by_column.items():
+            if verdict := verdict_of(column, counts, plain_text=not FORMATS[form.format].is_chat):
+                yield problem_of(source, verdict.found, "answers that are all to be learned", verdict.change)
 
 
 def _half_read(documents: Documents, options: Data) -> Iterator[Problem]:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class Selection:
-    """Decides which documents are trained, in which packs, and keeps the account."""
-
     def __init__(
         self,
         documents: Documents,
@@ -51,6 +49,7 @@ class Selection:
         self.shared = documents.column("shared")
         self.image_tokens = documents.column("image_tokens")
         self.source = documents.sources()
+        self.half_read = half_read_files(documents)
         self.is_train = self.source < sources.num_train
 
         self.duplicate = np.zeros(len(documents), dtype=bool)
@@ -175,9 +174,7 @@ class Selection:
                 order = np.argsort(_mixed(indices.astype(np.uint64), self.seed + 1), kind="stable")
                 self.copies[indices[order[: round(fraction * len(indices))]]] += 1
 
-    def write(
-        self, building: Path, choice: TemplateChoice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]
-    ) -> None:
+    def write(self, building: Path, choice: TemplateChoice, shown: dict[str, Any]) -> None:
         train = self._write_packs(building / "train", self.train)
         validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None
         bad_rows = building / "bad_rows.jsonl"
@@ -191,8 +188,8 @@ class Selection:
                 kinds[part.source][row.kind] += 1
         if not any(kinds):
             bad_rows.unlink()
-        ends = tokenizer.convert_ids_to_tokens(
-            [token for token in self.documents.closing if token in tokenizer.added_tokens_decoder]
+        ends = self.tokenizer.convert_ids_to_tokens(
+            [token for token in self.documents.closing if token in self.tokenizer.added_tokens_decoder]
         )
         in_both = 0
         if isinstance(self.options.validation, tuple):
@@ -281,7 +278,7 @@ class Selection:
             commit=self.sources.resolved[at].commit,
             left=self.sources.resolved[at].left,
             bytes=sum(Path(file).stat().st_size for file in files),
-            bytes_unread=sum(one.unread_bytes for one in half_read_files(self.documents) if one.source == at),
+            bytes_unread=sum(one.unread_bytes for one in self.half_read if one.source == at),
             rows_read=sum(part.totals.rows for part in parts),
             rows_train=rows(self.train),
             rows_validation=rows(self.validation),

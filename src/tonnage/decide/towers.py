@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config
 from tonnage.data import Prepared
-from tonnage.data.packs.row_images import RowImages
+from tonnage.data.packs.features import RowImages
 from tonnage.data.tokens.documents import Documents
 from tonnage.host.cachedir import default_directory
 from tonnage.planning.profile import TowerCost

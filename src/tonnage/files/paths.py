@@ -49,6 +49,14 @@ def expanded(text: str) -> str:
     return text
 
 
+def is_there(path: Path) -> bool:
+    """Whether anything is at a path, as far as this process may see: not of one that is too long to be a path."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def is_jinja(text: str) -> bool:
     """Whether a text is a Jinja template itself, and not the path or the name of one."""
     return "{{" in text or "{%" in text

@@ -53,8 +53,7 @@ def read_text(path: Path, most_bytes: int, needed: str) -> str:
         FileNotFoundError, NotADirectoryError, IsADirectoryError: left to callers, who know what is near.
     """
     try:
-        content = read_bytes(path, most_bytes, needed)
-        return content.decode("utf-8-sig")
+        return read_bytes(path, most_bytes, needed).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         observed = f"byte {error.start:,} (0x{error.object[error.start]:02x}) is not UTF-8"
         raise user_error(observed, f"{needed}, which is UTF-8 text", where=str(path)) from None
@@ -186,11 +185,8 @@ def _check_numbers(value: Any, level: int = 0) -> None:
     if level > DEEPEST:
         raise RecursionError
     match value:
-        case dict():
-            for item in value.values():
-                _check_numbers(item, level + 1)
-        case list():
-            for item in value:
+        case dict() | list():
+            for item in value.values() if isinstance(value, dict) else value:
                 _check_numbers(item, level + 1)
         case bool() | str() | None:
             pass

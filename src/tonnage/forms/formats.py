@@ -366,15 +366,6 @@ def _tokens(row: Row, form: Form, reader: TurnReader) -> list[Conversation]:
     return [Conversation(ids=ids, ids_weights=weights)]
 
 
-# Pairs of answers
-
-
-def _of_pair(
-    read: Callable[[Row, TurnReader], Conversation],
-) -> Callable[[Row, Form, TurnReader], list[Conversation]]:
-    return lambda row, form, reader: [read(row, reader)]
-
-
 # How forms are recognised
 
 
@@ -494,26 +485,26 @@ FORMATS: dict[str, Format] = {
     ),
     "saferlhf": Format(
         must=("prompt", "response_0", "response_1", "better_response_id"),
-        read=_of_pair(read_saferlhf),
+        read=lambda row, form, reader: [read_saferlhf(row, reader)],
         about=": the number of the better one (PKU-SafeRLHF)",
         purpose="pairs",
     ),
     "shp": Format(
         must=("history", "human_ref_A", "human_ref_B", "labels"),
         may=("score_A", "score_B"),
-        read=_of_pair(read_shp),
+        read=lambda row, form, reader: [read_shp(row, reader)],
         about=": 1 where A is preferred (Stanford Human Preferences)",
         purpose="pairs",
     ),
     "arena": Format(
         must=("conversation_a", "conversation_b", "winner"),
-        read=_of_pair(read_arena),
+        read=lambda row, form, reader: [read_arena(row, reader)],
         about=": `model_a` or `model_b`; rows with a tie are bad (Chatbot Arena)",
         purpose="pairs",
     ),
     "helpsteer": Format(
         must=("context", "response1", "response2", "overall_preference"),
-        read=_of_pair(read_helpsteer),
+        read=lambda row, form, reader: [read_helpsteer(row, reader)],
         about=": below 0 where the first is preferred; rows with 0 are bad (HelpSteer3)",
         purpose="pairs",
     ),

@@ -136,15 +136,9 @@ class Verdict:
         )
 
 
-def verdicts_in(values_by_column: Mapping[str, Mapping[str, int]], plain_text: bool) -> list[Verdict]:
-    """The columns of a source that are verdicts. ``plain_text``: whether its rows have no answers, only a text, of
-    which a label of 0 and 1 says what it is about."""
-    verdicts = (verdict_of(column, values, plain_text) for column, values in values_by_column.items())
-    return [verdict for verdict in verdicts if verdict is not None]
-
-
 def verdict_of(column: str, values: Mapping[str, int], plain_text: bool = False) -> Verdict | None:
-    """The verdict that a column is, by its name and all of its values."""
+    """The verdict that a column is, by its name and all of its values. ``plain_text``: whether its rows have no
+    answers, only a text, of which a label of 0 and 1 says what it is about."""
     words = {key: _word(json.loads(key)) if key != OTHER else OTHER for key in values}
     words = {key: word for key, word in words.items() if word not in _NOTHING}
     if {"1", "-1"} <= set(words.values()):  # between thumbs up and thumbs down there is a zero

@@ -234,7 +234,8 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
         word = words[index]
         index += 1
         if not word.startswith("--"):
-            yield "config" if word.endswith(FILES_OF_KEYS) else _NO_KEY, word, word
+            if word:
+                yield "config" if word.endswith(FILES_OF_KEYS) else _NO_KEY, word, word
             continue
         written, equals, value = word.partition("=")
         name = written.removeprefix("--").replace("-", "_")
@@ -251,6 +252,7 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
 
 def _value(words: list[str]) -> Any:
     """The value of an argument: JSON if it is an object, a list of several words, else the word."""
+    words = [word for word in words if word] or words[:1]  # a variable that is empty is no word to a shell
     if len(words) > 1:
         return words
     if words[0].lstrip().startswith("{"):
@@ -274,7 +276,7 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
         if words is None:
             break
         pending = ""
-        for is_border, part in groupby(words, lambda word: set(word) <= set(";&|")):
+        for is_border, part in groupby(_rejoined(words), lambda word: word != "" and set(word) <= set(";&|")):
             if not is_border and (command := _unwrapped(list(part))):
                 yield command
     if pending.strip():
@@ -289,6 +291,19 @@ def _words(line: str) -> list[str] | None:
         return list(lexer)
     except ValueError:
         return None
+
+
+def _rejoined(words: Sequence[str]) -> Iterator[str]:
+    """Words in which a command whose output is to stand there, ``$(nvidia-smi -L | wc -l)``, is part of one word."""
+    held, depth, num_ticks = list[str](), 0, 0
+    for word in words:
+        held.append(word)
+        num_ticks += word.count("`")
+        depth += word.count("(") - word.count(")") if depth or "$(" in word else 0
+        if depth <= 0 and num_ticks % 2 == 0:
+            yield " ".join(held)
+            held, depth = [], 0
+    yield from held
 
 
 def _without_comment(line: str) -> str:

@@ -29,7 +29,6 @@ from tonnage.migration import (
     memory,
     model,
     objective,
-    positions,
     rendering,
     rounding,
     saving,
@@ -133,7 +132,7 @@ def convert(files: Files) -> Import:
     training.precision(draft)
     memory.memory(draft)
     model.model(draft)
-    positions.positions(draft)
+    model.positions(draft)
     adapters.trained(draft)
     training.loraplus(draft)
     rounding.rounding(draft)

@@ -202,11 +202,15 @@ class Draft:
         agreeing = [pick.settings[0] for pick in picks if pick.value == taken.value and pick is not taken]
         others = [pick for pick in picks if pick.value != taken.value]
         if others:
-            shown = tuple(f"{pick.settings[0].where}: {pick.shown}" for pick in (taken, *others))
-            self.conflicts.append(Conflict(shown, shown[0]))
-            for pick in others:
-                self.drop(pick, f"{taken.shown} in {taken.settings[0].where} counts (see conflicts).")
+            self.prefer(taken, *others)
         return Pick(taken.value, (taken.settings[0], *agreeing, *self.autos(quantity)))
+
+    def prefer(self, taken: Pick[Any], *others: Pick[Any]) -> None:
+        """What was taken counts, and the others say something else: a conflict is noted."""
+        shown = tuple(f"{pick.settings[0].where}: {pick.shown}" for pick in (taken, *others))
+        self.conflicts.append(Conflict(shown, shown[0]))
+        for pick in others:
+            self.drop(pick, f"{taken.shown} in {taken.settings[0].where} counts (see conflicts).")
 
     def put(self, key: str, value: Any, *picks: Pick[Any] | None, note: str = "") -> None:
         """Set a key of ours from what was taken; the picks are refused if our schema refuses the value."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from tonnage.migration.yaml_files import check_fields, read_data
+from tonnage.migration.yaml_files import read_data
 
 Verdict = Literal["mapped", "not applicable", "not supported", "unknown"]
 
@@ -152,7 +152,6 @@ def _quantities() -> dict[str, tuple[str, str]]:
     quantities = {}
     for name, entry in read_data("quantities").items():
         fields = {"why": entry} if isinstance(entry, str) else entry
-        check_fields(f"quantity {name}", fields, ("becomes", "why"))
         quantities[name] = (fields.get("becomes", name), fields["why"])
     return quantities
 
@@ -161,51 +160,39 @@ QUANTITIES: Mapping[str, tuple[str, str]] = _quantities()
 
 
 def read_table(name: str) -> Table:
-    """The table of a file. Raises ``ValueError`` for what a table does not have, and for a key that is there twice."""
     content = read_data(name)
-    check_fields(f"{name}.yaml", content, ("title", "signs", "sections", "hints", "keys"))
-    keys = tuple(_keys_of(name, content["keys"]))
-    if twice := {key.name for key in keys if [other.name for other in keys].count(key.name) > 1}:
-        raise ValueError(f"{name}.yaml has {', '.join(sorted(twice))} twice")
+    keys = tuple(_keys_of(content["keys"]))
     signs = tuple(frozenset(names.split()) for names in content.get("signs", ()))
     return Table(content.get("title", ""), keys, content.get("sections", {}), content.get("hints", {}), signs)
 
 
-def _keys_of(table: str, entries: Mapping[str, Any]) -> Iterator[DocumentedKey]:
+def _keys_of(entries: Mapping[str, Any]) -> Iterator[DocumentedKey]:
     own = {name for names in entries for name in names.split()}
     for names, entry in entries.items():
         if isinstance(entry, dict) and "include" in entry:
-            check_fields(f"{table}.yaml, {names}", entry, ("include", "without"))
             yield from _included(names, read_table(entry["include"]), own, entry.get("without", "").split())
         else:
-            key = _key(f"{table}.yaml, {names}", {"tells": entry} if isinstance(entry, str) else entry)
+            key = _key({"tells": entry} if isinstance(entry, str) else entry)
             yield from (replace(key, name=name) for name in names.split())
 
 
 def _included(prefix: str, table: Table, own: Iterable[str], without: list[str]) -> Iterator[DocumentedKey]:
     """Keys of another table but for those that the including table has itself and those it names."""
-    if unknown := set(without) - {key.name for key in table.keys}:
-        raise ValueError(f"{', '.join(sorted(unknown))}, left out, is no key of the included table")
     for key in table.keys:
         if key.name not in without and prefix + key.name not in own:
             yield replace(key, name=prefix + key.name, of=key.of and prefix + key.of)
 
 
-def _key(place: str, fields: Mapping[str, Any]) -> DocumentedKey:
+def _key(fields: Mapping[str, Any]) -> DocumentedKey:
     """What an entry says of its keys, which are still without a name."""
     is_flag, idle, of = fields.get("flag", False), tuple(fields.get("idle", ())), fields.get("of", "")
     if "tells" in fields:
-        check_fields(place, fields, ("tells", "becomes", "why", "flag"))
         quantity = fields["tells"]
         becomes, usual = QUANTITIES.get(quantity, (quantity, ""))
         to, reason = tuple(fields.get("becomes", becomes).split()), fields.get("why", usual)
         return DocumentedKey("", "mapped", reason, to, quantity, is_flag=is_flag)
     if "not applicable" in fields:
-        check_fields(place, fields, ("not applicable", "flag"))
         return DocumentedKey("", "not applicable", fields["not applicable"], is_flag=is_flag)
-    check_fields(place, fields, ("not supported", "idle", "of", "flag", "decides"))
-    if "not supported" not in fields:
-        raise ValueError(f"{place} says neither what it tells nor that it is not applicable or not supported")
     return DocumentedKey(
         "", "not supported", fields["not supported"], (), "", idle, of, is_flag, fields.get("decides", True)
     )

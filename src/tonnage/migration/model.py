@@ -1,4 +1,4 @@
-"""The model: which, from which weights, and what its vocabulary is given."""
+"""The model: which, from which weights, for how many positions, and what its vocabulary is given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tonnage.errors import UserError
 from tonnage.migration.adapters import has_adapter
 from tonnage.migration.draft import Draft
 from tonnage.migration.families import end_of_text, of_family, origin_of
-from tonnage.migration.values import flag, text, texts, words
+from tonnage.migration.values import flag, number, text, texts, whole, words
 
 
 def model(draft: Draft) -> None:
@@ -91,6 +91,29 @@ def _start(draft: Draft) -> None:
         draft.leave_open("router_loss", sentence, routers, example="0.02")
     elif routers is not None:
         draft.put("router_loss", 0.0, routers)
+
+
+OF_ROPE = (
+    *("rope.factor", "rope.theta", "rope.attention_factor", "rope.beta_fast", "rope.beta_slow"),
+    *("rope.low_freq_factor", "rope.high_freq_factor"),
+)
+FACTOR = "how many times as many positions as the model has there are to be, which follows there from the model's files"
+
+
+def positions(draft: Draft) -> None:
+    """Rotary positions scaled for more of them than the model was trained with: types and their numbers, or a type
+    alone, whose factor the other program computes from the model's files."""
+    longest = draft.first("longest_positions", whole)
+    draft.copy("rope.type", lambda value: text(value).lower())
+    draft.copy("rope.original_max_position_embeddings", whole)
+    for key in OF_ROPE:
+        draft.copy(key, number)
+    if "rope.theta" in draft.tree:
+        draft.imply("rope.type", "default", "another base of the frequencies, which are not scaled")
+    if "rope.type" in draft.tree and "rope.factor" not in draft.tree:
+        draft.leave_open("rope.factor", FACTOR, longest, example="4.0")
+    draft.drop(longest if "rope.factor" in draft.tree else None, "rope.factor says it.")
+    draft.refuse(longest, "Positions are the model's own, or rope.factor times as many.")
 
 
 def tokens(draft: Draft) -> None:

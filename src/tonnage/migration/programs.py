@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tonnage.migration.methods import PREFERENCES, Method
-from tonnage.migration.yaml_files import check_fields, read_data
+from tonnage.migration.yaml_files import read_data
 
 DECIDED: Mapping[str, str] = read_data("decided")
 """What defaults are about, in the order in which the page shows them."""
@@ -36,17 +36,13 @@ class Program:
         return f"{self.name} {self.versions.partition(' (')[0]}"
 
 
-FIELDS = ("versions", "defaults", *(f"of_{method}" for method in PREFERENCES), "like", "counts_workers", "signs")
-
-
 def _read_programs() -> dict[str, Program]:
     entries = read_data("programs")
     programs = {}
     for name, entry in entries.items():
-        check_fields(f"programs.yaml, {name}", entry, FIELDS)
         inherited = entries[entry["like"]]["defaults"] if "like" in entry else {}
-        defaults = _defaults(name, inherited | entry.get("defaults", {}))
-        of_methods = {method: _defaults(name, entry.get(f"of_{method}", {})) for method in PREFERENCES}
+        defaults = _defaults(inherited | entry.get("defaults", {}))
+        of_methods = {method: _defaults(entry.get(f"of_{method}", {})) for method in PREFERENCES}
         signs = frozenset(entry.get("signs", ()))
         programs[name] = Program(
             name, entry["versions"], defaults, entry.get("counts_workers", True), of_methods, signs
@@ -54,9 +50,7 @@ def _read_programs() -> dict[str, Program]:
     return programs
 
 
-def _defaults(name: str, entries: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Defaults of a program as its table has them, checked."""
-    check_fields(f"defaults of {name}", {"precision": None, **entries}, DECIDED)
+def _defaults(entries: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     return {decided: (entry[0], entry[1]) for decided, entry in entries.items()}
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tonnage.migration.yaml_files import as_expression, as_literal, check_fields, read_data, read_template
+from tonnage.migration.yaml_files import as_expression, as_literal, read_data, read_template
 
 _TEMPLATE = read_template("prompt")
 
@@ -37,7 +37,6 @@ def _read_prompts() -> dict[str, PromptFormat]:
     prompts = {}
     for name, entry in content["types"].items():
         entry = content["types"].get(entry.get("like"), {}) | entry
-        check_fields(f"prompts.yaml, {name}", entry, ("like", "style", "usual", "answer", "columns"))
         usual = tuple(content["usual"][entry["usual"]]) if "usual" in entry else ("", "")
         prompts[name] = PromptFormat(
             **content["styles"][entry["style"]],

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from tonnage.errors import Problem, UserError, user_error
-from tonnage.files.paths import LONGEST_PATH
+from tonnage.files.paths import is_there
 from tonnage.files.reading import read_bytes
 from tonnage.migration.command import read_command
 from tonnage.migration.keys import (
@@ -48,7 +48,7 @@ from tonnage.migration.programs import (
     TUTORIAL,
     Program,
 )
-from tonnage.migration.recognition import kind_of, kind_of_arguments
+from tonnage.migration.recognition import kind_of
 from tonnage.migration.references import filled_in
 from tonnage.migration.settings import RANK_DEEPSPEED, WANTED, ForeignSetting, flat, unreadable
 
@@ -111,12 +111,11 @@ class Files:
 
     def find(self, name: str) -> Path | None:
         """A file that another one names: from here, or from the folder of one of those given, or from above it."""
-        if not name or Path(name).is_absolute():
-            return Path(name) if name and Path(name).is_file() else None
         folders = [Path()]
         for setting in self.names:
             folders += list(Path(setting).absolute().parents)[:LEVELS_UP]
-        return next((folder / name for folder in folders if (folder / name).is_file()), None)
+        places = (folder / name for folder in folders)  # of a whole path, that itself
+        return next((place for place in places if is_there(place) and place.is_file()), None)
 
     def read(self, path: Path) -> dict[str, Any]:
         """The mapping that a file holds. Raises ``UserError``."""
@@ -187,7 +186,7 @@ class _Reading:
         """Whether arguments of a script are those of LLaMA-Factory."""
         arguments = {setting.name for setting in self.settings if setting.table is ARGUMENTS}
         is_its_table = any(setting.table is LLAMA_FACTORY for setting in self.settings)
-        return is_its_table or kind_of_arguments(arguments) is LLAMA_FACTORY
+        return is_its_table or any(signs <= arguments for signs in LLAMA_FACTORY.signs)
 
     def add(self, source: Path | str) -> None:
         is_command = isinstance(source, str) and _is_command(source)
@@ -210,7 +209,7 @@ class _Reading:
         for setting in self.settings:  # which grows
             is_file = setting.key is not None and setting.key.quantity in FOLLOWED and isinstance(setting.value, str)
             read_names = {Path(name).name for name in self.names}
-            if not is_file or len(setting.value) > LONGEST_PATH or Path(setting.value).name in read_names:
+            if not is_file or Path(setting.value).name in read_names:
                 continue
             path = Files((), tuple(self.names), ()).find(setting.value)
             if len(self.names) < MOST_FILES and path is not None:
@@ -223,12 +222,7 @@ COMMAND = "the command"
 
 def _is_command(text: str) -> bool:
     """Whether a word of ours is a command of others, in quotes, and no file."""
-    if len(text.split()) < 2:
-        return False
-    try:
-        return not Path(text).exists()
-    except OSError:
-        return True
+    return len(text.split()) > 1 and not is_there(Path(text))
 
 
 def settings_of_mapping(mapping: Mapping[str, Any], where: str) -> list[ForeignSetting]:

@@ -82,8 +82,3 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
         problem = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(num_known)} and no program more"
         raise unreadable(problem, where)
     return best
-
-
-def kind_of_arguments(names: set[str]) -> Table:
-    """Whose the arguments of a script are."""
-    return LLAMA_FACTORY if any(signs <= names for signs in LLAMA_FACTORY.signs) else ARGUMENTS

@@ -42,15 +42,21 @@ class ImportedSources:
 
 
 def data_sets(draft: Draft, quantity: str) -> list[Leaves]:
-    """What is said of each data set of a list, or of the only one."""
+    """What is said of each data set of a list, or of the only one; of what is said twice, what counts."""
     by_place: dict[str, Leaves] = {}
-    for pick in draft.every(quantity, lambda value: value):
+    for pick in sorted(draft.every(quantity, lambda value: value), key=lambda pick: -pick.settings[0].rank):
         parts = pick.settings[0].name.split(".")[1:]
         place, leaf = (parts[0], parts[1:]) if parts and parts[0].isdecimal() else ("0", parts)
         if pick.value in (None, "", {}, []):
             draft.drop(pick, "Not set.")
-        else:
-            by_place.setdefault(place, {})[".".join(leaf)] = pick
+            continue
+        leaves, name = by_place.setdefault(place, {}), ".".join(leaf)
+        before = leaves.get(name)
+        if before is not None and before.value == pick.value:
+            pick = Pick(pick.value, (*pick.settings, *before.settings))
+        elif before is not None:
+            draft.prefer(pick, before)
+        leaves[name] = pick
     return list(by_place.values())
 
 

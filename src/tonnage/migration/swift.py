@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tonnage.files.paths import is_there
 from tonnage.migration import lengths, model, rendering
 from tonnage.migration.draft import Draft, Pick
 from tonnage.migration.evaluation import validation_fraction
@@ -128,7 +129,7 @@ def _described(draft: Draft, parts: re.Match[str]) -> list[dict[str, Any]]:
     """Sources for a name, one for each subset."""
     name = parts["name"]
     source: dict[str, Any] = {"path": _TABLE["hub"].get(name, name), "between": "\n"}
-    if "/" in name and not name.endswith(FILES) and not Path(name).exists():
+    if "/" in name and not name.endswith(FILES) and not is_there(Path(name)):
         entry = _TABLE["rows"].get(source["path"])
         draft.note("names of ModelScope" if entry is None else "known names of ModelScope")
         source |= entry or {}

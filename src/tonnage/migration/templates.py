@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from tonnage.migration.turns import TurnFormats, jinja
-from tonnage.migration.yaml_files import check_fields, read_data
+from tonnage.migration.yaml_files import read_data
 
 JINJA = (".jinja", ".jinja2", ".j2")
 """How files with a template end."""
@@ -35,11 +35,9 @@ class Named:
 def _read_templates(content: Mapping[str, Any], program: str) -> dict[str, Named]:
     templates = {}
     for name, entry in content[program].items():
-        check_fields(f"chat_templates.yaml, {name}", entry, [field.name for field in fields(Named)])
         if "turns" in entry:
             parts = dict(entry["turns"])
             parts = content["shared"].get(parts.pop("like", ""), {}) | parts
-            check_fields(f"turns of {name}", parts, [field.name for field in fields(TurnFormats)])
             turns = TurnFormats(**parts | {"tokens": tuple(parts.get("tokens", ()))})
             entry = entry | {"turns": turns, "text": jinja(turns)}
         templates[name] = Named(**entry)

@@ -46,14 +46,10 @@ def rows(draft: Draft) -> None:
     draft.drop(order, "Packs are shuffled, by the seed.")
 
 
-def _builders(draft: Draft) -> list[str]:
-    """Names of what builds the rows that are trained on."""
-    settings = draft.settings("tune_rows")
-    return [str(setting.value).rpartition(".")[2] for setting in settings if setting.name.endswith("_component_")]
-
-
 def _trains_inputs(draft: Draft) -> bool:
-    return any(DATA_SETS.get(name, {}).get("inputs") for name in _builders(draft))
+    """Whether any of what builds the rows trains what is asked unless told otherwise."""
+    components = [setting for setting in draft.settings("tune_rows") if setting.name.endswith("_component_")]
+    return any(DATA_SETS.get(str(named.value).rpartition(".")[2], {}).get("inputs") for named in components)
 
 
 def _add(draft: Draft, leaves: Leaves, sources: ImportedSources) -> Pick[str] | None:
@@ -140,10 +136,13 @@ def _entry(builder: Mapping[str, Any], leaves: Leaves) -> tuple[dict[str, Any], 
 
 def _held_out(draft: Draft) -> float | None:
     """The share of the rows that are evaluated, where training and validation are two parts of one split."""
-    if not _is_evaluated(draft):
+    if all(setting.value in (None, "", "null", "None") for setting in draft.settings("evaluate.every")):
         return None
     trained, evaluated = (
-        {setting.name.partition(".")[2]: setting.value for setting in draft.settings(quantity)}
+        {
+            setting.name.partition(".")[2]: setting.value
+            for setting in sorted(draft.settings(quantity), key=lambda setting: -setting.rank)
+        }
         for quantity in ("tune_rows", "tune_tests")
     )
     first, last = (PART.fullmatch(str(side.get("split", ""))) for side in (trained, evaluated))
@@ -152,10 +151,6 @@ def _held_out(draft: Draft) -> float | None:
         return None
     is_divided = first[4] == last[2] and first[5] == last[3] == "%" and not first[2] and not last[4]
     return round(1 - int(first[4]) / 100, 6) if is_divided else None
-
-
-def _is_evaluated(draft: Draft) -> bool:
-    return any(setting.value not in (None, "", "null", "None") for setting in draft.settings("evaluate.every"))
 
 
 def _validation(draft: Draft, held_out: float | None) -> None:

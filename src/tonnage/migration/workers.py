@@ -14,6 +14,8 @@ from tonnage.migration.yaml_files import read_data
 
 AXES = ("parallel.tensor", "parallel.context", "parallel.pipeline")
 OTHER_FILES = ("deepspeed_file", "accelerate_file", "fsdp_file", "arguments_file")
+TRAINER_S_FSDP = ("fsdp", "fsdp_config")
+"""The Trainer's switch, and what means something with it alone."""
 _SHARDING = read_data("sharding")
 
 
@@ -174,6 +176,9 @@ def _sharing(draft: Draft, nodes: int, count: int | None) -> None:
     """ZeRO stage and groups of workers."""
     stage = draft.first("memory.zero", _stage)
     draft.follow("engine")
+    switched = [setting for setting in draft.settings("sharding") if setting.name.partition(".")[0] in TRAINER_S_FSDP]
+    if any(setting.name == "fsdp" and str(setting.value).lower() == "false" for setting in switched):
+        draft.drop(Pick(None, tuple(switched)), "FSDP is off.")
     sharding = draft.first("sharding", _sharding)
     own = draft.first("accelerate_config", text)
     kinds = draft.every("distributed_type", _kind)

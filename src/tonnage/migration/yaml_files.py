@@ -1,10 +1,10 @@
-"""The data of this package, in ``tables``: YAML files, read strictly, and templates that write chat templates."""
+"""The data of this package, in ``tables``: YAML files, and templates that write chat templates."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -45,32 +45,7 @@ def as_expression(form: str, places: Mapping[str, str]) -> str:
 
 
 def read_data(name: str) -> dict[str, Any]:
-    """The mapping that a file holds. Raises ``ValueError`` for a key that stands twice in a mapping."""
-    text = _read(f"{name}.yaml")
-    loader = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        assert node is not None, name
-        _check_once(name, node)
-        content: dict[str, Any] = loader.construct_document(node)
-    finally:
-        loader.dispose()
+    """The mapping that a file holds."""
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    content: dict[str, Any] = yaml.load(_read(f"{name}.yaml"), Loader=loader)
     return content
-
-
-def check_fields(place: str, fields: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ``ValueError`` if an entry has fields that nobody reads, or none at all."""
-    if not fields:
-        raise ValueError(f"{place} says nothing")
-    if unknown := set(fields) - set(known):
-        raise ValueError(f"{place} has {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-
-
-def _check_once(name: str, node: yaml.Node) -> None:
-    if isinstance(node, yaml.MappingNode):
-        names = [key.value for key, _ in node.value]
-        if twice := {key for key in names if names.count(key) > 1}:
-            raise ValueError(f"{name}.yaml has {', '.join(sorted(twice))} twice")
-    for inner in node.value if not isinstance(node, yaml.ScalarNode) else ():
-        for part in inner if isinstance(inner, tuple) else (inner,):
-            _check_once(name, part)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tonnage.data.text.rendering import ChatTemplate
-from tonnage.targets.turns import BESIDES, END, ROLES, START, TurnTable, cases, text_of
+from tonnage.targets.turns import BESIDES, END, ROLES, START, TurnTable, cases
 
 MODELFILE = "Modelfile"
 READS = (
@@ -96,12 +96,10 @@ def go_text(turns: TurnTable) -> str:
 
 def _contents(turns: TurnTable, role: str, gaps: Iterable[str]) -> list[str]:
     """A message of a role, without the white space that it loses behind each role before."""
-    alike: dict[str, list[str]] = {}
-    for before in gaps:
-        alike.setdefault(turns.trims.get((before, role), "none"), []).append(before)
-    if len(alike) < 2:
-        return ["{{- " + _shown(".Content", next(iter(alike), "none")) + " }}"]
-    return _branches({"{{ " + _shown(".Content", trim) + " }}": befores for trim, befores in alike.items()})
+    contents = {before: _shown(".Content", turns.trims.get((before, role), "none")) for before in gaps}
+    if len(set(contents.values())) < 2:
+        return ["{{- " + next(iter(contents.values()), ".Content") + " }}"]
+    return _branches(contents)
 
 
 def _shown(value: str, trim: str) -> str:
@@ -110,18 +108,18 @@ def _shown(value: str, trim: str) -> str:
 
 def _chosen(gaps: Mapping[str, str]) -> list[str]:
     """What stands behind each role, as actions."""
+    return _branches({before: _quoted(gap) for before, gap in gaps.items() if gap})
+
+
+def _branches(actions: Mapping[str, str]) -> list[str]:
+    """Actions by the role that they stand behind."""
     alike: dict[str, list[str]] = {}
-    for before, gap in gaps.items():
-        alike.setdefault(gap, []).append(before)
-    return _branches({"{{ " + _quoted(gap) + " }}": befores for gap, befores in alike.items() if gap})
-
-
-def _branches(actions: Mapping[str, Sequence[str]]) -> list[str]:
-    """Actions, each behind some roles alone."""
+    for before, action in actions.items():
+        alike.setdefault(action, []).append(before)
     lines = list[str]()
-    for action, befores in actions.items():
+    for action, befores in alike.items():
         condition = f"eq $before {' '.join(map(_quoted, befores))}"
-        lines.append(f"{{{{- {'else if' if lines else 'if'} {condition} }}}}{action}")
+        lines.append(f"{{{{- {'else if' if lines else 'if'} {condition} }}}}{{{{ {action} }}}}")
     return [*lines, "{{- end }}"] if lines else []
 
 
@@ -137,7 +135,7 @@ def go_template_of(template: ChatTemplate, where: str) -> tuple[str, list[str]]:
     if (START, "system") not in turns.gaps:
         notes.append("system messages: the chat template has no place for them, and Ollama says nothing of that")
     for what, messages in BESIDES.items():
-        if text_of(template, messages) not in (None, turns.render(messages)):
+        if template.attempt(messages, opened=True) not in (None, turns.render(messages)):
             notes.append(f"{what}: Ollama writes it otherwise than the chat template does")
     return go_text(turns), notes
 

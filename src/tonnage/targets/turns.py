@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from tonnage.data.text.rendering import ChatTemplate
 from tonnage.errors import user_error
-from tonnage.forms.conversation import Message, RowError
+from tonnage.forms.conversation import Message
 
 ROLES = ("system", "user", "assistant")
 TRIMS = ("none", "both", "left", "right")
@@ -125,18 +125,10 @@ def trimmed(text: str, ends: str) -> str:
     return {"none": text, "both": text.strip(), "left": text.lstrip(), "right": text.rstrip()}[ends]
 
 
-def text_of(template: ChatTemplate, messages: list[Message]) -> str | None:
-    """The text of a conversation with the turn opened; none where the template refuses it."""
-    try:
-        return template.render(messages, None, opened=True)
-    except RowError:
-        return None
-
-
 def cases(template: ChatTemplate) -> Iterator[tuple[list[Message], str]]:
     """The conversations that the template takes, with their texts."""
     for messages in CONVERSATIONS:
-        if (text := text_of(template, messages)) is not None:
+        if (text := template.attempt(messages, opened=True)) is not None:
             yield messages, text
 
 
@@ -165,7 +157,7 @@ def _with(table: TurnTable, template: ChatTemplate, shape: str) -> tuple[TurnTab
     gaps, trims, folded = dict(table.gaps), dict(table.trims), dict(table.folded)
     roles = [{"s": "system", "u": "user", "a": "assistant"}[letter] for letter in shape]
     words = [f"Wvq{letter}{at}zx" for at, letter in enumerate(shape)]
-    text = text_of(template, _messages(roles, words))
+    text = template.attempt(_messages(roles, words), opened=True)
     if text is None:
         return table, "" if "s" in shape else "a plain question is refused"
     shown = [at for at in range(len(shape)) if words[at] in text]
@@ -191,7 +183,7 @@ def _with(table: TurnTable, template: ChatTemplate, shape: str) -> tuple[TurnTab
             return table, f"before {role} it writes {between!r} and elsewhere {gaps[before, role]!r}"
         if (before, role) not in trims:
             padded = [_PADDED.format(one) if one == words[at] else one for one in words]
-            trims[before, role] = _trim(text_of(template, _messages(roles, padded)), text, words[at])
+            trims[before, role] = _trim(template.attempt(_messages(roles, padded), opened=True), text, words[at])
         before, start = role, place + len(words[at])
     if gaps.setdefault((before, END), text[start:]) != text[start:]:
         return table, f"at the end it writes {text[start:]!r} and elsewhere {gaps[before, END]!r}"
@@ -202,7 +194,7 @@ def _is_dated(template: ChatTemplate) -> bool:
     """Whether what it writes depends on the day."""
     if "strftime_now" not in template.text:
         return False
-    days = [text_of(replace(template, date=day), CONVERSATIONS[0]) for day in ("2001-02-03", "2014-11-25")]
+    days = [replace(template, date=day).attempt(CONVERSATIONS[0], opened=True) for day in ("2001-02-03", "2014-11-25")]
     return days[0] != days[1]
 
 

@@ -20,11 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import HeldPacks, Pack, PackedDataset
-from tonnage.data.packs.features import ImageFeatures, StoredRows, images_of
+from tonnage.data.packs.features import ImageFeatures, RowImages, StoredRows, images_of
 from tonnage.data.packs.padding import forwards
 from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
-from tonnage.data.packs.row_images import RowImages
 from tonnage.data.tokens.encoder import NO_FORK
 from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tonnage.data import PackedDataset
-from tonnage.data.images.processing import ImageRecipe, inputs_of
-from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, chunk_name, positions_name
+from tonnage.data.images.processing import ImageRecipe
+from tonnage.data.packs.features import INDEX, TOKEN, Features, ImageFeatures, RowImages, chunk_name, positions_name
 from tonnage.data.packs.pictures import Pictures
 from tonnage.data.tokens.documents import Documents
 from tonnage.errors import refusals, user_error
@@ -236,14 +236,13 @@ class _Eye:
     def _of_group(self, group: SameImages) -> tuple[Tensor, Tensor | None]:
         """Features of the images of a group, fp32 (rows, width), and positions of all tokens of its documents, one
         document after another, (tokens, 3)."""
-        images = [table.load(number) for table, number in self.source.images(group.documents[0])]
-        file, row = self.source.where(group.documents[0])
-        inputs = inputs_of(self.recipe, images, f"{file}:{row}")
+        images = RowImages(self.source, group.documents[0], self.recipe)
+        inputs = images.inputs()
         with torch.no_grad():
             features = self.tower.features(inputs).float().cpu()
         if tuple(features.shape) != (group.rows, self.width):
             raise user_error(
-                where=f"{file}:{row}",
+                where=images.where,
                 found=f"features of shape {tuple(features.shape)}, and {group.rows:,} tokens of images in the row",
                 needed=f"one of {self.width:,} numbers for each: model and processor do not belong together",
                 change="choose another model, or report this with the model's name",

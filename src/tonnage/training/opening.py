@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tonnage.data.packs.row_images import RowImages
+from tonnage.data.packs.features import RowImages
 
 
 @dataclass(frozen=True)

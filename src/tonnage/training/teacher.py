@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from tonnage.data import PackedDataset
-from tonnage.data.packs.taught import INDEX, Taught, chunk_name, row_type
+from tonnage.data.packs.features import INDEX, chunk_name
+from tonnage.data.packs.taught import Taught, row_type
 from tonnage.errors import refusals, user_error
 from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import room_for

@@ -409,7 +409,18 @@ def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _size(row: object) -> int:
-    if isinstance(row, dict):
-        return sum(len(value) if isinstance(value, str) else 1000 for value in row.values())
-    return 0
+def _size(row: Any) -> int:
+    """About how much a row holds: characters of its texts, bytes of its images."""
+    size, waiting = 0, [row]
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind is str or kind is bytes:
+            size += len(value)
+        elif kind is dict:
+            waiting += value.values()
+        elif kind is list and value and type(value[0]) is not int:
+            waiting += value
+        else:
+            size += 8 * len(value) if kind is list else 8
+    return size

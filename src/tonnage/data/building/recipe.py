@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,33 +43,25 @@ class Recipe:
     """How images become tokens; None of a model that takes none."""
 
     def to_json(self) -> str:
-        images = None if self.images is None else asdict(self.images)
-        return json.dumps(self._plain() | {"options": self.options.model_dump_json(), "images": images})
+        return _ADAPTER.dump_json(self).decode()
 
     def key(self) -> dict[str, Any]:
         """Plain values that differ where recipes do; the tokenizer, a few megabytes, as a digest."""
-        tokenizer = hashlib.blake2b(self.tokenizer_json.encode(), digest_size=16).hexdigest()
-        plain = self._plain()
-        images = {} if self.images is None else {"images": self.images.key()}
-        for script in plain["scripts"]:
+        scripts = [{"template": asdict(script.template), "shape": asdict(script.shape)} for script in self.scripts]
+        for script in scripts:
             if not script["template"]["parts"]:  # of text alone the key is what it was before there were images
                 del script["template"]["parts"]
-        return (
-            plain
-            | images
-            | {
-                "tokenizer_json": tokenizer,
-                "options": self.options.model_dump(include={*OF_DOCUMENTS}),
-            }
-        )
-
-    def _plain(self) -> dict[str, Any]:
-        scripts = [{"template": asdict(script.template), "shape": asdict(script.shape)} for script in self.scripts]
-        own = ("tokenizer_json", "text_start", "text_end", "controls")
-        return {name: getattr(self, name) for name in own} | {"scripts": scripts}
+        plain = {
+            "tokenizer_json": hashlib.blake2b(self.tokenizer_json.encode(), digest_size=16).hexdigest(),
+            "scripts": scripts,
+            "options": self.options.model_dump(include={*OF_DOCUMENTS}),
+            **{name: getattr(self, name) for name in ("text_start", "text_end", "controls")},
+        }
+        return plain if self.images is None else plain | {"images": self.images.key()}
 
     @staticmethod
     def from_json(text: str) -> Recipe:
-        value = json.loads(text)
-        value["options"] = Data.model_validate_json(value["options"])
-        return TypeAdapter(Recipe).validate_python(value)
+        return _ADAPTER.validate_json(text)
+
+
+_ADAPTER = TypeAdapter(Recipe)

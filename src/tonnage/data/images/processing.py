@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tonnage.data.images.opening import INSTALL, EncodedImage, decode
+from tonnage.data.images.opening import INSTALL
 from tonnage.data.text.choice import extended
 from tonnage.errors import user_error
 from tonnage.forms.conversation import RowError, first_line
@@ -161,12 +161,3 @@ def model_inputs(recipe: ImageRecipe, rows: Sequence[Sequence[Pixels]]) -> tuple
     counts = (output["input_ids"] == recipe.token_id).sum(1).tolist()
     others = set(OF_TEXT) - set(KINDS)
     return {name: value for name, value in output.items() if name not in others}, counts
-
-
-def inputs_of(recipe: ImageRecipe, images: Sequence[EncodedImage], where: str) -> dict[str, Any]:
-    """What the tower is given of the images of a row that was prepared. Raises ``UserError`` where one of them is
-    another now."""
-    try:
-        return tower_inputs(recipe, [decode(image) for image in images])[0]
-    except RowError as error:
-        raise user_error(error.reason, "the image that its row was prepared with", where=where) from error

@@ -7,7 +7,7 @@ in a row are kept. What could not be read is there too, without a digest: were i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ class ImageTableWriter:
         place = self._places.get((image.digest, image.path))
         if place is None:
             place = self._places[image.digest, image.path] = len(self._places)
-            self._waiting.append(image)
-            self._bytes += 0 if image.path else len(image.content)
+            self._waiting.append(replace(image, content=b"") if image.path else image)
+            self._bytes += len(self._waiting[-1].content)
             if self._bytes >= BATCH_BYTES:
                 self._flush()
         return place
@@ -61,13 +61,9 @@ class ImageTableWriter:
         if self._writer is None:
             self._sink = self._pa.OSFile(str(self._path), "wb")
             self._writer = self._pa.ipc.new_file(self._sink, self._schema)
-        columns = {
-            "digest": [image.digest for image in self._waiting],
-            "path": [image.path for image in self._waiting],
-            "size": [image.size for image in self._waiting],
-            "modified": [image.modified for image in self._waiting],
-            "content": [None if image.path else image.content for image in self._waiting],
-        }
+        names = ("digest", "path", "size", "modified")
+        columns: dict[str, list[Any]] = {name: [getattr(image, name) for image in self._waiting] for name in names}
+        columns["content"] = [None if image.path else image.content for image in self._waiting]
         self._writer.write_batch(self._pa.record_batch(columns, schema=self._schema))
         self._waiting, self._bytes = [], 0
 

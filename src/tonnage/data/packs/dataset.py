@@ -79,6 +79,8 @@ class PackSizes:
     """uint64: bit k says whether a document of the pack begins with common prefix k."""
     prompts: np.ndarray
     """int64: tokens that both answers of pairs go on from."""
+    images: np.ndarray
+    """int64: tokens that stand for images."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,7 @@ class PackedDataset:
         The last two differ with ``share_prefixes``, where a row has every common prefix once, and the prompt of a pair;
         without, that is there twice.
         """
-        step, within = np.divmod(np.arange(len(order)), packs_per_step)
-        turn, worker = np.divmod(within, workers)
-        row = (step * workers + worker) * packs_per_step + turn // micro_batch
+        row = _rows(len(order), packs_per_step, workers, micro_batch)
         by_row = np.argsort(row, kind="stable")
         begins = np.flatnonzero(np.diff(row[by_row], prepend=-1))
         packs, sizes = order[by_row], self._sizes
@@ -169,11 +169,8 @@ class PackedDataset:
         """Tokens that stand for images in the rows of a run, as for ``row_sizes``: the most, and the mean."""
         if not self.images:
             return 0, 0.0
-        step, within = np.divmod(np.arange(len(order)), packs_per_step)
-        turn, worker = np.divmod(within, workers)
-        row = (step * workers + worker) * packs_per_step + turn // micro_batch
-        tokens = np.array([self.image_tokens(pack).sum() for pack in range(self.num_packs)])[order]
-        of_rows = np.bincount(np.unique(row, return_inverse=True)[1], weights=tokens)
+        row = _rows(len(order), packs_per_step, workers, micro_batch)
+        of_rows = np.bincount(np.unique(row, return_inverse=True)[1], weights=self._sizes.images[order])
         return int(of_rows.max()), float(of_rows.mean())
 
     def image_tokens(self, index: int) -> np.ndarray:
@@ -197,6 +194,7 @@ class PackedDataset:
             own=np.add.reduceat(lengths - shared[prefix_numbers], begins),
             prefixes=np.bitwise_or.reduceat(bits[prefix_numbers], begins),
             prompts=np.add.reduceat(self.source.column("shared")[arrays["documents"]].astype(np.int64), begins),
+            images=np.add.reduceat(self.source.column("image_tokens")[arrays["documents"]].astype(np.int64), begins),
         )
 
     @cached_property
@@ -268,6 +266,14 @@ class PackedDataset:
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document of ``Pack.documents`` came from."""
         return self.source.where(document)
+
+
+def _rows(number: int, packs_per_step: int, workers: int, micro_batch: int) -> np.ndarray:
+    """Numbers that tell the rows of a run apart, one for each of its first packs: int64 (number,)."""
+    step, within = np.divmod(np.arange(number), packs_per_step)
+    turn, worker = np.divmod(within, workers)
+    row: np.ndarray = (step * workers + worker) * packs_per_step + turn // micro_batch
+    return row
 
 
 def piece_weights(spans: Sequence[Span], start: int, length: int, context: int = 0) -> np.ndarray:

@@ -21,7 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from tonnage.data.packs.row_images import RowImages
+from tonnage.data.images.opening import decode
+from tonnage.data.images.processing import ImageRecipe, tower_inputs
+from tonnage.data.tokens.documents import Documents
+from tonnage.errors import user_error
+from tonnage.forms.conversation import RowError
 
 INDEX, TOKEN = "index.npy", "token.npy"
 
@@ -50,6 +54,29 @@ class StoredRows:
         """The rows. Raises ``OSError`` where the file is gone."""
         count = self.shape[0] * self.shape[1]
         return np.fromfile(self.file, self.dtype, count, offset=self.offset).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """The images of a document, which nobody has opened yet."""
+
+    source: Documents
+    document: int
+    recipe: ImageRecipe
+
+    @property
+    def where(self) -> str:
+        """File and row of the document."""
+        file, row = self.source.where(self.document)
+        return f"{file}:{row}"
+
+    def inputs(self) -> dict[str, Any]:
+        """What the tower is given of them. Raises ``UserError`` where one is another than when its row was prepared."""
+        images = [table.load(number) for table, number in self.source.images(self.document)]
+        try:
+            return tower_inputs(self.recipe, [decode(image) for image in images])[0]
+        except RowError as error:
+            raise user_error(error.reason, "the image that its row was prepared with", where=self.where) from error
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,8 @@ def of_pairs(lengths: np.ndarray, forks: np.ndarray, chunk: int = 1) -> np.ndarr
     return 2 * in_chunks(longer, chunk)
 
 
-def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.ndarray]:
+def forwards(lengths: np.ndarray, most_tokens: int) -> list[np.ndarray]:
     """Cut documents of some ``lengths``, (documents,), into forwards of at most ``most_tokens``, padding included.
-
-    Each document counts as a multiple of ``chunk`` tokens, since some blocks compute documents in whole chunks.
 
     Returns indices of documents, for each forward; the longest come first. Of documents that are as long, those that
     come first stay first.
@@ -41,7 +39,7 @@ def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.n
         ValueError: a document counts for more than ``most_tokens``.
     """
     order = np.argsort(-lengths, kind="stable")
-    sizes = in_chunks(lengths[order].astype(np.int64), chunk)
+    sizes = lengths[order].astype(np.int64)
     number = len(sizes)
     if number and sizes[0] > most_tokens:
         raise ValueError(f"a document of {lengths[order[0]]:,} tokens, forwards of {most_tokens:,} at most")

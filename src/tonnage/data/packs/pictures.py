@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tonnage.data.images.processing import ImageRecipe
-from tonnage.data.packs.features import ImageFeatures
-from tonnage.data.packs.row_images import RowImages
+from tonnage.data.packs.features import ImageFeatures, RowImages
 from tonnage.data.tokens.documents import Documents
 
 

@@ -17,17 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-INDEX = "index.npy"
+from tonnage.data.packs.features import INDEX, chunk_name
 
 
 def row_type(top_k: int, precision: str) -> np.dtype[np.void]:
     """Of a row: int32 tokens, the likeliest first, and their log-probabilities, fp16 or fp32."""
     return np.dtype([("tokens", "<i4", (top_k,)), ("logprobs", "<f4" if precision == "fp32" else "<f2", (top_k,))])
-
-
-def chunk_name(number: int) -> str:
-    """Of the file of a chunk."""
-    return f"{number:06}.npy"
 
 
 @dataclass(frozen=True)

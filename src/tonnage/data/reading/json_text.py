@@ -68,7 +68,6 @@ def as_row(value: object) -> dict[str, Any] | RowError:
 
 
 def too_large(size: int, more: str = "", most: int | None = None) -> RowError:
-    """A row that is not read."""
     return RowError("too_large", f"the row has {size:,}{more} bytes; at most {most or MAX_ROW_BYTES:,} are read")
 
 
@@ -81,13 +80,17 @@ class Window:
         self._failure: BaseException | None = None
         """What the file raised when the bytes before were taken."""
         self._decode = json.JSONDecoder(object_pairs_hook=unique).raw_decode
-        self._text, self._at, self._ended, self._lines = "", 0, False, 1
+        self._text, self._at, self._ended = "", 0, False
+        self._lines, self._counted = 1, 0
+        """Line breaks before ``_counted``, and one."""
 
     @property
     def line(self) -> int:
         """The line that the next value begins on, from 1."""
         self.peek()
-        return self._lines + self._text.count("\n", 0, self._at)
+        self._lines += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return self._lines
 
     def peek(self) -> str:
         """The next character that is no white space; nothing at the end. Raises ``Damaged``."""
@@ -194,8 +197,8 @@ class Window:
         block = self._block(max(BLOCK_BYTES, len(self._text) - self._at))
         self._ended = not block
         more = self._characters.decode(block, final=not block)
-        self._lines += self._text.count("\n", 0, self._at)
-        self._text, self._at = self._text[self._at :] + more, 0
+        self._lines += self._text.count("\n", self._counted, self._at)
+        self._text, self._at, self._counted = self._text[self._at :] + more, 0, 0
         return not self._ended or bool(more)
 
     def _block(self, size: int) -> bytes:

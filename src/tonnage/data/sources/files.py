@@ -140,7 +140,7 @@ def _check_files(files: Sequence[Path], source: Source) -> None:
 
 def _named(path: Path, source: Source) -> Resolved:
     """The files of a directory that a source names, in the order in which it does, each once."""
-    files: list[Path] = []
+    files: dict[Path, None] = {}
     for name in source.files:
         try:
             fitting = _fitting(path / name)
@@ -148,17 +148,21 @@ def _named(path: Path, source: Source) -> Resolved:
             raise unusable(source, f"{name}: no pattern: {error}", "a name or a pattern") from None
         if not fitting:
             raise unusable(source, f"no file {name} in this directory", "at least one file")
-        files += [file for file in fitting if file not in files]
-    return _checked(files, source)
+        files |= dict.fromkeys(fitting)
+    return _checked(list(files), source)
 
 
 def _below(path: Path, source: Source) -> Resolved:
     """The data files below a directory: of one split, where it has splits."""
     files: list[Path] = []
     others: list[Path] = []
-    links: list[str] = []
+    unseen: list[str] = []  # links, and folders that are closed
     num_entries = 0
-    for folder, folders, names in os.walk(path):
+
+    def leave(folder: str | Path) -> None:
+        unseen.append(f"{Path(folder).relative_to(path)}/")
+
+    for folder, folders, names in os.walk(path, onerror=lambda error: leave(error.filename)):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         num_entries += len(folders) + len(names)
         if num_entries > MOST_FILES:
@@ -168,17 +172,20 @@ def _below(path: Path, source: Source) -> Resolved:
                 needed="one that holds the rows and little else",
                 change="name the directory of the rows, or a pattern such as rows/*.jsonl",
             )
-        links += [f"{(Path(folder) / name).relative_to(path)}/" for name in folders if Path(folder, name).is_symlink()]
+        for name in folders:
+            if Path(folder, name).is_symlink():
+                leave(Path(folder, name))
         for name in sorted(names):
             if not name.startswith((".", "_")) and name not in _NOT_ROWS:
                 file = Path(folder, name)
                 (others if _kind(file) is None else files).append(file)
-    beside = (*links, *_by_ending([file.relative_to(path) for file in others if not _ABOUT.match(file.name)]))
+    beside = (*unseen, *_by_ending([file.relative_to(path) for file in others if not _ABOUT.match(file.name)]))
     if (copy := files_of_copy(path, files, source)) is not None:
         _check_files(copy.files, source)
         return replace(copy, left=(*copy.left, *beside))
     rows = [file for file in files if _kind(file) != "text" or _holds_json(file)]
-    texts = [file for file in files if file not in set(rows) and not _ABOUT.match(file.name)]
+    taken = set(rows)
+    texts = [file for file in files if file not in taken and not _ABOUT.match(file.name)]
     if not (rows or texts):
         raise unusable(source, "a directory without data files", f"files ending in {', '.join(KINDS)}")
     left = tuple(str(file.relative_to(path)) for file in texts) if rows else ()

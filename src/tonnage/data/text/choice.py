@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 from tonnage.data.text.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.errors import user_error
 from tonnage.files.paths import is_jinja
-from tonnage.forms.conversation import RowError
 from tonnage.forms.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -263,10 +262,7 @@ def _takes_lists_alone(text: str, special: str, arguments: str) -> bool:
     template = ChatTemplate(text, json.loads(special), json.loads(arguments))
     with suppress(TooMuch), bounded(alone=True):
         for parts, writes in ((template, True), (replace(template, parts="all"), False)):
-            try:
-                written = parts.render(messages)
-            except RowError:
-                written = ""
+            written = parts.attempt(messages) or ""
             if (question in written and answer in written) == writes:
                 return False
         return True

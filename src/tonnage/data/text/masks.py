@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tonnage.data.text.rendering import ChatTemplate, Request
-from tonnage.data.text.shape import TurnShape, agreement, agreement_at_end, closing
+from tonnage.data.text.shape import TurnShape, agreement, closing
 from tonnage.data.text.thoughts import check_rendered
 from tonnage.forms.conversation import CLOSES_THOUGHT, OPENS_THOUGHT, Conversation, Message, RowError
 from tonnage.forms.images import MARK
@@ -156,7 +156,7 @@ class Borders:
 
     def _end_of_words(self, conversation: Conversation, turn: int, whole: str) -> int:
         """Where the words of a message end; 0 before the first one."""
-        return len(whole) - agreement_at_end(whole, self._otherwise(conversation, turn)) if turn >= 0 else 0
+        return len(whole) - agreement(whole[::-1], self._otherwise(conversation, turn)[::-1]) if turn >= 0 else 0
 
     def _otherwise(self, conversation: Conversation, turn: int) -> str:
         """The whole with other words in one message; raises ``RowError`` where the template does not take them."""
@@ -221,7 +221,7 @@ class Borders:
             return
         names = [tool["function"]["name"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
         missing = next((name for name in names if name not in whole), None)
-        if missing is None and any(name in _all_words(messages) for name in names):
+        if missing is None and any(map(_all_words(messages).__contains__, names)):
             with suppress(RowError):  # it cannot do without
                 missing = names[0] if self._template.render(messages, None) == whole else None
         if missing is not None or (names and "tools" in lacks):

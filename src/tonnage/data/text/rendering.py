@@ -98,9 +98,11 @@ class ChatTemplate:
             from transformers.utils import chat_template_utils
 
             template = chat_template_utils._compile_jinja_template(self.text)
-            variables = {**template.globals, **self.special, **self.arguments, "documents": None}
-        except Exception:
+        except AttributeError:
             return None
+        except Exception:
+            return self._call  # which says what is wrong with it
+        variables = {**template.globals, **self.special, **self.arguments, "documents": None}
         if dated := "strftime_now" in self.text:
             variables["strftime_now"] = partial(_strftime, self.date)
         concat, run = template.environment.concat, template.root_render_func
@@ -141,6 +143,13 @@ class ChatTemplate:
         if isinstance(result, RowError):
             raise result
         return result
+
+    def attempt(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, *, opened: bool = False
+    ) -> str | None:
+        """As ``render``; none where the template refuses it."""
+        result = self.render_many([(messages, tools, opened)])[0]
+        return None if isinstance(result, RowError) else result
 
     def render_many(self, requests: Sequence[Request]) -> list[str | RowError]:
         """Texts of many conversations; a refusal takes the place of its text."""

@@ -139,11 +139,11 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
     opens = opened != before and (first.startswith(opened) or bool(opener[:shared].strip()))
     begins = bool(template.special.get("bos_token")) and first.startswith(template.special["bos_token"])
     ends = _ends(earlier, last, opener or header, ordered)
-    called = _text(template, [_ASK, _CALL], tools) or ""
+    called = template.attempt([_ASK, _CALL], tools) or ""
     behind = called[called.rfind("Wednesday") :] if "Wednesday" in called else ""
     if (after_call := tokens_in(behind, ordered)) and not set(after_call) & set(ends):
         ends.append(after_call[-1])
-    thought = _text(template, [_ASK, _THOUGHT], tools) or ""
+    thought = template.attempt([_ASK, _THOUGHT], tools) or ""
     answer_start = thought.find("Both of them.", len(before))
     talk = [{"role": "system", "content": "Mind the plums."}, _ASK, both]
     within = [end for end in ends if len(ends) > 1 and end in thought[len(before) : max(answer_start, len(before))]]
@@ -157,7 +157,7 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
         ordered,
         tuple(within),
         tuple(_lacking(template, tools)),
-        re.sub("Mind the plums.|Which one\\?|Both of them.|Neither.", "", four + (_text(template, talk, tools) or "")),
+        re.sub("Mind the plums.|Which one\\?|Both of them.|Neither.", "", four + (template.attempt(talk, tools) or "")),
     )
 
 
@@ -198,13 +198,6 @@ def _unclosed(fault: str) -> UserError:
     )
 
 
-def _text(template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
-    try:
-        return template.render(messages, tools)
-    except RowError:
-        return None
-
-
 def _lacking(template: ChatTemplate, tools: Tools) -> list[str]:
     """What leaves no trace in the text. What the template raises at is not lacking: it says so itself, row by row."""
     answer = _say("Both of them.")
@@ -217,12 +210,12 @@ def _lacking(template: ChatTemplate, tools: Tools) -> list[str]:
     }
     lacking = []
     for name, (messages, probe_tools, words) in probes.items():
-        text = _text(template, messages, probe_tools)
+        text = template.attempt(messages, probe_tools)
         if text is None and name == "system":
             lacking.append(name)
         if text is None:
             continue
-        if name in ("calls", "results") and (without := _text(template, messages[:1], probe_tools)) is not None:
+        if name in ("calls", "results") and (without := template.attempt(messages[:1], probe_tools)) is not None:
             text = text[agreement(text, without) :]  # apart from where the tools are described
         if not all(word in text for word in words):
             lacking.append(name)
@@ -256,8 +249,3 @@ def agreement(first: str, second: str) -> int:
             at += 1
         return at
     return end
-
-
-def agreement_at_end(first: str, second: str) -> int:
-    """Characters that two texts have in common at their ends."""
-    return agreement(first[::-1], second[::-1])

@@ -92,8 +92,7 @@ class ControlTokens:
     def words(self, whole: str, broken: str) -> str:
         """The text ``whole`` with stand-ins for its control tokens, except those that are words, for ``encoder``. Text
         ``broken``, rendered from messages that the method of this name made, shows which are. Raises ``RowError``."""
-        if self._any is None:
-            return whole
+        assert self._any is not None
         pieces = broken.split(_BREAK)
         if "".join(pieces) != whole or max(whole, default="") >= chr(_FIRST_STAND_IN):
             raise RowError(

@@ -196,6 +196,7 @@ class Documents:
         self._first = np.cumsum([0] + [part.documents for part in self.parts])
         self._open: dict[int, tuple[np.ndarray, list[_Batch]]] = {}
         self._tables: dict[int, ImageTable] = {}
+        self._columns: dict[str, np.ndarray] = {}
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -246,7 +247,6 @@ class Documents:
 
     @property
     def has_images(self) -> bool:
-        """Whether any document has images."""
         return any(part.totals.with_images for part in self.parts)
 
     def images(self, document: int) -> list[tuple[ImageTable, int]]:
@@ -280,15 +280,18 @@ class Documents:
 
     def column(self, name: str) -> np.ndarray:
         """``lengths``, ``supervised``, ``content`` (uint64), ``shared`` and ``second`` (``Fork``), or ``image_tokens``
-        of every document; int32 where nothing else is said."""
-        column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
-        at = 0
-        for batch in self._batches():
-            column[at : at + len(batch)] = (
-                np.diff(batch.lists("tokens").offsets) if name == "lengths" else batch.numbers(name)
-            )
-            at += len(batch)
-        return column
+        of every document; int32 where nothing else is said. It is read once, and asked for with every pack."""
+        if name not in self._columns:
+            column = np.zeros(len(self), dtype=np.uint64 if name == "content" else np.int32)
+            at = 0
+            for batch in self._batches():
+                column[at : at + len(batch)] = (
+                    np.diff(batch.lists("tokens").offsets) if name == "lengths" else batch.numbers(name)
+                )
+                at += len(batch)
+            column.setflags(write=False)
+            self._columns[name] = column
+        return self._columns[name]
 
     def token_batches(self) -> Iterator[Lists]:
         """Tokens of all documents, in order, a batch of about a million at a time; views of the map."""
