@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -48,6 +49,12 @@ def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
     assert not run.is_locked()
     with RunDirectory(run.path).locked():
         pass
+
+
+def test_what_fails_under_the_lock_is_not_taken_for_another_run(tmp_path: Path) -> None:
+    """As a system does that has no room for another process: it says ``EAGAIN``, which locks say as well."""
+    with pytest.raises(BlockingIOError), RunDirectory(tmp_path / "run").locked():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 @pytest.mark.parametrize("other", ["/dev/zero", "pipe"])

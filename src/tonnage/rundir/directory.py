@@ -223,16 +223,14 @@ class RunDirectory:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:
+                except BlockingIOError as error:
                     if not self._holder_is_gone() or time.monotonic() > deadline:
-                        raise
+                        raise self.is_taken() from error
                     time.sleep(0.1)
             with self._gone_again(was_there):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
             yield descriptor
-        except BlockingIOError as error:
-            raise self.is_taken() from error
         finally:
             os.close(descriptor)
 
