@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
+from tonnage.cli.parameters import AllowUnexpected, Host, Port, RunOrModel, Template, TrustRemoteCode, check_server
 from tonnage.display.terminal import say, terminal
 from tonnage.errors import UserError, user_error
 from tonnage.files.paths import path_word
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 def serve(
     model: RunOrModel,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -45,16 +43,11 @@ def serve(
     allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Serve a run or a model as OpenAI's API does, for trying it."""
-    from importlib.util import find_spec
-
     from tonnage.decide.models import use_model
     from tonnage.inference.generate import TALK, load
     from tonnage.inference.sight import check_images
 
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise user_error(
-            "no starlette and uvicorn", "the server of tonnage[serve]", "pip install 'tonnage[serve]'", "serve"
-        )
+    check_server("serve")
     from tonnage.serving.app import LOCAL, create_app
     from tonnage.serving.engine import Engine
     from tonnage.serving.listen import listen, run
@@ -82,7 +75,8 @@ def serve(
         name = Path(model).resolve().name if Path(model).is_dir() else model
         engine = Engine(loaded, max_tokens=max_new_tokens or 512, most_waiting=waiting, images=images)
         app = create_app(engine, name, only_local=host in LOCAL)
-        address = f"http://{'localhost' if host in LOCAL else host}:{socket.getsockname()[1]}/v1"
+        shown = "localhost" if host in LOCAL else f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{socket.getsockname()[1]}/v1"
         say(console, "Serving ", (name, "bold"), " at ", (address, "bold"), ", one answer at a time: for trying it.")
         if host not in LOCAL:
             say(console, "Whoever reaches this machine may ask: there are no keys, and no encryption.")
