@@ -251,11 +251,8 @@ class Run:
     def _load(self, **form: Any) -> Loaded:
         """The exported model, ready to answer. Raises ``UserError``."""
         from tonnage.decide.models import use_model
-        from tonnage.inference.generate import load
 
-        in_use = use_model(str(self.path))
-        trusted, patterns = in_use.trust_remote_code, in_use.allow_unexpected
-        return load(in_use.directory, trust_remote_code=trusted, allow_unexpected=patterns, **form)
+        return use_model(str(self.path)).load(**form)
 
     def resume(
         self,

@@ -35,20 +35,12 @@ def chat(
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
     from tonnage.decide.models import use_model
-    from tonnage.inference.generate import TALK, Decoding, load
+    from tonnage.inference.generate import TALK, Decoding
 
     console = terminal(stderr=True)
     in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
     with console.status("loading the model"):
-        loaded = load(
-            in_use.directory,
-            template=template,
-            **TALK,
-            trust_remote_code=in_use.trust_remote_code,
-            allow_unexpected=in_use.allow_unexpected,
-            max_new_tokens=max_new_tokens,
-            tell=partial(say, console),
-        )
+        loaded = in_use.load(template=template, **TALK, max_new_tokens=max_new_tokens, tell=partial(say, console))
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 

@@ -59,7 +59,7 @@ def generate(
     from tonnage.config import Source
     from tonnage.decide.models import use_model
     from tonnage.files.writing import write_whole
-    from tonnage.inference.generate import Decoding, form_of, load
+    from tonnage.inference.generate import Decoding, form_of
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
     from tonnage.inference.sight import check_images
@@ -73,15 +73,8 @@ def generate(
     if any(conversation.images for conversation in conversations):
         check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with progress_bar(console) as progress:
-        loaded = load(
-            in_use.directory,
-            template=template,
-            **form_of(questions),
-            trust_remote_code=in_use.trust_remote_code,
-            allow_unexpected=in_use.allow_unexpected,
-            max_new_tokens=max_new_tokens,
-            tell=partial(say, console),
-        )
+        form = form_of(questions)
+        loaded = in_use.load(template=template, **form, max_new_tokens=max_new_tokens, tell=partial(say, console))
         answers = answer(
             loaded,
             conversations,

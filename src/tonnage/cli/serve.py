@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Serve a run or a model as OpenAI's API does, for trying it."""
     from tonnage.decide.models import use_model
-    from tonnage.inference.generate import TALK, load
+    from tonnage.inference.generate import TALK
     from tonnage.inference.sight import check_images
 
     check_server("serve")
@@ -61,15 +61,7 @@ def serve(
         check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with listen(host, port) as socket:
         with console.status("loading the model"):
-            loaded = load(
-                in_use.directory,
-                template=template,
-                **TALK,
-                trust_remote_code=in_use.trust_remote_code,
-                allow_unexpected=in_use.allow_unexpected,
-                max_new_tokens=max_new_tokens,
-                tell=partial(say, console),
-            )
+            loaded = in_use.load(template=template, **TALK, max_new_tokens=max_new_tokens, tell=partial(say, console))
             if loaded.sight is not None:
                 _see(loaded.sight, console)
         name = Path(model).resolve().name if Path(model).is_dir() else model
