@@ -10,21 +10,23 @@ from __future__ import annotations
 import html
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.api.curve import curves
 from tonnage.api.said import conversations_of, files_of
-from tonnage.api.steps import Step
+from tonnage.api.steps import Step, frame_of
 from tonnage.config import as_overrides, read_config
 from tonnage.display.bar import progress_bar
-from tonnage.display.progress import State, Tail, summarise
-from tonnage.display.terminal import terminal
+from tonnage.display.progress import RunDisplay, State, Tail, summarise
+from tonnage.display.terminal import say, terminal
 from tonnage.errors import refusals, user_error
 from tonnage.files.reading import read_record
 from tonnage.launch.watch import DONE, WATCH_SECONDS, stop_requests, watch
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 ASKED = "tonnage stop"
 LOOK_SECONDS = 0.1
+UPDATE_SECONDS = 1.0
+"""Between two pictures in a notebook."""
 
 
 class Run:
@@ -108,8 +112,6 @@ class Run:
         ``eval_loss`` in nats, ``lr``, ``grad_norm``, ``tokens_per_second``, ``step_seconds``, ``memory.host_peak`` in
         bytes and what else ``metrics.jsonl`` says of steps and evaluations; NaN where it says nothing. Raises
         ``UserError`` for a line that no run writes."""
-        from tonnage.api.frame import frame_of
-
         return frame_of(self.records)
 
     @property
@@ -276,7 +278,6 @@ class Run:
             UserError: nothing to go on from, another config, loss or data, or somebody works on it.
             WorkerFailed: a worker died.
         """
-        from tonnage.api.shown import show
         from tonnage.api.starting import go_on
 
         with progress_bar(terminal()) as progress:
@@ -521,6 +522,55 @@ class Running(Iterator[Step]):
         except BaseException as error:
             self._close(error)
             raise
+
+
+def show(running: Running) -> None:
+    """Wait for the end of a run: on a terminal it is shown as by the command, in a notebook as one output that updates,
+    elsewhere it goes on in silence. Raises as ``train``."""
+    console, display = terminal(), _notebook()
+    if display is not None or console.is_terminal:
+        for line in running.news:
+            say(console, line)
+    if display is not None:
+        output = _Updated(running.run, display)
+        running.wait(output.poll)
+        output.draw()
+    elif console.is_terminal:
+        plan, num_workers = running.plan, None if running.directory.plans.exists() else running.plan.workers
+        with RunDisplay(running.directory, plan.num_steps, num_workers=num_workers, console=console) as on_terminal:
+            running.wait(on_terminal.poll, on_terminal.tell)
+    else:
+        running.wait()
+
+
+class _Updated:
+    """An output of a notebook that is drawn again and again."""
+
+    def __init__(self, run: object, display: Callable[..., Any]) -> None:
+        self._run = run
+        self._handle = display(run, display_id=True)
+        self._last = time.monotonic()
+
+    def poll(self) -> None:
+        """Draw it, unless that was a moment ago."""
+        if time.monotonic() - self._last > UPDATE_SECONDS:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw what there is now."""
+        if self._handle is not None:
+            self._handle.update(self._run)
+        self._last = time.monotonic()
+
+
+def _notebook() -> Callable[..., Any] | None:
+    """What displays an object in the notebook in which this is; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if not hasattr(shell, "kernel"):
+        return None
+    display: Callable[..., Any] = import_module("IPython.display").display
+    return display
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
