@@ -49,7 +49,6 @@ def chat(
 
 
 def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
-    """Read lines and answer them, until the end of the input."""
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages: list[dict[str, Any]] = list(opening)
     images: list[dict[str, Any]] = []

@@ -61,7 +61,6 @@ class _Commands(TyperGroup):
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the words after the command, and carry it out."""
         with _visible_mistakes():
             return super().invoke(ctx)
 
@@ -109,7 +108,6 @@ class _TakesConfig(TyperCommand):
     """A command whose help goes on with the keys of a config."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the usual help, then every key with its sentence."""
         super().format_help(ctx, formatter)
         from shutil import get_terminal_size
 

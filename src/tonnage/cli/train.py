@@ -115,7 +115,6 @@ def _resume(
     force: bool,
     until: Until,
 ) -> None:
-    """Go on with a run that was interrupted."""
     from tonnage.api.starting import forkserver_for
     from tonnage.cli.comparison import conclude
     from tonnage.cli.main import USUAL_THRESHOLDS
@@ -271,7 +270,6 @@ def _show_script(run: RunDirectory, decision: Decision, console: Console) -> Non
 
 
 def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
-    """Print the command lines that start a prepared run."""
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
         f"{run.path} is ready for {workers} worker(s). Start them from {Path.cwd()} with one of",
@@ -287,7 +285,6 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
 
 
 def _show_resumption(resumption: Resumption, console: Console) -> None:
-    """Print from where the run goes on, and what has changed."""
     cursor, plan = resumption.cursor, resumption.decision.plan
     say(
         console,
@@ -310,7 +307,6 @@ def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None
 
 
 def _export(run: RunDirectory, console: Console) -> None:
-    """Hand back the model, and say where it is."""
     from tonnage.decide.exports import export_run
 
     with progress_bar(console) as progress:

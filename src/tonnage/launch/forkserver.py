@@ -68,7 +68,6 @@ class Forked:
         return self._forkserver.status_of(self.pid, wait=False)
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
         status = self._forkserver.status_of(self.pid, wait=True)
         assert status is not None
         return status
@@ -165,7 +164,6 @@ class ForkServer:
         return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
 
     def _hear(self) -> dict[str, int]:
-        """The next line of the forkserver."""
         while b"\n" not in self._unread:
             heard = self._socket.recv(1 << 16)
             if not heard:

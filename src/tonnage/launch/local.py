@@ -54,8 +54,6 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class Worker:
-    """One worker's process."""
-
     rank: int
     process: subprocess.Popen[bytes] | Forked
     last_seen_alive: float = field(default_factory=time.time)
@@ -116,8 +114,6 @@ def started(
 
 
 class LocalWorkers(AtWork):
-    """Workers of this machine that were started."""
-
     def __init__(self, run: RunDirectory, crew: Crew, watchdog: StallWatchdog | None) -> None:
         self._run, self._crew, self._watchdog = run, crew, watchdog
         self._is_asked = False
@@ -235,7 +231,6 @@ class Crew:
         return [worker for worker in self.workers if worker.exit_status not in (None, DONE, STOPPED)]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every worker that still runs."""
         for worker in self._running():
             worker.process.send_signal(number)
 

@@ -49,7 +49,6 @@ class RunRefused(Exception):
     """The run cannot be carried out here, however often it is tried; the problems as JSON."""
 
     def problems(self) -> list[Problem]:
-        """What must change."""
         return [Problem(**problem) for problem in json.loads(self.args[0])]
 
 
@@ -66,7 +65,6 @@ class Rendezvous(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """Carries this out."""
         return _Meeting
 
     @property

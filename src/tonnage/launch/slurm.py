@@ -96,8 +96,6 @@ exit "$status"
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job."""
-
     name: str
     """In Slurm's words: PENDING, RUNNING, COMPLETED ..."""
     reason: str = ""
@@ -106,7 +104,6 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether it stays so."""
         return self.name in OVER
 
     def waiting(self, job: str) -> str:
@@ -124,7 +121,6 @@ class JobNote:
 
 
 def in_allocation() -> bool:
-    """Whether this process is inside a job already."""
     return "SLURM_JOB_ID" in os.environ
 
 
@@ -332,8 +328,6 @@ def started(launch: SlurmLaunch, run: RunDirectory, *, command: list[str] | None
 
 
 class SlurmWorkers(AtWork):
-    """Workers that were started by ``srun``."""
-
     def __init__(self, launch: SlurmLaunch, run: RunDirectory, srun: subprocess.Popen[bytes]) -> None:
         self._launch, self._run, self._srun = launch, run, srun
         self._watchdog = StallWatchdog(run, launch.num_workers, launch.timeout)

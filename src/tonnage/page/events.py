@@ -26,8 +26,6 @@ STILL_HERE = b": still here\n\n"
 
 
 class Channel:
-    """Those who watch one thing."""
-
     def __init__(self, look: Callable[[], Any], seconds: float) -> None:
         """``look``: called in a thread; what it returns is sent unless it is None. ``seconds``: between two calls."""
         self._look, self._seconds = look, seconds
@@ -84,5 +82,4 @@ class Channel:
 
 
 def event(value: Any) -> bytes:
-    """A value as it is sent."""
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

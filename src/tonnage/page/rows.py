@@ -57,8 +57,6 @@ class Decided:
 
 @dataclass(frozen=True)
 class Row:
-    """A run in the list."""
-
     run: str
     """Its path below the folder."""
     state: State
@@ -166,7 +164,6 @@ class Traces:
 
 
 def traces(run: RunDirectory) -> Traces:
-    """Those of a run."""
     others = (run.metrics, run.tags, run.outcome, run.job, run.ray, run.stop_asked, run.worker_position(0), run.workers)
     return Traces(trace(run.path), trace(run.lock), trace(run.plan), tuple(map(trace, others)))
 
@@ -178,7 +175,6 @@ class Locks:
         self._looked, self._inodes = -LOCK_SECONDS, frozenset[int]()
 
     def now(self) -> frozenset[int]:
-        """Those inodes."""
         if time.monotonic() - self._looked >= LOCK_SECONDS:
             self._inodes, self._looked = locked_files(), time.monotonic()
         return self._inodes

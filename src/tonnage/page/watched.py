@@ -69,7 +69,6 @@ class Watched:
         self._locks = Locks()
 
     def rows(self) -> list[Row]:
-        """All runs, as they are now."""
         locks = self._locks.now()
         names = self.folder.runs()
         rows = []

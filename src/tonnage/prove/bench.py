@@ -56,8 +56,6 @@ blocks of the hybrid three have a gated delta rule, the last has attention."""
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train."""
-
     title: str
     """In the table."""
     config: Mapping[str, Any]

@@ -83,7 +83,6 @@ class RatioSums:
 
     @property
     def figure(self) -> Figure:
-        """The ratio."""
         if not self.y:
             return NO_FIGURE
         ratio = self.x / self.y
@@ -118,11 +117,9 @@ class Told:
 
     @property
     def perplexity(self) -> Figure:
-        """The exponential of the loss."""
         return self.loss.through(lambda loss: math.exp(min(loss, 700.0)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         loss, token_accuracy = self.loss.to_json(), self.token_accuracy.to_json()
         divergence = {} if self.divergence is None else {"divergence": self.divergence.to_json()}
         return {"rows": self.rows, "tokens": self.tokens, "loss": loss, "token_accuracy": token_accuracy, **divergence}

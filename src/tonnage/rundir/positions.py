@@ -18,8 +18,6 @@ POSITION_BYTES = 512
 
 @dataclass(frozen=True)
 class Position:
-    """Where a worker is now."""
-
     phase: str = "starting"
     step: int = 0
     micro_batch: int = 0

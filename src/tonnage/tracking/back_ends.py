@@ -96,7 +96,6 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, outcome: Outcome) -> None:
-        """Close the file."""
         self._writer.close()
 
     def _text(self, name: str, markdown: str, step: int) -> None:
@@ -207,7 +206,6 @@ class MLflow:
                 self._client.log_text(self._id, text, place)
 
     def end(self, outcome: Outcome) -> None:
-        """Say how the run ended."""
         self._client.set_terminated(self._id, status=self.STATUS[outcome])
 
 
