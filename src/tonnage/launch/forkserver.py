@@ -32,7 +32,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tonnage.errors import WorkerFailed
 from tonnage.host.parent import PR_SET_NAME, control, end_with
@@ -259,7 +259,7 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 def _begin(
-    request: dict[str, object],
+    request: dict[str, Any],
     descriptors: Sequence[int],
     ignored: Sequence[int],
     not_ours: Sequence[int],
@@ -289,15 +289,13 @@ def _begin(
         faulthandler.enable()
         gc.set_threshold(*thresholds)
         environment, module, arguments = request["environment"], request["module"], request["arguments"]
-        assert isinstance(environment, dict)
-        assert isinstance(arguments, list)
         os.environ.clear()
         os.environ.update(environment, **{LAUNCHER_PROCESS: str(os.getppid())})
         control(PR_SET_NAME, f"tonnage rank {environment.get('RANK', '')}".encode())
         if request["directory"] is not None:
-            os.chdir(str(request["directory"]))
-        sys.argv = [str(module), *arguments]
-        status = importlib.import_module(str(module)).main(*arguments)
+            os.chdir(request["directory"])
+        sys.argv = [module, *arguments]
+        status = importlib.import_module(module).main(*arguments)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tonnage.errors import Stalled, TonnageError, WorkerFailed
+from tonnage.errors import TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
 from tonnage.launch.forkserver import Forked, ForkServer
@@ -119,15 +119,13 @@ class LocalWorkers(AtWork):
         self._is_asked = False
 
     def look(self) -> int | None:
-        run, crew = self._run, self._crew
+        crew = self._crew
         is_working = crew.update()
         if crew.failed():
             crew.update()  # who has ended since was not ended by us, and may have been the first
             crew.stop(GRACE_SECONDS)
         elif is_working:
             if self._watchdog is not None and (message := self._watchdog.stalled(crew.processes())):
-                with contextlib.suppress(OSError):  # for those who follow elsewhere
-                    run.write_error(0, Stalled(message), Stalled.exit_status)
                 crew.stop(GRACE_SECONDS)
                 raise WorkerFailed(message)
             return None

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.config import SlurmLaunch, sbatch
-from tonnage.errors import Stalled, TonnageError, WorkerFailed, user_error
+from tonnage.errors import TonnageError, WorkerFailed, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
@@ -338,8 +338,6 @@ class SlurmWorkers(AtWork):
         status = self._srun.poll()
         if status is None:
             if message := self._watchdog.stalled([None] * num_workers):
-                with contextlib.suppress(OSError):  # for those who follow elsewhere
-                    run.write_error(0, Stalled(message), Stalled.exit_status)
                 raise WorkerFailed(message)
             return None
         if status in (DONE, STOPPED) and not run.read_errors():
