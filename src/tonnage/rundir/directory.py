@@ -59,7 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import UserError, user_error
-from tonnage.files.reading import read_json, read_record
+from tonnage.files.reading import parse_record, read_json, read_record
 from tonnage.files.writing import write_json, write_whole
 from tonnage.rundir.positions import POSITION_BYTES, Position
 from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, divide, metrics_record
@@ -362,13 +362,12 @@ class RunDirectory:
         return sorted(errors, key=lambda error: error.seconds)
 
     def read_position(self, rank: int) -> Position:
-        """Where a worker is now; the default position if it has not started."""
+        """Where a worker is now; the default position if it has not started, or what is read is half written."""
         try:
             with self.worker_position(rank).open("rb") as file:
-                position = Position(**json.loads(file.read(POSITION_BYTES).rstrip(b"\0 \n")))
-        except (OSError, ValueError, TypeError, RecursionError):
+                return parse_record(file.read(POSITION_BYTES).rstrip(b"\0 \n"), Position, "")
+        except (OSError, UserError):
             return Position()
-        return position if position.is_sound() else Position()
 
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
