@@ -77,7 +77,7 @@ class Command:
 
 
 class Commands:
-    """The commands that were begun for a page. A context: leaving it ends those that do not go on."""
+    """The commands that were begun for a page."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: where they are carried out, against which their paths are read."""

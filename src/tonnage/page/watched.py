@@ -144,7 +144,8 @@ def _read_on(run: RunDirectory, curves: Curves) -> None:
         curves.measured, curves.offset, curves.version = Measured(), 0, curves.version + 1
     curves.inode = status.st_ino
     if status.st_size > RECORD_BYTES:
-        raise _too_large(run, status.st_size)
+        needed = f"records of at most {RECORD_BYTES:,} bytes"
+        raise user_error(f"{status.st_size:,} bytes", needed, where=str(run.metrics))
     with run.metrics.open("rb") as file:
         file.seek(curves.offset)
         while piece := file.read(PIECE_BYTES):
@@ -170,7 +171,3 @@ def _take(run: RunDirectory, measured: Measured, lines: list[bytes]) -> None:
 @cache
 def _of_metrics() -> TypeAdapter[list[MetricsRecord]]:
     return TypeAdapter(list[MetricsRecord])
-
-
-def _too_large(run: RunDirectory, size: int) -> UserError:
-    return user_error(f"{size:,} bytes", f"records of at most {RECORD_BYTES:,} bytes", where=str(run.metrics))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 Z = 1.959963984540054
@@ -75,11 +75,7 @@ class RatioSums:
     yy: float = 0.0
 
     def __add__(self, other: RatioSums) -> RatioSums:
-        return RatioSums(*(one + two for one, two in zip(self.to_list(), other.to_list(), strict=True)))
-
-    def to_list(self) -> list[float]:
-        """The sums, in order."""
-        return [self.rows, self.x, self.y, self.xx, self.xy, self.yy]
+        return RatioSums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def figure(self) -> Figure:
