@@ -58,7 +58,7 @@ def test_the_state_of_every_run(client: TestClient, folder: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
 def test_a_run_that_is_locked_trains(client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.page.rows.LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("tonnage.page.watched.LOCK_SECONDS", 0.0)
     run = RunDirectory(folder / "killed")
     assert rows_of(client)["killed"]["state"] == "failed"
     with run.lock.open("w") as file:

@@ -39,8 +39,6 @@ SIGN_SECONDS = 60.0
 """Since the last sign of life of workers on another machine, after which they are taken for gone."""
 LOCKS = Path("/proc/locks")
 """The files that processes of this machine hold locked; systems other than Linux list none."""
-LOCK_SECONDS = 1.0
-"""Between two readings of the list of locks, which takes the system some time."""
 PLAN_BYTES = 16 << 20
 LONGEST_MESSAGE = 2000
 
@@ -166,18 +164,6 @@ class Traces:
 def traces(run: RunDirectory) -> Traces:
     others = (run.metrics, run.tags, run.outcome, run.job, run.ray, run.stop_asked, run.worker_position(0), run.workers)
     return Traces(trace(run.path), trace(run.lock), trace(run.plan), tuple(map(trace, others)))
-
-
-class Locks:
-    """Inodes of the files that processes of this machine hold locked, as the system listed them a moment ago."""
-
-    def __init__(self) -> None:
-        self._looked, self._inodes = -LOCK_SECONDS, frozenset[int]()
-
-    def now(self) -> frozenset[int]:
-        if time.monotonic() - self._looked >= LOCK_SECONDS:
-            self._inodes, self._looked = locked_files(), time.monotonic()
-        return self._inodes
 
 
 def locked_files() -> frozenset[int]:
