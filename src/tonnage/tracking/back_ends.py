@@ -63,8 +63,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Files in the run directory."""
 
-    def __init__(self) -> None:
-        self._writer: Any = None
+    _writer: Any = None
 
     def start(self, about: About, run_id: str | None) -> str:
         """Open a new file of events, which hides what older ones have of steps that are trained again."""
@@ -111,13 +110,12 @@ class WandB:
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        self._run: Any = None
 
     def start(self, about: About, run_id: str | None) -> str:
         """Begin or go on with a run; ``step`` is a value like others, as theirs may only grow."""
         import wandb
 
-        self._run = wandb.init(
+        self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=os.environ.get("WANDB_NAME") or about.name,
             id=run_id,
@@ -168,7 +166,6 @@ class MLflow:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the sender tries again
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        self._client: Any = None
         self._id: str | None = None
 
     def start(self, about: About, run_id: str | None) -> str:
@@ -176,7 +173,7 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = MlflowClient()
+        self._client: Any = MlflowClient()
         if run_id is not None:
             self._id = run_id
             self._client.update_run(run_id, status="RUNNING")
@@ -212,9 +209,8 @@ class MLflow:
 class Trackio:
     """A database of this machine, a server, or a Space."""
 
-    def __init__(self) -> None:
-        self._run: Any = None
-        self._id: str | None = None
+    _run: Any = None
+    _id: str | None = None
 
     def start(self, about: About, run_id: str | None) -> str:
         """Begin or go on with a run, which Trackio knows by its name."""
