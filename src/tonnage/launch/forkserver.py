@@ -36,10 +36,9 @@ from typing import Any, NoReturn
 
 from tonnage.errors import WorkerFailed
 from tonnage.host.parent import PR_SET_NAME, control, end_with
+from tonnage.launch.watch import STOP_SIGNALS
 from tonnage.rundir.directory import LAUNCHER_PROCESS
 
-HEADED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that launchers and workers act on, and the forkserver does not."""
 LENGTH = struct.Struct("!I")
 MOST_DESCRIPTORS = 16
 
@@ -181,8 +180,8 @@ def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, i
         end_with(launcher)
         control(PR_SET_NAME, b"tonnage forker")
         forkserver = os.getpid()
-        ignored = [number for number in HEADED if signal.getsignal(number) is signal.SIG_IGN]  # by nohup, for instance
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEADED)  # pending for a child until it has its own handlers
+        ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]  # as by nohup
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # pending for a child until it has its own handlers
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
@@ -270,11 +269,11 @@ def _begin(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for headed in HEADED:
+        for headed in STOP_SIGNALS:
             signal.signal(headed, signal.SIG_IGN if headed in ignored else signal.SIG_DFL)
         if signal.SIGINT not in ignored:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEADED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         with contextlib.suppress(OSError):  # the forkserver has done so, or does it now
             os.setpgid(0, 0)
         for descriptor in not_ours:

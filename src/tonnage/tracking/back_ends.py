@@ -49,15 +49,12 @@ class Tracker(Protocol):
 
         Called again after a failure, with the id that it returned if it had.
         """
-        ...
 
     def log(self, news: Sequence[News]) -> None:
         """Numbers and answers, in the order in which they came."""
-        ...
 
     def end(self, outcome: Outcome) -> None:
         """All was logged; may take a moment."""
-        ...
 
 
 class TensorBoard:
