@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from page.conftest import STEPS, note_position
 from report.recorded import record
 from tonnage.page.folder import Folder
 from tonnage.page.looks import first_look, further_looks
-from tonnage.page.rows import SPARKS
+from tonnage.page.rows import SPARKS, _spark
 from tonnage.page.watched import Watched
 from tonnage.report.curves import curves
 from tonnage.report.gathered import gather
@@ -161,6 +162,19 @@ def test_a_long_run_is_listed_without_reading_it(folder: Path, monkeypatch: pyte
     (row,) = [row for row in Watched(Folder(folder)).rows() if row.run == "stopped"]
     assert row.step == 5000
     assert len(row.spark) == SPARKS + 1
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 12, 30])
+def test_the_sparkline_of_a_short_run_has_its_steps(tmp_path: Path, num_steps: int) -> None:
+    """All of few; of more, none is far from its neighbours."""
+    metrics = tmp_path / "metrics.jsonl"
+    padding = {"tokens_per_second": 1000.0, "memory": {"device_peak": 123_456_789, "host_peak": 123_456_789}}
+    records = [{"step": step, "loss": float(step), **padding} for step in range(1, num_steps + 1)]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    spark = [int(loss or 0) for loss in _spark(metrics)]
+    assert (spark[0], spark[-1]) == (1, num_steps)
+    most = 1 if num_steps < 28 else 2
+    assert all(0 < after - before <= most for before, after in itertools.pairwise(spark))
 
 
 def test_the_server_needs_no_torch(folder: Path) -> None:

@@ -240,7 +240,7 @@ def _spark(metrics: Path) -> tuple[float | None, ...]:
     try:
         size = os.fstat(descriptor).st_size
         for place in range(SPARKS + 1):
-            start = max(0, (size - LINE_BYTES) * place // SPARKS)
+            start = size * place // SPARKS if place < SPARKS else max(0, size - LINE_BYTES)
             piece = os.pread(descriptor, LINE_BYTES, start)
             lines = piece.split(b"\n")[-2:0:-1] if place == SPARKS else piece.split(b"\n", 3)[1 if start else 0 : -1]
             for line in lines:
