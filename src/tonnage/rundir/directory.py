@@ -75,6 +75,8 @@ CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
 """Name of a checkpoint's directory. What is called otherwise is none: nothing reads it, and nothing removes it."""
 ORPHANS_SECONDS = 10.0
 """For workers whose launcher was killed to end: their guardian kills them."""
+LOOK_SECONDS = 0.1
+"""For somebody who has only looked whether a run works (``is_locked``), and so held the lock for a moment."""
 
 
 class RunDirectory:
@@ -218,15 +220,15 @@ class RunDirectory:
                 raise user_error(
                     "no regular file", "a file to lock", "write output=... with another name", str(self.lock)
                 )
-            deadline = time.monotonic() + ORPHANS_SECONDS
+            began = time.monotonic()
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError as error:
-                    if not self._holder_is_gone() or time.monotonic() > deadline:
+                    if time.monotonic() > began + (ORPHANS_SECONDS if self._holder_is_gone() else LOOK_SECONDS):
                         raise self.is_taken() from error
-                    time.sleep(0.1)
+                    time.sleep(LOOK_SECONDS / 2)
             with self._gone_again(was_there):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
