@@ -290,7 +290,7 @@ def stop(run: RunDirectory, job: str, who: str = "SIGINT") -> None:
     """Ask a job to save and end for good; one that does not run yet is cancelled."""
     state = look(job)
     run.stop_asked.write_text(who)
-    if state is not None and state.name == "RUNNING":
+    if state is None or state.name == "RUNNING":  # nothing said is no reason to lose what a job has not saved
         _ask("scancel", "--signal=TERM", job)  # to its steps, the workers; the script stays, and sees what they did
     else:
         cancel(job)
