@@ -150,7 +150,8 @@ def refused(error: OSError, failure: str = "", path: str | Path | None = None, *
     observed = f"{failure}: {reason}" if failure else reason
     if error.errno in ROOM and where:
         with suppress(OSError):
-            observed += f" ({shutil.disk_usage(_existing(Path(where))).free:,} bytes are free)"
+            existing = next((place for place in (Path(where), *Path(where).parents) if place.exists()), Path(where))
+            observed += f" ({shutil.disk_usage(existing).free:,} bytes are free)"
     return UserError(Problem(observed, needed, change or usual, str(where or "")))
 
 
@@ -165,11 +166,6 @@ def _lies_together(named: str, path: Path) -> bool:
         return True
     one, other = Path(named).absolute(), path.absolute()
     return one.is_relative_to(other) or other.is_relative_to(one) or one.parent == other.parent
-
-
-def _existing(path: Path) -> Path:
-    """A path, or the nearest directory above it that is there."""
-    return next((place for place in (path, *path.parents) if place.exists()), path)
 
 
 _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")

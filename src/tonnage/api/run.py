@@ -532,35 +532,23 @@ def show(running: Running) -> None:
         for line in running.news:
             say(console, line)
     if display is not None:
-        output = _Updated(running.run, display)
-        running.wait(output.poll)
-        output.draw()
+        run, drawn_at = running.run, time.monotonic()
+        handle = display(run, display_id=True)
+
+        def draw(pause: float = UPDATE_SECONDS) -> None:
+            nonlocal drawn_at
+            if handle is not None and time.monotonic() - drawn_at >= pause:
+                handle.update(run)
+                drawn_at = time.monotonic()
+
+        running.wait(draw)
+        draw(pause=0)
     elif console.is_terminal:
         plan, num_workers = running.plan, None if running.directory.plans.exists() else running.plan.workers
         with RunDisplay(running.directory, plan.num_steps, num_workers=num_workers, console=console) as on_terminal:
             running.wait(on_terminal.poll, on_terminal.tell)
     else:
         running.wait()
-
-
-class _Updated:
-    """An output of a notebook that is drawn again and again."""
-
-    def __init__(self, run: object, display: Callable[..., Any]) -> None:
-        self._run = run
-        self._handle = display(run, display_id=True)
-        self._last = time.monotonic()
-
-    def poll(self) -> None:
-        """Draw it, unless that was a moment ago."""
-        if time.monotonic() - self._last > UPDATE_SECONDS:
-            self.draw()
-
-    def draw(self) -> None:
-        """Draw what there is now."""
-        if self._handle is not None:
-            self._handle.update(self._run)
-        self._last = time.monotonic()
 
 
 def _notebook() -> Callable[..., Any] | None:

@@ -151,16 +151,13 @@ class ForkServer:
 
     def status_of(self, pid: int, *, wait: bool) -> int | None:
         """How a process has ended; None while it runs and nobody waits for its end."""
-        while pid not in self._ended and (wait or self._has_said_more()):
+        while pid not in self._ended and (wait or b"\n" in self._unread or select.select([self._socket], [], [], 0)[0]):
             try:
                 message = self._hear()
             except ConnectionError:  # somebody killed the forkserver, and the system its workers
                 return self._ended.setdefault(pid, -signal.SIGKILL)
             self._ended[message["ended"]] = message["status"]
         return self._ended.get(pid)
-
-    def _has_said_more(self) -> bool:
-        return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
 
     def _hear(self) -> dict[str, int]:
         while b"\n" not in self._unread:

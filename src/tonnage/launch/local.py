@@ -237,7 +237,7 @@ class Crew:
         deadline = time.monotonic() + grace_seconds
         if grace_seconds:
             self.signal(signal.SIGTERM)
-            while self._any_alive() and time.monotonic() < deadline:
+            while any(worker.process.poll() is None for worker in self._running()) and time.monotonic() < deadline:
                 time.sleep(WATCH_SECONDS / 2)
         for worker in self._running():
             if worker.process.poll() is None:
@@ -282,9 +282,6 @@ class Crew:
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit_status is None]
-
-    def _any_alive(self) -> bool:
-        return any(worker.process.poll() is None for worker in self._running())
 
     def _tell_guardian(self, line: str) -> None:
         assert self._guardian.stdin is not None

@@ -98,7 +98,8 @@ def decided(run: RunDirectory) -> Decided:
 
 def row(name: str, run: RunDirectory, plan: Decided, locks: frozenset[int]) -> Row:
     """What is known of a run now. ``locks``: inodes of the files that processes of this machine have locked."""
-    records = _last_records(run.metrics)
+    lines = read_end(run.metrics, TAIL_BYTES).split(b"\n")[:-1]
+    records = [record for record in map(_record, lines) if record is not None]
     steps = [record for record in records if is_step(record)]
     last: dict[str, Any] = steps[-1] if steps else {}
     evaluations = [record for record in records if "eval_loss" in record]
@@ -223,11 +224,6 @@ def _errors(run: RunDirectory) -> list[WorkerError]:
         except UserError:
             continue
     return sorted(errors, key=lambda error: error.seconds)
-
-
-def _last_records(metrics: Path) -> list[dict[str, Any]]:
-    lines = read_end(metrics, TAIL_BYTES).split(b"\n")
-    return [record for line in lines[:-1] if (record := _record(line)) is not None]
 
 
 def _spark(metrics: Path) -> tuple[float | None, ...]:
