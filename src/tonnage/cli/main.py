@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
@@ -28,9 +29,6 @@ from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
 from tonnage.host.allocators import choose_allocators
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 COMMANDS = {
     "Start here": ("demo", "init", "doctor", "bench", "page"),
