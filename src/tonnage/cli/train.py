@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tonnage.cli.comparison import conclude
+from tonnage.cli.plan import show_outcome, show_plan
 from tonnage.display.bar import progress_bar
 from tonnage.display.terminal import say, terminal, unheard
 from tonnage.errors import refusals, user_error
@@ -62,7 +64,6 @@ def train(
     from tonnage.api.starting import forkserver_for
     from tonnage.cli.data_report import show_account
     from tonnage.cli.main import USUAL_THRESHOLDS
-    from tonnage.cli.plan import show_plan
     from tonnage.config import check_output, check_trackers, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
@@ -116,9 +117,7 @@ def _resume(
     until: Until,
 ) -> None:
     from tonnage.api.starting import forkserver_for
-    from tonnage.cli.comparison import conclude
     from tonnage.cli.main import USUAL_THRESHOLDS
-    from tonnage.cli.plan import show_plan
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
     from tonnage.decide.pushing import push_rest
@@ -232,8 +231,6 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
 def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> None:
     """What is left when the workers have ended well: the model, and what to do next."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
-    from tonnage.cli.comparison import conclude
-    from tonnage.cli.plan import show_outcome
     from tonnage.decide.handing import next_of
     from tonnage.decide.pushing import push_rest
     from tonnage.display.progress import show_memory
