@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import itertools
 import json
@@ -17,7 +18,7 @@ from page.conftest import STEPS, note_position
 from report.recorded import record
 from tonnage.page.folder import Folder
 from tonnage.page.looks import first_look, further_looks
-from tonnage.page.rows import SPARKS, _spark
+from tonnage.page.rows import SPARKS, Row, _spark
 from tonnage.page.watched import Watched
 from tonnage.report.curves import curves
 from tonnage.report.gathered import gather
@@ -195,6 +196,20 @@ def test_the_server_needs_no_torch(folder: Path) -> None:
     paths += [f"/api/run{path}?run=first" for path in about]
     command = [sys.executable, "-c", script, str(folder), *paths]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_looking_at_runs_keeps_nobody_waiting(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read in threads, and never in that which answers everybody."""
+    rows = Watched.rows
+
+    def aside(watched: Watched) -> list[Row]:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return rows(watched)
+
+    monkeypatch.setattr(Watched, "rows", aside)
+    for path in ("/api/runs", "/api/choices"):
+        assert client.get(path).status_code == 200
 
 
 def test_the_command_needs_no_folder() -> None:

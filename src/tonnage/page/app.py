@@ -139,7 +139,9 @@ class Page:
     async def choices(self, _: Request) -> Response:
         """What a plan may be made for, and configs whose data may be shown."""
         configs = await to_thread.run_sync(lambda: list(self.folder.configs()))
-        return answer({"hardware": hardware(), "configs": configs, "models": self._models()})
+        rows = await to_thread.run_sync(self.watched.rows)
+        models = sorted({row.model.partition(",")[0] for row in rows if "/" in row.model})
+        return answer({"hardware": hardware(), "configs": configs, "models": models})
 
     async def plan(self, request: Request) -> Response:
         """``tonnage plan MODEL KEY=VALUE ... --json``."""
@@ -233,9 +235,6 @@ class Page:
     def _asked(self, body: dict[str, Any]) -> tuple[str, list[str]]:
         here = self.commands.folder
         return checked_model(self.folder, here, body["model"]), checked(self.folder, here, body["words"])
-
-    def _models(self) -> list[str]:
-        return sorted({row.model.partition(",")[0] for row in self.watched.rows() if "/" in row.model})
 
     async def _of_a_run(self, request: Request, *words: str) -> Response:
         """Carry out a command whose last word is the run that is asked for."""
