@@ -30,7 +30,7 @@ from tonnage.display.terminal import say, terminal
 from tonnage.errors import refusals, user_error
 from tonnage.files.reading import read_record
 from tonnage.launch.watch import DONE, WATCH_SECONDS, stop_requests, watch
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 from tonnage.rundir.records import Outcome, metrics_record
 from tonnage.rundir.samples import Sample, read_samples
 
@@ -487,7 +487,6 @@ class Running(Iterator[Step]):
         from tonnage.planning.plan import Plan
         from tonnage.report.comparison import leave_comparison
         from tonnage.report.page import leave_report
-        from tonnage.rundir.directory import complete_checkpoints
 
         run = self.directory
         if self._started.is_local:

@@ -20,7 +20,7 @@ from tonnage.launch import elsewhere, local
 from tonnage.launch.elsewhere import check_launcher, refuse_while_in_queue
 from tonnage.launch.forkserver import ForkServer, can_fork
 from tonnage.launch.watch import AtWork
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
 if TYPE_CHECKING:
     from tonnage.data import Progress
@@ -164,7 +164,6 @@ def _start(
     news: Sequence[str] = (),
 ) -> Started:
     from tonnage.planning.space import check_space
-    from tonnage.rundir.directory import complete_checkpoints
 
     plan, launch = decision.plan, decision.launch
     if isinstance(launch, LocalLaunch):
