@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,8 +109,6 @@ def shown_image(name: str, loaded: Loaded) -> dict[str, Any] | None:
 
 def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, Any]]) -> str | None:
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
-    from contextlib import closing
-
     from tonnage.inference.generate import stream
 
     pieces: list[str] = []

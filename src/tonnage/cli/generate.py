@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,8 +151,6 @@ def _without_bytes(value: Any) -> Any:
 
 def _is_answered(path: Path) -> bool:
     """Whether a file holds answers: whether its first row has one."""
-    import json
-
     with path.open("rb") as file:
         try:
             row = json.loads(file.readline(LONGEST_ROW))
@@ -160,8 +160,6 @@ def _is_answered(path: Path) -> bool:
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
-    from dataclasses import replace
-
     from tonnage.forms.conversation import Turn
 
     turns = conversation.turns

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from keyword import iskeyword
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -107,8 +108,6 @@ class _TakesConfig(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
-        from shutil import get_terminal_size
-
         from tonnage.config.document import render_help
 
         print(f" Keys of a config (KEY=VALUE):\n\n{render_help(min(get_terminal_size().columns, 140))}\n")
