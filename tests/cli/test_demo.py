@@ -49,7 +49,7 @@ def test_the_story_from_beginning_to_end(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_story_names_real_commands() -> None:
     known = {name for names in COMMANDS.values() for name in names}
-    for command in [chapter.command for chapter in demo.CHAPTERS] + [command for _, command in demo.NEXT]:
+    for *_, command in (*demo.CHAPTERS, *demo.NEXT):
         assert shlex.split(command)[0] in known
 
 
