@@ -12,14 +12,13 @@ Anything else that escapes is a defect of ours: exit status 1, with the tracebac
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import html
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,8 +149,9 @@ def refused(error: OSError, failure: str = "", path: str | Path | None = None, *
     reason = os.strerror(error.errno)
     observed = f"{failure}: {reason}" if failure else reason
     if error.errno in ROOM and where:
-        with contextlib.suppress(OSError):
-            observed += f" ({shutil.disk_usage(_existing(Path(where))).free:,} bytes are free)"
+        with suppress(OSError):
+            existing = next((place for place in (Path(where), *Path(where).parents) if place.exists()), Path(where))
+            observed += f" ({shutil.disk_usage(existing).free:,} bytes are free)"
     return UserError(Problem(observed, needed, change or usual, str(where or "")))
 
 
@@ -168,16 +168,11 @@ def _lies_together(named: str, path: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one) or one.parent == other.parent
 
 
-def _existing(path: Path) -> Path:
-    """A path, or the nearest directory above it that is there."""
-    return next((place for place in (path, *path.parents) if place.exists()), path)
-
-
 _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
-def refusals(failure: str, path: str | Path | None = None, *, change: str = "") -> Iterator[None]:
+def refusals(failure: str, path: str | Path | None = None) -> Iterator[None]:
     """Turn what the system refuses within the block into a ``UserError`` that names ``failure`` and ``path`` (see
     ``refused``). If the error names an unrelated file, the ``UserError`` names that file alone.
 
@@ -188,13 +183,13 @@ def refusals(failure: str, path: str | Path | None = None, *, change: str = "") 
         yield
     except OSError as error:
         is_other = path is not None and not _lies_together(_named(error), Path(path))
-        explained = refused(error) if is_other else refused(error, failure, path, change=change)
+        explained = refused(error) if is_other else refused(error, failure, path)
         if explained is None:
             raise
         raise explained from error
     except Exception as error:
         number_in_words = None if isinstance(error, TonnageError) else _NUMBER_IN_WORDS.search(str(error))
         number = int(number_in_words[1]) if number_in_words else 0
-        if (explained := refused(OSError(number, os.strerror(number)), failure, path, change=change)) is None:
+        if (explained := refused(OSError(number, os.strerror(number)), failure, path)) is None:
             raise
         raise explained from error

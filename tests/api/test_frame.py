@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tonnage.api.frame import frame_of
+from tonnage.api.steps import frame_of
 
 
 def test_a_row_for_each_step() -> None:

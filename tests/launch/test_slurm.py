@@ -231,6 +231,14 @@ def test_stopping_saves_what_runs_and_cancels_what_waits(
     assert run.stop_asked.read_text() == "SIGINT"
 
 
+def test_a_job_of_which_slurm_says_nothing_is_not_cancelled(run: RunDirectory, programs: Path) -> None:
+    """It may be at work, and would lose what it has not saved."""
+    program(programs, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    program(programs, "scancel")
+    slurm.stop(run, "12")
+    assert calls(programs)[-1] == "scancel --signal=TERM 12"
+
+
 @pytest.mark.parametrize("status", [DONE, STOPPED])
 def test_inside_an_allocation_srun_runs_the_workers(run: RunDirectory, programs: Path, status: int) -> None:
     program(programs, "srun", f"exit {status}")

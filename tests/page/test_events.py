@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from page.conftest import record_step
+from tonnage.errors import user_error
 from tonnage.page import app, events
-from tonnage.page.events import STILL_HERE, Channel
+from tonnage.page.events import STILL_HERE, Channel, event
 from tonnage.page.watched import Watched
 from tonnage.rundir.directory import RunDirectory
 
@@ -80,6 +81,31 @@ def test_silence_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard(Channel(lambda: None, 0.01), 0.1) == []
     monkeypatch.setattr(events, "SILENCE_SECONDS", 0.02)
     assert set(heard(Channel(lambda: None, 0.01), 0.3)) == {STILL_HERE}
+
+
+def test_a_look_that_fails_lets_readers_go() -> None:
+    """They ask again, and are told why; the next one is watched for as before."""
+    failures = [user_error("no run", "a run")]
+
+    def look() -> str:
+        if failures:
+            raise failures.pop()
+        return "news"
+
+    channel = Channel(look, 0.01)
+
+    async def read(number: int) -> list[bytes]:
+        contents: list[bytes] = []
+        async for content in channel.events("first"):
+            contents.append(content)
+            if len(contents) == number:
+                break
+        return contents
+
+    async def twice() -> list[list[bytes]]:
+        return [await asyncio.wait_for(read(2), 10) for _ in range(2)]
+
+    assert asyncio.run(twice()) == [[event("first")], [event("first"), event("news")]]
 
 
 def test_dear_looks_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from page.conftest import STEPS, note_position
 from report.recorded import record
 from tonnage.page.folder import Folder
 from tonnage.page.looks import first_look, further_looks
-from tonnage.page.rows import SPARKS
+from tonnage.page.rows import SPARKS, Row, _spark
 from tonnage.page.watched import Watched
 from tonnage.report.curves import curves
 from tonnage.report.gathered import gather
@@ -58,7 +60,7 @@ def test_the_state_of_every_run(client: TestClient, folder: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
 def test_a_run_that_is_locked_trains(client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.page.rows.LOCK_SECONDS", 0.0)
+    monkeypatch.setattr("tonnage.page.watched.LOCK_SECONDS", 0.0)
     run = RunDirectory(folder / "killed")
     assert rows_of(client)["killed"]["state"] == "failed"
     with run.lock.open("w") as file:
@@ -163,6 +165,19 @@ def test_a_long_run_is_listed_without_reading_it(folder: Path, monkeypatch: pyte
     assert len(row.spark) == SPARKS + 1
 
 
+@pytest.mark.parametrize("num_steps", [1, 3, 12, 30])
+def test_the_sparkline_of_a_short_run_has_its_steps(tmp_path: Path, num_steps: int) -> None:
+    """All of few; of more, none is far from its neighbours."""
+    metrics = tmp_path / "metrics.jsonl"
+    padding = {"tokens_per_second": 1000.0, "memory": {"device_peak": 123_456_789, "host_peak": 123_456_789}}
+    records = [{"step": step, "loss": float(step), **padding} for step in range(1, num_steps + 1)]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    spark = [int(loss or 0) for loss in _spark(metrics)]
+    assert (spark[0], spark[-1]) == (1, num_steps)
+    most = 1 if num_steps < 28 else 2
+    assert all(0 < after - before <= most for before, after in itertools.pairwise(spark))
+
+
 def test_the_server_needs_no_torch(folder: Path) -> None:
     """Whatever it is asked about runs."""
     script = (
@@ -181,6 +196,20 @@ def test_the_server_needs_no_torch(folder: Path) -> None:
     paths += [f"/api/run{path}?run=first" for path in about]
     command = [sys.executable, "-c", script, str(folder), *paths]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_looking_at_runs_keeps_nobody_waiting(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read in threads, and never in that which answers everybody."""
+    rows = Watched.rows
+
+    def aside(watched: Watched) -> list[Row]:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return rows(watched)
+
+    monkeypatch.setattr(Watched, "rows", aside)
+    for path in ("/api/runs", "/api/choices"):
+        assert client.get(path).status_code == 200
 
 
 def test_the_command_needs_no_folder() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -48,6 +51,22 @@ def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
     assert not run.is_locked()
     with RunDirectory(run.path).locked():
         pass
+
+
+def test_somebody_who_only_looks_is_no_other_run(tmp_path: Path) -> None:
+    """To look is to hold the lock for a moment."""
+    run = RunDirectory(tmp_path)
+    with run.lock.open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        threading.Timer(0.03, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        with run.locked():
+            assert run.is_locked()
+
+
+def test_what_fails_under_the_lock_is_not_taken_for_another_run(tmp_path: Path) -> None:
+    """As a system does that has no room for another process: it says ``EAGAIN``, which locks say as well."""
+    with pytest.raises(BlockingIOError), RunDirectory(tmp_path / "run").locked():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 @pytest.mark.parametrize("other", ["/dev/zero", "pipe"])

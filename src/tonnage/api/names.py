@@ -141,8 +141,7 @@ def train(
         >>> run.steps[-1].step, run.export.name
         (4, 'export')
     """
-    from tonnage.api.run import Running
-    from tonnage.api.shown import show
+    from tonnage.api.run import Running, show
     from tonnage.api.starting import begin
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import terminal

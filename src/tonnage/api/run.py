@@ -10,25 +10,27 @@ from __future__ import annotations
 import html
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.api.curve import curves
 from tonnage.api.said import conversations_of, files_of
-from tonnage.api.steps import Step
+from tonnage.api.steps import Step, frame_of
 from tonnage.config import as_overrides, read_config
 from tonnage.display.bar import progress_bar
-from tonnage.display.progress import State, Tail, summarise
-from tonnage.display.terminal import terminal
+from tonnage.display.progress import RunDisplay, State, Tail, summarise
+from tonnage.display.terminal import say, terminal
 from tonnage.errors import refusals, user_error
 from tonnage.files.reading import read_record
 from tonnage.launch.watch import DONE, WATCH_SECONDS, stop_requests, watch
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 from tonnage.rundir.records import Outcome, metrics_record
 from tonnage.rundir.samples import Sample, read_samples
 
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 ASKED = "tonnage stop"
 LOOK_SECONDS = 0.1
+UPDATE_SECONDS = 1.0
+"""Between two pictures in a notebook."""
 
 
 class Run:
@@ -108,8 +112,6 @@ class Run:
         ``eval_loss`` in nats, ``lr``, ``grad_norm``, ``tokens_per_second``, ``step_seconds``, ``memory.host_peak`` in
         bytes and what else ``metrics.jsonl`` says of steps and evaluations; NaN where it says nothing. Raises
         ``UserError`` for a line that no run writes."""
-        from tonnage.api.frame import frame_of
-
         return frame_of(self.records)
 
     @property
@@ -251,11 +253,8 @@ class Run:
     def _load(self, **form: Any) -> Loaded:
         """The exported model, ready to answer. Raises ``UserError``."""
         from tonnage.decide.models import use_model
-        from tonnage.inference.generate import load
 
-        in_use = use_model(str(self.path))
-        trusted, patterns = in_use.trust_remote_code, in_use.allow_unexpected
-        return load(in_use.directory, trust_remote_code=trusted, allow_unexpected=patterns, **form)
+        return use_model(str(self.path)).load(**form)
 
     def resume(
         self,
@@ -279,7 +278,6 @@ class Run:
             UserError: nothing to go on from, another config, loss or data, or somebody works on it.
             WorkerFailed: a worker died.
         """
-        from tonnage.api.shown import show
         from tonnage.api.starting import go_on
 
         with progress_bar(terminal()) as progress:
@@ -489,7 +487,6 @@ class Running(Iterator[Step]):
         from tonnage.planning.plan import Plan
         from tonnage.report.comparison import leave_comparison
         from tonnage.report.page import leave_report
-        from tonnage.rundir.directory import complete_checkpoints
 
         run = self.directory
         if self._started.is_local:
@@ -524,6 +521,43 @@ class Running(Iterator[Step]):
         except BaseException as error:
             self._close(error)
             raise
+
+
+def show(running: Running) -> None:
+    """Wait for the end of a run: on a terminal it is shown as by the command, in a notebook as one output that updates,
+    elsewhere it goes on in silence. Raises as ``train``."""
+    console, display = terminal(), _notebook()
+    if display is not None or console.is_terminal:
+        for line in running.news:
+            say(console, line)
+    if display is not None:
+        run, drawn_at = running.run, time.monotonic()
+        handle = display(run, display_id=True)
+
+        def draw(pause: float = UPDATE_SECONDS) -> None:
+            nonlocal drawn_at
+            if handle is not None and time.monotonic() - drawn_at >= pause:
+                handle.update(run)
+                drawn_at = time.monotonic()
+
+        running.wait(draw)
+        draw(pause=0)
+    elif console.is_terminal:
+        plan, num_workers = running.plan, None if running.directory.plans.exists() else running.plan.workers
+        with RunDisplay(running.directory, plan.num_steps, num_workers=num_workers, console=console) as on_terminal:
+            running.wait(on_terminal.poll, on_terminal.tell)
+    else:
+        running.wait()
+
+
+def _notebook() -> Callable[..., Any] | None:
+    """What displays an object in the notebook in which this is; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if not hasattr(shell, "kernel"):
+        return None
+    display: Callable[..., Any] = import_module("IPython.display").display
+    return display
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -89,14 +89,12 @@ class Session:
     def __init__(
         self, model_or_config: str | os.PathLike[str], data: Any = None, *, force: bool = False, **config: Any
     ) -> None:
-        self._closing = ExitStack()
         self._samplings, self._saved = 0, -1
-        with closed_to_others(), ExitStack() as unless_ready:
-            unless_ready.push(self._closing)
-            self._begin(_config_of_a_worker(model_or_config, data, config), force=force)
-            unless_ready.pop_all()
+        with closed_to_others(), ExitStack() as closing:
+            self._begin(_config_of_a_worker(model_or_config, data, config), closing, force=force)
+            self._closing = closing.pop_all()
 
-    def _begin(self, config: Config, *, force: bool) -> None:
+    def _begin(self, config: Config, closing: ExitStack, *, force: bool) -> None:
         import torch.distributed as dist
 
         from tonnage.data import Packer
@@ -113,16 +111,15 @@ class Session:
         self._directory = run = RunDirectory(config.output)
         self._decision: Decision = decide_on(config, fresh_output=True, force=force)
         with refusals("the run's directory could not be written", run.path):
-            self._closing.enter_context(run.locked())
+            closing.enter_context(run.locked())
             check_output(self._decision.config)  # nobody was here in the meantime
             with nothing_if_not_started(run):
                 write_run(run, self._decision)
                 run.by_hand.touch()
                 run.clear_traces()
                 with variables_of_torch():
-                    self._hand: ByHand = self._closing.enter_context(
-                        ready_job(run, self._decision.config, self._decision.plan)
-                    )
+                    job = ready_job(run, self._decision.config, self._decision.plan)
+                    self._hand: ByHand = closing.enter_context(job)
         prepared = self._decision.prepared
         self._packer = Packer(prepared.recipe, prepared.forms, self._decision.config.data.max_length)
 

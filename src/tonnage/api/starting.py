@@ -20,7 +20,7 @@ from tonnage.launch import elsewhere, local
 from tonnage.launch.elsewhere import check_launcher, refuse_while_in_queue
 from tonnage.launch.forkserver import ForkServer, can_fork
 from tonnage.launch.watch import AtWork
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
 if TYPE_CHECKING:
     from tonnage.data import Progress
@@ -74,7 +74,7 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
                 write_json(run.loss, asdict(note))
         if decision.config.launch.launcher != "local":
             held.close()  # whoever trains takes it
-        return _start(run, decision, lock, forkserver, closing.pop_all(), progress)
+        return _start(run, decision, lock, forkserver, closing, progress)
 
 
 def check_place_of_loss(config: Config, loss: Loss | None) -> None:
@@ -150,7 +150,7 @@ def go_on(
         if resumption.decision.config.launch.launcher != "local":
             held.close()  # whoever trains takes it
         step, news = resumption.cursor.step, resumption.news
-        return _start(run, resumption.decision, lock, forkserver, closing.pop_all(), progress, step, news)
+        return _start(run, resumption.decision, lock, forkserver, closing, progress, step, news)
 
 
 def _start(
@@ -164,26 +164,22 @@ def _start(
     news: Sequence[str] = (),
 ) -> Started:
     from tonnage.planning.space import check_space
-    from tonnage.rundir.directory import complete_checkpoints
 
     plan, launch = decision.plan, decision.launch
-    with ExitStack() as unless_started:
-        unless_started.push(closing)
-        if isinstance(launch, LocalLaunch):
-            check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
-            workers: AbstractContextManager[AtWork] = local.started(
-                run,
-                plan.workers,
-                plan.threads_per_worker,
-                keep_open=[lock],
-                timeout=launch.timeout,
-                forkserver=forkserver,
-            )
-        else:
-            workers = elsewhere.started(launch, run)
-        at_work = closing.enter_context(workers)
-        unless_started.pop_all()
-    return Started(run, plan, at_work, closing, progress, since, launch.launcher == "local", tuple(news))
+    if isinstance(launch, LocalLaunch):
+        check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
+        workers: AbstractContextManager[AtWork] = local.started(
+            run,
+            plan.workers,
+            plan.threads_per_worker,
+            keep_open=[lock],
+            timeout=launch.timeout,
+            forkserver=forkserver,
+        )
+    else:
+        workers = elsewhere.started(launch, run)
+    at_work, is_local = closing.enter_context(workers), isinstance(launch, LocalLaunch)
+    return Started(run, plan, at_work, closing.pop_all(), progress, since, is_local, tuple(news))
 
 
 def forkserver_for(

@@ -1,13 +1,17 @@
-"""A step of a run, as its ``metrics.jsonl`` tells it."""
+"""Steps of a run, as its ``metrics.jsonl`` tells them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tonnage.config.changes import flat
 from tonnage.rundir.records import is_step
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -60,3 +64,17 @@ class Step:
             skipped=bool(record.get("skipped")),
             record=record,
         )
+
+
+def frame_of(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Steps and evaluations as a frame of pandas, which comes with ``datasets``: a row for each step; what is a
+    dictionary in a record has columns such as ``memory.host_peak``. What was evaluated before the first step is no
+    step's."""
+    import pandas
+
+    rows: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if record["step"] and ("loss" in record or "eval_loss" in record):
+            measured = {name: value for name, value in record.items() if name not in ("step", "evaluation")}
+            rows.setdefault(record["step"], {}).update(flat(measured))
+    return pandas.DataFrame(list(rows.values()), index=pandas.Index(list(rows), name="step", dtype="int64"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tonnage.display.bar import progress_bar
-from tonnage.display.terminal import put, terminal
+from tonnage.display.terminal import put, terminal, to_json
 from tonnage.errors import refusals
 from tonnage.files.paths import path_word
 
@@ -34,12 +35,9 @@ def bench(
 
     Of the floor: which part of a step its matrix products alone would take, at a rate that is measured here as well.
     """
-    import tempfile
-
     from tonnage.cli.new_file import check_new, write_new
     from tonnage.cli.profile import take_steps
     from tonnage.decide.decision import decide
-    from tonnage.display.terminal import to_json
     from tonnage.doctor.hardware import Neighbours, look
     from tonnage.prove.bench import markdown, result_of, row_of, write_run_of
     from tonnage.rundir.directory import RunDirectory

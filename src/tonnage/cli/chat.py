@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,20 +36,12 @@ def chat(
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
     from tonnage.decide.models import use_model
-    from tonnage.inference.generate import TALK, Decoding, load
+    from tonnage.inference.generate import TALK, Decoding
 
     console = terminal(stderr=True)
     in_use = use_model(model, trust_remote_code=trust_remote_code, allow_unexpected=allow_unexpected or ())
     with console.status("loading the model"):
-        loaded = load(
-            in_use.directory,
-            template=template,
-            **TALK,
-            trust_remote_code=in_use.trust_remote_code,
-            allow_unexpected=in_use.allow_unexpected,
-            max_new_tokens=max_new_tokens,
-            tell=partial(say, console),
-        )
+        loaded = in_use.load(template=template, **TALK, max_new_tokens=max_new_tokens, tell=partial(say, console))
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 
@@ -57,7 +50,6 @@ def chat(
 
 
 def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
-    """Read lines and answer them, until the end of the input."""
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages: list[dict[str, Any]] = list(opening)
     images: list[dict[str, Any]] = []
@@ -117,8 +109,6 @@ def shown_image(name: str, loaded: Loaded) -> dict[str, Any] | None:
 
 def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, Any]]) -> str | None:
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
-    from contextlib import closing
-
     from tonnage.inference.generate import stream
 
     pieces: list[str] = []

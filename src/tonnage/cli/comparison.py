@@ -30,7 +30,6 @@ def conclude(run: RunDirectory, console: Console) -> None:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Print it, with what the gate says of it."""
     from tonnage.report.comparison import NOTHING
     from tonnage.rundir.figures import METHODS
 

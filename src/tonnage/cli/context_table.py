@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Column
 
 from tonnage.api.said import ENDINGS
@@ -12,9 +12,6 @@ from tonnage.decide.largest_context import INPUT_TIERS, MOST, Contexts, as_json,
 from tonnage.display.bar import progress_bar
 from tonnage.display.terminal import number, put_json, say, table
 from tonnage.errors import user_error
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 DEFAULT_HARDWARE = "RTX4090:128GB,A100-80GB,8xH100"
 INPUTS = {"device": "on the GPU", "host": "on the host"}

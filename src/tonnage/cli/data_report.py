@@ -163,10 +163,7 @@ def documents_as_json(prepared: Prepared, count: int, seed: int) -> list[dict[st
             for token, text, weight in zip(ids, texts, weights, strict=True)
         ]
         if "images" in document:
-            document["images"] = [_image_as_json(image) for image in document["images"]]
+            names = ("file", "width", "height", "tokens")
+            document["images"] = [{name: getattr(image, name) for name in names} for image in document["images"]]
         plain.append({**document, "tokens": tokens})
     return plain
-
-
-def _image_as_json(image: ShownImage) -> dict[str, Any]:
-    return {"file": image.file, "width": image.width, "height": image.height, "tokens": image.tokens}

@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,37 +32,29 @@ MAX_NEW_TOKENS = 16
 SHOWN_EACH = 2
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """One command of the story. Words in braces stand for paths of the demo's folder."""
-
-    heading: str
-    sentence: str
-    command: str
-
-
 _ANSWER = f"--file {{held_out}} --max-new-tokens {MAX_NEW_TOKENS} --output"
 CHAPTERS = (
-    Chapter(
+    (
         "The data, as the model will see them",
         "Rows become conversations, conversations become tokens, and only the answers are trained on.",
         "inspect {config} --rows 2",
     ),
-    Chapter("The plan", "What the run will do, before it does it.", "plan {config}"),
-    Chapter(
+    ("The plan", "What the run will do, before it does it.", "plan {config}"),
+    (
         "Before training",
         "The model has random weights. It is asked instructions that will never be trained on.",
         f"generate {{untrained}} {_ANSWER} {{before}}",
     ),
-    Chapter("Training", "Ctrl-C would stop it cleanly, with a model that can be used.", "train {config}"),
-    Chapter(
+    ("Training", "Ctrl-C would stop it cleanly, with a model that can be used.", "train {config}"),
+    (
         "Evaluation",
         "Loss on the held-out instructions, and how many answers are exactly right.",
         f"eval {{run}} --data {{held_out}} --exact-match 1000 --max-new-tokens {MAX_NEW_TOKENS}",
     ),
-    Chapter("After training", "The same instructions once more.", f"generate {{run}} {_ANSWER} {{after}}"),
-    Chapter("A model for others", "A plain Hugging Face directory.", "export {run} {exported}"),
+    ("After training", "The same instructions once more.", f"generate {{run}} {_ANSWER} {{after}}"),
+    ("A model for others", "A plain Hugging Face directory.", "export {run} {exported}"),
 )
+"""Heading, sentence and command of each; words in braces stand for paths of the demo's folder."""
 NEXT = (
     ('talk to it (Reverse the word "garden")', "chat {run}"),
     ("ask it one thing", "generate {run} --prompt 'Sort these numbers: 9 4 7'"),
@@ -104,11 +95,11 @@ def demo(
         f" to learn from, {num_held_out} held out, a tokenizer and the shape of a small Llama: all written to ",
         (str(path), "bold"),
     )
-    for place, chapter in enumerate(CHAPTERS, start=1):
+    for place, (heading, sentence, command) in enumerate(CHAPTERS, start=1):
         console.print()
-        console.rule(Text(f"{place}. {chapter.heading}", "bold"), align="left")
-        console.print(chapter.sentence, style="dim")
-        words = _words(chapter.command, names)
+        console.rule(Text(f"{place}. {heading}", "bold"), align="left")
+        console.print(sentence, style="dim")
+        words = _words(command, names)
         console.print(_shown(words), style="bold cyan", soft_wrap=True)
         app(words, standalone_mode=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,8 +70,6 @@ def doctor(
     if prove:
         _prove(directory, only or [], gpus, again=again, brief=quick, json=json)
         return
-    from dataclasses import asdict
-
     from tonnage.doctor.advice import advise
     from tonnage.doctor.cache import machine_of, to_json
     from tonnage.doctor.hardware import available_memory, device_files

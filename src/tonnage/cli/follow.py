@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from tonnage.cli.comparison import conclude
 from tonnage.cli.parameters import RunPath
 from tonnage.display.terminal import say, terminal
 from tonnage.errors import user_error
@@ -48,7 +49,6 @@ def follow(run: RunPath) -> None:
 
 def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> None:
     """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
-    from tonnage.cli.comparison import conclude
     from tonnage.decide.handing import next_of
     from tonnage.display.progress import RunDisplay, show_memory
     from tonnage.launch import slurm

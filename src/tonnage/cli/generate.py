@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +61,7 @@ def generate(
     from tonnage.config import Source
     from tonnage.decide.models import use_model
     from tonnage.files.writing import write_whole
-    from tonnage.inference.generate import Decoding, form_of, load
+    from tonnage.inference.generate import Decoding, form_of
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
     from tonnage.inference.sight import check_images
@@ -73,15 +75,8 @@ def generate(
     if any(conversation.images for conversation in conversations):
         check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with progress_bar(console) as progress:
-        loaded = load(
-            in_use.directory,
-            template=template,
-            **form_of(questions),
-            trust_remote_code=in_use.trust_remote_code,
-            allow_unexpected=in_use.allow_unexpected,
-            max_new_tokens=max_new_tokens,
-            tell=partial(say, console),
-        )
+        form = form_of(questions)
+        loaded = in_use.load(template=template, **form, max_new_tokens=max_new_tokens, tell=partial(say, console))
         answers = answer(
             loaded,
             conversations,
@@ -156,8 +151,6 @@ def _without_bytes(value: Any) -> Any:
 
 def _is_answered(path: Path) -> bool:
     """Whether a file holds answers: whether its first row has one."""
-    import json
-
     with path.open("rb") as file:
         try:
             row = json.loads(file.readline(LONGEST_ROW))
@@ -167,8 +160,6 @@ def _is_answered(path: Path) -> bool:
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
-    from dataclasses import replace
-
     from tonnage.forms.conversation import Turn
 
     turns = conversation.turns

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.display.terminal import put, put_json, say, terminal
-from tonnage.files.paths import path_word
+from tonnage.files.paths import path_word, word
 from tonnage.files.visible import shortened, visible
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def import_(
     the exit status is 2, unless --partial says otherwise.
     """
     from tonnage.cli.new_file import write_new
-    from tonnage.files.paths import word
     from tonnage.migration import import_files
 
     imported = import_files([source if len(source.split()) > 1 else word(source) for source in files], workers=workers)

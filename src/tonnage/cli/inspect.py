@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tonnage.cli.parameters import ConfigFile, Overrides
 from tonnage.display.bar import progress_bar
 from tonnage.display.terminal import put_json, terminal
-
-if TYPE_CHECKING:
-    from tonnage.data import Account
 
 
 def inspect(
@@ -34,19 +31,16 @@ def inspect(
             prepared = prepare_data(resolved, find(resolved), progress)
     except DataError as error:
         if json:
-            _print_json(error.account, problems=[str(problem) for problem in error.problems])
+            put_json({"account": error.account.to_json(), "problems": [str(problem) for problem in error.problems]})
         else:
             show_account(error.account, console)
             show_lengths(error.account, console)
         raise
     if json:
         shown = documents_as_json(prepared, rows, resolved.seed)
-        _print_json(prepared.account, stop_tokens=list(prepared.stop_tokens), documents=shown)
+        account, stop_tokens = prepared.account.to_json(), list(prepared.stop_tokens)
+        put_json({"account": account, "stop_tokens": stop_tokens, "documents": shown})
         return
     show_account(prepared.account, console)
     show_lengths(prepared.account, console)
     show_documents(prepared, rows, resolved.seed, console)
-
-
-def _print_json(account: Account, **more: Any) -> None:
-    put_json({"account": account.to_json(), **more})

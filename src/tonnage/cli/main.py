@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Annotated, Any
+from shutil import get_terminal_size
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
@@ -28,9 +30,6 @@ from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
 from tonnage.host.allocators import choose_allocators
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 COMMANDS = {
     "Start here": ("demo", "init", "doctor", "bench", "page"),
@@ -61,7 +60,6 @@ class _Commands(TyperGroup):
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the words after the command, and carry it out."""
         with _visible_mistakes():
             return super().invoke(ctx)
 
@@ -109,10 +107,7 @@ class _TakesConfig(TyperCommand):
     """A command whose help goes on with the keys of a config."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the usual help, then every key with its sentence."""
         super().format_help(ctx, formatter)
-        from shutil import get_terminal_size
-
         from tonnage.config.document import render_help
 
         print(f" Keys of a config (KEY=VALUE):\n\n{render_help(min(get_terminal_size().columns, 140))}\n")

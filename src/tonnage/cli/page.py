@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tonnage.cli.parameters import Host, Port, check_server
 from tonnage.display.terminal import say, terminal
 from tonnage.errors import user_error
 from tonnage.files.paths import word
@@ -14,18 +15,11 @@ from tonnage.files.paths import word
 
 def page(
     folder: Annotated[str, typer.Argument(metavar="[DIR]", help="Folder below which the runs are.", parser=word)] = ".",
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8100,
+    host: Host = "127.0.0.1",
+    port: Port = 8100,
 ) -> None:
     """Show all runs below a folder on a page in the browser: watch, compare, plan, start, stop, talk to them."""
-    from importlib.util import find_spec
-
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise user_error(
-            "no starlette and uvicorn", "the server of tonnage[page]", "pip install 'tonnage[page]'", "page"
-        )
+    check_server("page")
     from tonnage.page.app import create_app
     from tonnage.page.guard import LOCAL, new_token
     from tonnage.serving.listen import in_address, listen, run

@@ -248,7 +248,6 @@ def _bar(choice: Choice, budget_bytes: float) -> Text:
 
 
 def _stacked(parts: Mapping[str, float], cells_per_byte: float) -> Text:
-    """Categories side by side."""
     bar, end = Text(), 0.0
     for name, num_bytes in parts.items():
         end += num_bytes

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sys
+import tempfile
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,8 +61,6 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
 ) -> None:
     """Take a few real steps of a run and show where their time goes, against what products alone would take."""
-    import tempfile
-
     from tonnage.config import read_config
     from tonnage.decide.decision import decide
     from tonnage.files.places import check_vacant, check_writable
@@ -196,8 +196,6 @@ def floor_line(figures: dict[str, Any]) -> str:
 
 def picture(figures: dict[str, Any]) -> str:
     """The causes as one SVG bar over the floor, with a legend."""
-    from html import escape
-
     seconds, wide, left = figures["step_seconds"], 720.0, 20.0
     parts, at = [], left
     legend_top = 118

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.cli.parameters import AllowUnexpected, RunOrModel, Template, TrustRemoteCode
+from tonnage.cli.parameters import AllowUnexpected, Host, Port, RunOrModel, Template, TrustRemoteCode, check_server
 from tonnage.display.terminal import say, terminal
 from tonnage.errors import UserError, user_error
 from tonnage.files.paths import path_word
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 def serve(
     model: RunOrModel,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -45,16 +43,11 @@ def serve(
     allow_unexpected: AllowUnexpected = None,
 ) -> None:
     """Serve a run or a model as OpenAI's API does, for trying it."""
-    from importlib.util import find_spec
-
     from tonnage.decide.models import use_model
-    from tonnage.inference.generate import TALK, load
+    from tonnage.inference.generate import TALK
     from tonnage.inference.sight import check_images
 
-    if find_spec("starlette") is None or find_spec("uvicorn") is None:
-        raise user_error(
-            "no starlette and uvicorn", "the server of tonnage[serve]", "pip install 'tonnage[serve]'", "serve"
-        )
+    check_server("serve")
     from tonnage.serving.app import LOCAL, create_app
     from tonnage.serving.engine import Engine
     from tonnage.serving.listen import in_address, listen, run
@@ -68,15 +61,7 @@ def serve(
         check_images(in_use.directory, trusts=in_use.trust_remote_code)
     with listen(host, port) as socket:
         with console.status("loading the model"):
-            loaded = load(
-                in_use.directory,
-                template=template,
-                **TALK,
-                trust_remote_code=in_use.trust_remote_code,
-                allow_unexpected=in_use.allow_unexpected,
-                max_new_tokens=max_new_tokens,
-                tell=partial(say, console),
-            )
+            loaded = in_use.load(template=template, **TALK, max_new_tokens=max_new_tokens, tell=partial(say, console))
             if loaded.sight is not None:
                 _see(loaded.sight, console)
         name = Path(model).resolve().name if Path(model).is_dir() else model

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tonnage.cli.comparison import conclude
+from tonnage.cli.plan import show_outcome, show_plan
 from tonnage.display.bar import progress_bar
 from tonnage.display.terminal import say, terminal, unheard
 from tonnage.errors import refusals, user_error
@@ -62,7 +64,6 @@ def train(
     from tonnage.api.starting import forkserver_for
     from tonnage.cli.data_report import show_account
     from tonnage.cli.main import USUAL_THRESHOLDS
-    from tonnage.cli.plan import show_plan
     from tonnage.config import check_output, check_trackers, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
@@ -115,11 +116,8 @@ def _resume(
     force: bool,
     until: Until,
 ) -> None:
-    """Go on with a run that was interrupted."""
     from tonnage.api.starting import forkserver_for
-    from tonnage.cli.comparison import conclude
     from tonnage.cli.main import USUAL_THRESHOLDS
-    from tonnage.cli.plan import show_plan
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
     from tonnage.decide.pushing import push_rest
@@ -233,8 +231,6 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
 def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> None:
     """What is left when the workers have ended well: the model, and what to do next."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
-    from tonnage.cli.comparison import conclude
-    from tonnage.cli.plan import show_outcome
     from tonnage.decide.handing import next_of
     from tonnage.decide.pushing import push_rest
     from tonnage.display.progress import show_memory
@@ -271,7 +267,6 @@ def _show_script(run: RunDirectory, decision: Decision, console: Console) -> Non
 
 
 def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
-    """Print the command lines that start a prepared run."""
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
         f"{run.path} is ready for {workers} worker(s). Start them from {Path.cwd()} with one of",
@@ -287,7 +282,6 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
 
 
 def _show_resumption(resumption: Resumption, console: Console) -> None:
-    """Print from where the run goes on, and what has changed."""
     cursor, plan = resumption.cursor, resumption.decision.plan
     say(
         console,
@@ -310,7 +304,6 @@ def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None
 
 
 def _export(run: RunDirectory, console: Console) -> None:
-    """Hand back the model, and say where it is."""
     from tonnage.decide.exports import export_run
 
     with progress_bar(console) as progress:

@@ -22,6 +22,7 @@ from tonnage.rundir.weights import WeightFacts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+    from tonnage.inference.generate import Loaded
     from tonnage.model.adapters import AdapterSpec as AdapterAdded
     from tonnage.model.files import ModelFiles
 
@@ -231,6 +232,13 @@ class ModelInUse:
     """Patterns of tensors that it may have no place for."""
     quantize: Format | None
     """How the weights under the adapter of the run were quantised; None where they were not, or there is none."""
+
+    def load(self, **form: Any) -> Loaded:
+        """Ready to answer; ``form`` and errors are those of ``inference.generate.load``."""
+        from tonnage.inference.generate import load
+
+        trusted, patterns = self.trust_remote_code, self.allow_unexpected
+        return load(self.directory, trust_remote_code=trusted, allow_unexpected=patterns, **form)
 
 
 def use_model(model: str, *, trust_remote_code: bool = False, allow_unexpected: Sequence[str] = ()) -> ModelInUse:

@@ -23,8 +23,6 @@ _FOLDER_IN_CONFIG = "runs/demo/"
 
 
 class Folder:
-    """Paths within a demo's folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.train = path / "train.jsonl"

@@ -73,7 +73,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     """A Llama of about 0.7 million parameters, for random weights.
 
-    Weights are drawn wider than usual (0.09 instead of 0.02): at this width, and with a few hundred steps, the
+    Weights are drawn wider than usual (0.06 instead of 0.02): at this width, and with a few hundred steps, the
     model otherwise spends most of the run finding out that letters can be copied at all.
     """
     from transformers import LlamaConfig

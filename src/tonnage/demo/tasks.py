@@ -45,8 +45,6 @@ ORDINALS = ("first", "second", "third", "last")
 
 @dataclass(frozen=True)
 class Example:
-    """One instruction with its answer."""
-
     family: str
     instruction: str
     answer: str

@@ -240,7 +240,6 @@ class RunDisplay:
         self._notice = notice
 
     def summary(self) -> str:
-        """One line on the run so far."""
         return summarise(self._state, time.monotonic() - self._began)
 
     def _look(self) -> None:
@@ -334,7 +333,6 @@ class RunDisplay:
         return f"{stopping}{doing}{since}{again}"
 
     def _slowest(self) -> Position:
-        """The position of the worker that is furthest behind."""
         num_workers = self._num_workers or max(1, len(list(self._run.workers.glob("rank-*.position"))))
         positions = [self._run.read_position(rank) for rank in range(num_workers)]
         return min(positions, key=progress)

@@ -72,7 +72,6 @@ def table(*columns: Column | str, title: str | None = None, **options: Any) -> T
 
 
 def number(heading: str = "") -> Column:
-    """A column of numbers."""
     return Column(heading, justify="right")
 
 
@@ -120,12 +119,10 @@ class _Output:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """As a file does. Raises ``OutputLost``."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """As a file does. Raises ``OutputLost``."""
         if self.failure is None:
             try:
                 self._stream.flush()

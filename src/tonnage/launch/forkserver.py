@@ -32,14 +32,13 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tonnage.errors import WorkerFailed
 from tonnage.host.parent import PR_SET_NAME, control, end_with
+from tonnage.launch.watch import STOP_SIGNALS
 from tonnage.rundir.directory import LAUNCHER_PROCESS
 
-HEADED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that launchers and workers act on, and the forkserver does not."""
 LENGTH = struct.Struct("!I")
 MOST_DESCRIPTORS = 16
 
@@ -68,7 +67,6 @@ class Forked:
         return self._forkserver.status_of(self.pid, wait=False)
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
         status = self._forkserver.status_of(self.pid, wait=True)
         assert status is not None
         return status
@@ -153,7 +151,7 @@ class ForkServer:
 
     def status_of(self, pid: int, *, wait: bool) -> int | None:
         """How a process has ended; None while it runs and nobody waits for its end."""
-        while pid not in self._ended and (wait or self._has_said_more()):
+        while pid not in self._ended and (wait or b"\n" in self._unread or select.select([self._socket], [], [], 0)[0]):
             try:
                 message = self._hear()
             except ConnectionError:  # somebody killed the forkserver, and the system its workers
@@ -161,11 +159,7 @@ class ForkServer:
             self._ended[message["ended"]] = message["status"]
         return self._ended.get(pid)
 
-    def _has_said_more(self) -> bool:
-        return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
-
     def _hear(self) -> dict[str, int]:
-        """The next line of the forkserver."""
         while b"\n" not in self._unread:
             heard = self._socket.recv(1 << 16)
             if not heard:
@@ -183,8 +177,8 @@ def _serve(requests: socket.socket, launcher: int, thresholds: tuple[int, int, i
         end_with(launcher)
         control(PR_SET_NAME, b"tonnage forker")
         forkserver = os.getpid()
-        ignored = [number for number in HEADED if signal.getsignal(number) is signal.SIG_IGN]  # by nohup, for instance
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEADED)  # pending for a child until it has its own handlers
+        ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]  # as by nohup
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # pending for a child until it has its own handlers
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
@@ -261,7 +255,7 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 def _begin(
-    request: dict[str, object],
+    request: dict[str, Any],
     descriptors: Sequence[int],
     ignored: Sequence[int],
     not_ours: Sequence[int],
@@ -272,11 +266,11 @@ def _begin(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for headed in HEADED:
+        for headed in STOP_SIGNALS:
             signal.signal(headed, signal.SIG_IGN if headed in ignored else signal.SIG_DFL)
         if signal.SIGINT not in ignored:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEADED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         with contextlib.suppress(OSError):  # the forkserver has done so, or does it now
             os.setpgid(0, 0)
         for descriptor in not_ours:
@@ -291,15 +285,13 @@ def _begin(
         faulthandler.enable()
         gc.set_threshold(*thresholds)
         environment, module, arguments = request["environment"], request["module"], request["arguments"]
-        assert isinstance(environment, dict)
-        assert isinstance(arguments, list)
         os.environ.clear()
         os.environ.update(environment, **{LAUNCHER_PROCESS: str(os.getppid())})
         control(PR_SET_NAME, f"tonnage rank {environment.get('RANK', '')}".encode())
         if request["directory"] is not None:
-            os.chdir(str(request["directory"]))
-        sys.argv = [str(module), *arguments]
-        status = importlib.import_module(str(module)).main(*arguments)
+            os.chdir(request["directory"])
+        sys.argv = [module, *arguments]
+        status = importlib.import_module(module).main(*arguments)
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:

@@ -16,7 +16,6 @@ import sys
 
 
 def main() -> None:
-    """Follow the launcher until it is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

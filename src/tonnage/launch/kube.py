@@ -93,7 +93,6 @@ class PodShape:
 
     @staticmethod
     def of(config: Config) -> PodShape:
-        """As the config's launch section has it."""
         match config.launch:
             case RayLaunch() as launch:
                 cpus = 1 if launch.cpus_per_worker == "auto" else launch.cpus_per_worker
@@ -120,7 +119,6 @@ def check_pods(pods: Pods) -> None:
 
 
 def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
-    """A ConfigMap and a RayJob."""
     shape, name = PodShape.of(config), name_of(config)
     of_ray = {"max_failures", "resize_seconds", "wait_seconds", "runtime_env"}
     launch = RayLaunch.model_validate(

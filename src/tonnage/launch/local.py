@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tonnage.errors import Stalled, TonnageError, WorkerFailed
+from tonnage.errors import TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
 from tonnage.launch.forkserver import Forked, ForkServer
@@ -54,8 +54,6 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class Worker:
-    """One worker's process."""
-
     rank: int
     process: subprocess.Popen[bytes] | Forked
     last_seen_alive: float = field(default_factory=time.time)
@@ -116,22 +114,18 @@ def started(
 
 
 class LocalWorkers(AtWork):
-    """Workers of this machine that were started."""
-
     def __init__(self, run: RunDirectory, crew: Crew, watchdog: StallWatchdog | None) -> None:
         self._run, self._crew, self._watchdog = run, crew, watchdog
         self._is_asked = False
 
     def look(self) -> int | None:
-        run, crew = self._run, self._crew
+        crew = self._crew
         is_working = crew.update()
         if crew.failed():
             crew.update()  # who has ended since was not ended by us, and may have been the first
             crew.stop(GRACE_SECONDS)
         elif is_working:
             if self._watchdog is not None and (message := self._watchdog.stalled(crew.processes())):
-                with contextlib.suppress(OSError):  # for those who follow elsewhere
-                    run.write_error(0, Stalled(message), Stalled.exit_status)
                 crew.stop(GRACE_SECONDS)
                 raise WorkerFailed(message)
             return None
@@ -235,7 +229,6 @@ class Crew:
         return [worker for worker in self.workers if worker.exit_status not in (None, DONE, STOPPED)]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every worker that still runs."""
         for worker in self._running():
             worker.process.send_signal(number)
 
@@ -244,7 +237,7 @@ class Crew:
         deadline = time.monotonic() + grace_seconds
         if grace_seconds:
             self.signal(signal.SIGTERM)
-            while self._any_alive() and time.monotonic() < deadline:
+            while any(worker.process.poll() is None for worker in self._running()) and time.monotonic() < deadline:
                 time.sleep(WATCH_SECONDS / 2)
         for worker in self._running():
             if worker.process.poll() is None:
@@ -289,9 +282,6 @@ class Crew:
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit_status is None]
-
-    def _any_alive(self) -> bool:
-        return any(worker.process.poll() is None for worker in self._running())
 
     def _tell_guardian(self, line: str) -> None:
         assert self._guardian.stdin is not None

@@ -139,7 +139,6 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str]) -> dict[str, 
     path = run.path.absolute()
     steps = [step_of(path) for path in complete_checkpoints(run.checkpoints)]
     (path / SNAPSHOT).unlink(missing_ok=True)
-    config = read_config(run.config, [], check_files=False)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={
@@ -147,7 +146,7 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str]) -> dict[str, 
             "command": command,
             "directory": str(Path.cwd()),
             "since": max(steps, default=0),
-            "timeout": config.launch.timeout,
+            "timeout": launch.timeout,
         },
         torch_config=Rendezvous(str(path)),
         scaling_config=ray.train.ScalingConfig(

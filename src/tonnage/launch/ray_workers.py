@@ -30,7 +30,7 @@ import ray.util
 from ray.train.backend import Backend, BackendConfig
 from ray.train.collective import broadcast_from_rank_zero
 
-from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
+from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.files.writing import close_to_others
 from tonnage.launch.local import GRACE_SECONDS, Crew, reserved_port
 from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS
@@ -49,7 +49,6 @@ class RunRefused(Exception):
     """The run cannot be carried out here, however often it is tried; the problems as JSON."""
 
     def problems(self) -> list[Problem]:
-        """What must change."""
         return [Problem(**problem) for problem in json.loads(self.args[0])]
 
 
@@ -66,7 +65,6 @@ class Rendezvous(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """Carries this out."""
         return _Meeting
 
     @property
@@ -136,8 +134,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 _note_loss(run, crew, size)
                 if not _refusals(run):
                     raise WorkerLost(crew.describe(crew.workers[0]))
-            if is_running and rank == 0 and (message := watchdog.stalled([*crew.processes(), *[None] * (size - 1)])):
-                run.write_error(rank, Stalled(message), Stalled.exit_status)
+            if is_running and rank == 0 and watchdog.stalled([*crew.processes(), *[None] * (size - 1)]):
                 crew.end_processes(GRACE_SECONDS)
             if not asked_to_stop and run.stop_asked.exists():
                 crew.signal(signal.SIGTERM)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.config import SlurmLaunch, sbatch
-from tonnage.errors import Stalled, TonnageError, WorkerFailed, user_error
+from tonnage.errors import TonnageError, WorkerFailed, user_error
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
@@ -96,8 +96,6 @@ exit "$status"
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job."""
-
     name: str
     """In Slurm's words: PENDING, RUNNING, COMPLETED ..."""
     reason: str = ""
@@ -106,7 +104,6 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether it stays so."""
         return self.name in OVER
 
     def waiting(self, job: str) -> str:
@@ -124,7 +121,6 @@ class JobNote:
 
 
 def in_allocation() -> bool:
-    """Whether this process is inside a job already."""
     return "SLURM_JOB_ID" in os.environ
 
 
@@ -294,7 +290,7 @@ def stop(run: RunDirectory, job: str, who: str = "SIGINT") -> None:
     """Ask a job to save and end for good; one that does not run yet is cancelled."""
     state = look(job)
     run.stop_asked.write_text(who)
-    if state is not None and state.name == "RUNNING":
+    if state is None or state.name == "RUNNING":  # nothing said is no reason to lose what a job has not saved
         _ask("scancel", "--signal=TERM", job)  # to its steps, the workers; the script stays, and sees what they did
     else:
         cancel(job)
@@ -332,8 +328,6 @@ def started(launch: SlurmLaunch, run: RunDirectory, *, command: list[str] | None
 
 
 class SlurmWorkers(AtWork):
-    """Workers that were started by ``srun``."""
-
     def __init__(self, launch: SlurmLaunch, run: RunDirectory, srun: subprocess.Popen[bytes]) -> None:
         self._launch, self._run, self._srun = launch, run, srun
         self._watchdog = StallWatchdog(run, launch.num_workers, launch.timeout)
@@ -344,8 +338,6 @@ class SlurmWorkers(AtWork):
         status = self._srun.poll()
         if status is None:
             if message := self._watchdog.stalled([None] * num_workers):
-                with contextlib.suppress(OSError):  # for those who follow elsewhere
-                    run.write_error(0, Stalled(message), Stalled.exit_status)
                 raise WorkerFailed(message)
             return None
         if status in (DONE, STOPPED) and not run.read_errors():

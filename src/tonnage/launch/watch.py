@@ -19,6 +19,7 @@ STOPPED = 3
 WATCH_SECONDS = 0.1
 ONE_REQUEST_SECONDS = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""That launchers and workers act on, and the forkserver does not."""
 
 
 class AtWork(Protocol):
@@ -33,15 +34,12 @@ class AtWork(Protocol):
         Raises ``UserError`` or ``WorkerFailed`` with the first failure, and ``KeyboardInterrupt`` if a stop was asked
         for and they ended before they could save.
         """
-        ...
 
     def ask_to_stop(self, who: str) -> None:
         """Have all save and end, because of ``who``: the name of a signal or a command. Once is enough."""
-        ...
 
     def kill(self) -> None:
         """End all at once; nothing is saved."""
-        ...
 
 
 def watch(

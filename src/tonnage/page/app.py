@@ -69,12 +69,10 @@ class Page:
         self._channels: dict[str, Channel] = {}
 
     async def runs(self, _: Request) -> Response:
-        """All runs."""
         rows = await to_thread.run_sync(self.watched.rows)
         return answer({"folder": str(self.folder.path), "runs": [asdict(row) for row in rows]})
 
     async def runs_live(self, _: Request) -> Response:
-        """All runs, and again whenever one has changed."""
         rows = await to_thread.run_sync(self.watched.rows)
         return stream(self._list.events(news_of([row.run for row in rows], rows)))
 
@@ -99,29 +97,24 @@ class Page:
         return HTMLResponse(await to_thread.run_sync(render_sections, gathered))
 
     async def log(self, request: Request) -> Response:
-        """The end of a run's log."""
         return answer({"text": await to_thread.run_sync(self.watched.log, name_of(request))})
 
     async def output(self, request: Request) -> Response:
-        """The end of what a worker printed."""
         rank = request.query_params.get("rank", "0")
         if not (rank.isascii() and rank.isdecimal() and len(rank) < 7):
             raise user_error(f"rank {rank[:20]!r}", "the number of a worker")
         return answer({"text": await to_thread.run_sync(self.watched.output, name_of(request), int(rank))})
 
     async def saved(self, request: Request) -> Response:
-        """Checkpoints and exports."""
         return answer({"saved": await to_thread.run_sync(saved, self._run(request), self.folder.path)})
 
     async def compare(self, request: Request) -> Response:
-        """Several runs side by side."""
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 0 < len(names) <= MOST_RUNS:
             raise user_error(f"{len(names)} runs", f"one to {MOST_RUNS} of them")
         return answer(await to_thread.run_sync(beside, self.watched, names))
 
     async def tags(self, request: Request) -> Response:
-        """Give a run tags and a note."""
         body = await body_of(request, run=str, tags=list, note=str)
         if not all(isinstance(tag, str) for tag in body["tags"]):
             raise user_error("a tag that is no text", "tags: a list of texts")
@@ -146,7 +139,9 @@ class Page:
     async def choices(self, _: Request) -> Response:
         """What a plan may be made for, and configs whose data may be shown."""
         configs = await to_thread.run_sync(lambda: list(self.folder.configs()))
-        return answer({"hardware": hardware(), "configs": configs, "models": self._models()})
+        rows = await to_thread.run_sync(self.watched.rows)
+        models = sorted({row.model.partition(",")[0] for row in rows if "/" in row.model})
+        return answer({"hardware": hardware(), "configs": configs, "models": models})
 
     async def plan(self, request: Request) -> Response:
         """``tonnage plan MODEL KEY=VALUE ... --json``."""
@@ -159,12 +154,10 @@ class Page:
         return answer(self.commands.start(line, in_place_of=body["in_place_of"]).tell())
 
     async def planned(self, request: Request) -> Response:
-        """What that answered, as it is drawn."""
         content = self.commands.result(command_of(request))
         return answer(await to_thread.run_sync(planned, content))
 
     async def config(self, request: Request) -> Response:
-        """A model and overrides as YAML."""
         model, words = self._asked(await body_of(request, model=str, words=list))
         return answer({"yaml": as_yaml(model, words)})
 
@@ -194,7 +187,6 @@ class Page:
         return answer(self.commands.start(line, in_place_of=body["in_place_of"]).tell())
 
     async def inspected(self, request: Request) -> Response:
-        """What that answered, as it is shown."""
         content = self.commands.result(command_of(request))
         return answer(await to_thread.run_sync(inspected, content) if content.strip() else None)
 
@@ -223,11 +215,9 @@ class Page:
         return StreamingResponse(pieces, status, media_type="text/event-stream" if status == 200 else JSON)
 
     async def command(self, request: Request) -> Response:
-        """How a command goes."""
         return answer(self.commands.get(command_of(request)).tell())
 
     async def all_commands(self, _: Request) -> Response:
-        """Commands that this page began."""
         return answer({"commands": self.commands.tell()})
 
     async def end_command(self, request: Request) -> Response:
@@ -245,9 +235,6 @@ class Page:
     def _asked(self, body: dict[str, Any]) -> tuple[str, list[str]]:
         here = self.commands.folder
         return checked_model(self.folder, here, body["model"]), checked(self.folder, here, body["words"])
-
-    def _models(self) -> list[str]:
-        return sorted({row.model.partition(",")[0] for row in self.watched.rows() if "/" in row.model})
 
     async def _of_a_run(self, request: Request, *words: str) -> Response:
         """Carry out a command whose last word is the run that is asked for."""
@@ -361,7 +348,6 @@ async def body_of(request: Request, **fields: type) -> dict[str, Any]:
 
 
 async def static(name: str, _: Request) -> Response:
-    """A file of the page."""
     ending = name.rpartition(".")[2]
     package = "tonnage.report" if name in OF_THE_REPORT else "tonnage.page"
     content = files(package).joinpath(name if name in OF_THE_REPORT else f"static/{name}").read_bytes()
@@ -371,7 +357,6 @@ async def static(name: str, _: Request) -> Response:
 
 
 async def static_named(request: Request) -> Response:
-    """A file of the page, by its name."""
     name = request.path_params["name"]
     own = {entry.name for entry in files("tonnage.page").joinpath("static").iterdir()} - {"index.html"}
     if name not in own | set(OF_THE_REPORT):
@@ -380,11 +365,9 @@ async def static_named(request: Request) -> Response:
 
 
 async def refuse(_: Request, error: TonnageError) -> Response:
-    """What the user can mend, in words."""
     status = 400 if isinstance(error, UserError) else 500
     return JSONResponse({"error": plain(str(error))}, status)
 
 
 async def refuse_route(_: Request, error: HTTPException) -> Response:
-    """What is not here."""
     return JSONResponse({"error": error.detail}, error.status_code)

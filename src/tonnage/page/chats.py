@@ -21,8 +21,6 @@ LONGEST_HEAD = 64 << 10
 
 
 class Chats:
-    """The models that are served now."""
-
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._served: dict[str, tuple[Command, float]] = {}

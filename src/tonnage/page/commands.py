@@ -38,8 +38,6 @@ PATIENCE_SECONDS = 3.0
 
 @dataclass
 class Command:
-    """One that was begun."""
-
     id: str
     words: tuple[str, ...]
     """Those behind ``tonnage``."""
@@ -61,7 +59,6 @@ class Command:
         return self.process.poll()
 
     def tell(self) -> dict[str, Any]:
-        """What the page says of it."""
         output = read_end(self.output, OUTPUT_BYTES).decode(errors="replace")
         return {
             "command": self.id,
@@ -80,7 +77,7 @@ class Command:
 
 
 class Commands:
-    """The commands that were begun for a page. A context: leaving it ends those that do not go on."""
+    """The commands that were begun for a page."""
 
     def __init__(self, folder: Path) -> None:
         """``folder``: where they are carried out, against which their paths are read."""
@@ -128,7 +125,6 @@ class Commands:
         return read_end(self.get(name).result, RESULT_BYTES)
 
     def tell(self) -> list[dict[str, Any]]:
-        """All commands, the newest first."""
         newest = sorted(self._commands.values(), key=lambda command: -command.began)
         return [{key: value for key, value in command.tell().items() if key != "output"} for command in newest]
 

@@ -26,8 +26,6 @@ STILL_HERE = b": still here\n\n"
 
 
 class Channel:
-    """Those who watch one thing."""
-
     def __init__(self, look: Callable[[], Any], seconds: float) -> None:
         """``look``: called in a thread; what it returns is sent unless it is None. ``seconds``: between two calls."""
         self._look, self._seconds = look, seconds
@@ -46,8 +44,8 @@ class Channel:
             self._task = asyncio.create_task(self._watch())
         try:
             yield event(first)
-            while True:
-                yield await queue.get()
+            while content := await queue.get():
+                yield content
         finally:
             self._readers.discard(queue)
             if not self._readers and self._task is not None:
@@ -59,16 +57,23 @@ class Channel:
         while True:
             await asyncio.sleep(pause)
             silence += pause
-            news, taken = await to_thread.run_sync(self._timed_look)
+            try:
+                news, taken = await to_thread.run_sync(self._timed_look)
+            except Exception:  # as of a run that is gone: all are let go, and who asks again is told why
+                self._task = None
+                self._send(b"")
+                return
             pause = max(self._seconds, min(taken / SHARE, OLDEST_SECONDS))
             if news is None and silence < SILENCE_SECONDS:
                 continue
             silence = 0.0
-            content = event(news) if news is not None else STILL_HERE
-            for queue in self._readers:
-                if queue.full():
-                    queue.get_nowait()
-                queue.put_nowait(content)
+            self._send(event(news) if news is not None else STILL_HERE)
+
+    def _send(self, content: bytes) -> None:
+        for queue in self._readers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(content)
 
     def _timed_look(self) -> tuple[Any, float]:
         """What is new, and the processor's time that the look has taken, in seconds."""
@@ -77,5 +82,4 @@ class Channel:
 
 
 def event(value: Any) -> bytes:
-    """A value as it is sent."""
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

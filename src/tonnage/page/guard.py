@@ -34,7 +34,6 @@ OPEN = "/static/"
 
 
 def new_token() -> str:
-    """One that nobody guesses."""
     return secrets.token_urlsafe(24)
 
 
@@ -45,7 +44,6 @@ class Guard:
         self._app, self._token, self._only_local = app, token, only_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one question."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)

@@ -14,7 +14,7 @@ from tonnage.files.reading import parse_record
 from tonnage.planning.catalogue import DEVICES
 from tonnage.planning.drawn import COLOURS, facts
 from tonnage.planning.layout import Layout
-from tonnage.planning.plan import Choice, Plan
+from tonnage.planning.plan import Plan
 from tonnage.planning.words import describe
 from tonnage.report.gathered import account_table
 
@@ -32,7 +32,6 @@ def planned(answer: bytes) -> dict[str, Any]:
     """A plan, as it is drawn. Raises ``UserError`` where there is none."""
     plan = parse_record(answer, Plan, "tonnage plan --json")
     beside = json.loads(answer)
-    every = [plan.choice, *plan.frontier]
     return {
         "facts": [list(line) for line in facts(plan)],
         "warnings": list(plan.warnings),
@@ -46,18 +45,17 @@ def planned(answer: bytes) -> dict[str, Any]:
         ],
         "colours": dict(COLOURS),
         "choices": [
-            {**_figures(choice), "fits": plan.budget.holds(choice), "words": pins(choice.layout)} for choice in every
+            {
+                "peak_bytes": choice.peak_bytes,
+                "step_seconds": choice.seconds.total,
+                "in_words": describe(choice.layout),
+                "fits": plan.budget.holds(choice),
+                "words": pins(choice.layout),
+            }
+            for choice in (plan.choice, *plan.frontier)
         ],
         "tokens_per_step": plan.tokens_per_step,
         "ways": beside.get("ways", []),
-    }
-
-
-def _figures(choice: Choice) -> dict[str, Any]:
-    return {
-        "peak_bytes": choice.peak_bytes,
-        "step_seconds": choice.seconds.total,
-        "in_words": describe(choice.layout),
     }
 
 

@@ -39,8 +39,6 @@ SIGN_SECONDS = 60.0
 """Since the last sign of life of workers on another machine, after which they are taken for gone."""
 LOCKS = Path("/proc/locks")
 """The files that processes of this machine hold locked; systems other than Linux list none."""
-LOCK_SECONDS = 1.0
-"""Between two readings of the list of locks, which takes the system some time."""
 PLAN_BYTES = 16 << 20
 LONGEST_MESSAGE = 2000
 
@@ -57,8 +55,6 @@ class Decided:
 
 @dataclass(frozen=True)
 class Row:
-    """A run in the list."""
-
     run: str
     """Its path below the folder."""
     state: State
@@ -102,7 +98,8 @@ def decided(run: RunDirectory) -> Decided:
 
 def row(name: str, run: RunDirectory, plan: Decided, locks: frozenset[int]) -> Row:
     """What is known of a run now. ``locks``: inodes of the files that processes of this machine have locked."""
-    records = _last_records(run.metrics)
+    lines = read_end(run.metrics, TAIL_BYTES).split(b"\n")[:-1]
+    records = [record for record in map(_record, lines) if record is not None]
     steps = [record for record in records if is_step(record)]
     last: dict[str, Any] = steps[-1] if steps else {}
     evaluations = [record for record in records if "eval_loss" in record]
@@ -166,22 +163,8 @@ class Traces:
 
 
 def traces(run: RunDirectory) -> Traces:
-    """Those of a run."""
     others = (run.metrics, run.tags, run.outcome, run.job, run.ray, run.stop_asked, run.worker_position(0), run.workers)
     return Traces(trace(run.path), trace(run.lock), trace(run.plan), tuple(map(trace, others)))
-
-
-class Locks:
-    """Inodes of the files that processes of this machine hold locked, as the system listed them a moment ago."""
-
-    def __init__(self) -> None:
-        self._looked, self._inodes = -LOCK_SECONDS, frozenset[int]()
-
-    def now(self) -> frozenset[int]:
-        """Those inodes."""
-        if time.monotonic() - self._looked >= LOCK_SECONDS:
-            self._inodes, self._looked = locked_files(), time.monotonic()
-        return self._inodes
 
 
 def locked_files() -> frozenset[int]:
@@ -243,11 +226,6 @@ def _errors(run: RunDirectory) -> list[WorkerError]:
     return sorted(errors, key=lambda error: error.seconds)
 
 
-def _last_records(metrics: Path) -> list[dict[str, Any]]:
-    lines = read_end(metrics, TAIL_BYTES).split(b"\n")
-    return [record for line in lines[:-1] if (record := _record(line)) is not None]
-
-
 def _spark(metrics: Path) -> tuple[float | None, ...]:
     """Losses at places of the file that are equally far apart, the last among them."""
     try:
@@ -258,7 +236,7 @@ def _spark(metrics: Path) -> tuple[float | None, ...]:
     try:
         size = os.fstat(descriptor).st_size
         for place in range(SPARKS + 1):
-            start = max(0, (size - LINE_BYTES) * place // SPARKS)
+            start = size * place // SPARKS if place < SPARKS else max(0, size - LINE_BYTES)
             piece = os.pread(descriptor, LINE_BYTES, start)
             lines = piece.split(b"\n")[-2:0:-1] if place == SPARKS else piece.split(b"\n", 3)[1 if start else 0 : -1]
             for line in lines:

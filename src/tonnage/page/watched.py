@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from tonnage.errors import UserError, user_error
 from tonnage.files.reading import RECORD_BYTES
 from tonnage.page.folder import Folder, read_end
-from tonnage.page.rows import Decided, Locks, Row, Traces, decided, refused, row, trace, traces
+from tonnage.page.rows import Decided, Row, Traces, decided, locked_files, refused, row, trace, traces
 from tonnage.report.curves import Measured
 from tonnage.report.gathered import BEGUN
 from tonnage.rundir.directory import RunDirectory
@@ -29,6 +29,8 @@ MOST_MEASURED = 24
 """Runs whose steps are kept."""
 REST_SECONDS = 30.0
 """Between two looks at the files of a run on which nobody works."""
+LOCK_SECONDS = 1.0
+"""Between two readings of the list of locks, which takes the system some time."""
 LOG_BYTES = 256 << 10
 """Of a log, those at its end that are shown."""
 PIECE_BYTES = 4 << 20
@@ -66,11 +68,10 @@ class Watched:
         self._known: dict[str, _Known] = {}
         self._curves: OrderedDict[str, Curves] = OrderedDict()
         self._lock = threading.Lock()
-        self._locks = Locks()
+        self._locks, self._listed = frozenset[int](), -LOCK_SECONDS
 
     def rows(self) -> list[Row]:
-        """All runs, as they are now."""
-        locks = self._locks.now()
+        locks = self._locked_files()
         names = self.folder.runs()
         rows = []
         with self._lock:
@@ -95,7 +96,13 @@ class Watched:
             while len(self._curves) > MOST_MEASURED:
                 self._curves.popitem(last=False)
             _read_on(run, curves)
-            return self._row(name, run, self._locks.now()), replace(curves)
+            return self._row(name, run, self._locked_files()), replace(curves)
+
+    def _locked_files(self) -> frozenset[int]:
+        """As the system listed them a moment ago."""
+        if time.monotonic() - self._listed >= LOCK_SECONDS:
+            self._locks, self._listed = locked_files(), time.monotonic()
+        return self._locks
 
     def _resting(self, name: str, locks: frozenset[int]) -> Row | None:
         """The row of a run on which nobody works: nobody holds its lock, nothing is new in its directory, and a while
@@ -145,7 +152,8 @@ def _read_on(run: RunDirectory, curves: Curves) -> None:
         curves.measured, curves.offset, curves.version = Measured(), 0, curves.version + 1
     curves.inode = status.st_ino
     if status.st_size > RECORD_BYTES:
-        raise _too_large(run, status.st_size)
+        needed = f"records of at most {RECORD_BYTES:,} bytes"
+        raise user_error(f"{status.st_size:,} bytes", needed, where=str(run.metrics))
     with run.metrics.open("rb") as file:
         file.seek(curves.offset)
         while piece := file.read(PIECE_BYTES):
@@ -171,7 +179,3 @@ def _take(run: RunDirectory, measured: Measured, lines: list[bytes]) -> None:
 @cache
 def _of_metrics() -> TypeAdapter[list[MetricsRecord]]:
     return TypeAdapter(list[MetricsRecord])
-
-
-def _too_large(run: RunDirectory, size: int) -> UserError:
-    return user_error(f"{size:,} bytes", f"records of at most {RECORD_BYTES:,} bytes", where=str(run.metrics))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedConfig
 
@@ -19,10 +19,8 @@ from tonnage import __version__
 from tonnage.doctor.hardware import Hardware
 from tonnage.errors import user_error
 from tonnage.files.writing import write_json
+from tonnage.planning.plan import Plan
 from tonnage.prove.material import MOST_DRAWN, model_sizes, shape_of, tokenizer
-
-if TYPE_CHECKING:
-    from tonnage.planning.plan import Plan
 
 
 def _shape(family: str, *numbers: int, **more: Any) -> Mapping[str, Any]:
@@ -56,8 +54,6 @@ blocks of the hybrid three have a gated delta rule, the last has attention."""
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train."""
-
     title: str
     """In the table."""
     config: Mapping[str, Any]

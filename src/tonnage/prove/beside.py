@@ -18,7 +18,6 @@ PACKS, STEPS = 4, 6
 
 
 def prove(proof: Proof) -> None:
-    """Ours, then theirs."""
     if not all(map(importlib.util.find_spec, ("trl", "datasets", "accelerate"))):
         proof.skip("beside", "TRL", "trl is not installed; nothing else depends on it")
         return

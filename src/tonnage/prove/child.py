@@ -19,7 +19,6 @@ from tonnage.prove.record import MOST_TEXT, PART, PieceResult, keep, status_of
 
 
 def main(name: str, folder: str, machine: str, gpus: str, brief: str) -> None:
-    """Carry out a piece, and keep its result."""
     from tonnage.files.writing import close_to_others
 
     close_to_others()

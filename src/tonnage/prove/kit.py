@@ -42,8 +42,6 @@ off goes on where it was; `--only NAME` repeats a piece. With several GPUs: `--g
 
 @dataclass(frozen=True)
 class Kit:
-    """What was written."""
-
     folder: Path
     wheels: tuple[str, ...]
     left_out: tuple[str, ...]

@@ -50,7 +50,6 @@ def where(record: ProofRecord) -> str:
 
 
 def verdict(record: ProofRecord) -> str:
-    """All of it in a sentence."""
     counts = record.counts
     totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     broke = sum(bool(piece.error) for piece in record.pieces)

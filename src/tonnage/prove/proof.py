@@ -19,8 +19,6 @@ NEEDS_GPU = "needs a GPU"
 
 @dataclass
 class Proof:
-    """One piece at work."""
-
     device: torch.device
     card: str
     """The GPU's name; empty on a CPU."""
@@ -41,7 +39,6 @@ class Proof:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether there is one."""
         return self.device.type == "cuda"
 
     def found(self, check: str, case: str, figure: float, why: str = "") -> None:
@@ -69,7 +66,6 @@ class Proof:
             self.skip(check, case, f"refused: {why}")
 
     def skip(self, check: str, case: str, why: str) -> None:
-        """Say why there is no figure."""
         self._add(check, case, None, "skipped", why)
 
     def _add(self, check: str, case: str, figure: float | None, status: Any, why: str, *, red: bool = False) -> None:

@@ -9,7 +9,6 @@ MEGABYTE = 1 << 20
 
 
 def prove(proof: Proof) -> None:
-    """Products, memory, copies and updates."""
     device, haste = proof.device, proof.brief
     budget = 0.1 if haste else 1.0
     rates = compute.product_flops(device, budget, 1.0 if haste else 4.0, in_haste=haste)

@@ -72,7 +72,6 @@ def result_file(folder: Path, name: str) -> Path:
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 

@@ -61,8 +61,6 @@ class Spec:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a run."""
-
     losses: tuple[float, ...] = ()
     norms: tuple[float, ...] = ()
     seconds: tuple[float, ...] = ()
@@ -267,7 +265,6 @@ class BackgroundRuns:
 
 
 def main(asked: str, out: str) -> None:
-    """Take the runs of a file."""
     from tonnage.files.writing import close_to_others
 
     close_to_others()

@@ -59,7 +59,6 @@ def _one(proof: Proof, codec: Codec, dtype: torch.dtype, case: str) -> None:
 def _there(
     weight: Tensor, low: Tensor | None, moments: Moments, device: torch.device
 ) -> tuple[Tensor, Tensor | None, Moments]:
-    """Copies on a device."""
     return weight.clone().to(device), None if low is None else low.clone().to(device), _moved(moments, device)
 
 

@@ -62,6 +62,5 @@ class _Counted:
             self.launches = sum(warning.device_type.name == "CUDA" for warning in self._profiler.events())
 
     def where(self) -> str:
-        """The places of most waits."""
         most = sorted(self.places.items(), key=lambda entry: -entry[1])[:5]
         return ", ".join(f"{count} at {place}" for place, count in most)

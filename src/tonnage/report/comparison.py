@@ -73,7 +73,6 @@ class Comparison:
         return {} if self.after is None else self.after.figures(self.before)
 
     def lines(self) -> list[ComparedFigure]:
-        """What a table of it shows."""
         if self.after is None:
             return []
         before = self.before or Evaluated()

@@ -50,8 +50,6 @@ class Environment:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A line of a table: its name and its cells."""
-
     name: str
     cells: list[str]
     stands_out: bool = False
@@ -59,8 +57,6 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Beginning:
-    """When workers began to train."""
-
     when: str
     step: int
     """The first that they took."""
@@ -76,8 +72,6 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What the page says of a run."""
-
     name: str
     directory: str
     config: Config

@@ -59,7 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import UserError, user_error
-from tonnage.files.reading import read_json, read_record
+from tonnage.files.reading import parse_record, read_json, read_record
 from tonnage.files.writing import write_json, write_whole
 from tonnage.rundir.positions import POSITION_BYTES, Position
 from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, divide, metrics_record
@@ -75,6 +75,8 @@ CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
 """Name of a checkpoint's directory. What is called otherwise is none: nothing reads it, and nothing removes it."""
 ORPHANS_SECONDS = 10.0
 """For workers whose launcher was killed to end: their guardian kills them."""
+LOOK_SECONDS = 0.1
+"""For somebody who has only looked whether a run works (``is_locked``), and so held the lock for a moment."""
 
 
 class RunDirectory:
@@ -218,21 +220,19 @@ class RunDirectory:
                 raise user_error(
                     "no regular file", "a file to lock", "write output=... with another name", str(self.lock)
                 )
-            deadline = time.monotonic() + ORPHANS_SECONDS
+            began = time.monotonic()
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:
-                    if not self._holder_is_gone() or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.1)
+                except BlockingIOError as error:
+                    if time.monotonic() > began + (ORPHANS_SECONDS if self._holder_is_gone() else LOOK_SECONDS):
+                        raise self.is_taken() from error
+                    time.sleep(LOOK_SECONDS / 2)
             with self._gone_again(was_there):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
             yield descriptor
-        except BlockingIOError as error:
-            raise self.is_taken() from error
         finally:
             os.close(descriptor)
 
@@ -364,13 +364,12 @@ class RunDirectory:
         return sorted(errors, key=lambda error: error.seconds)
 
     def read_position(self, rank: int) -> Position:
-        """Where a worker is now; the default position if it has not started."""
+        """Where a worker is now; the default position if it has not started, or what is read is half written."""
         try:
             with self.worker_position(rank).open("rb") as file:
-                position = Position(**json.loads(file.read(POSITION_BYTES).rstrip(b"\0 \n")))
-        except (OSError, ValueError, TypeError, RecursionError):
+                return parse_record(file.read(POSITION_BYTES).rstrip(b"\0 \n"), Position, "")
+        except (OSError, UserError):
             return Position()
-        return position if position.is_sound() else Position()
 
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:

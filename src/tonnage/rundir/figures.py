@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 Z = 1.959963984540054
@@ -75,15 +75,10 @@ class RatioSums:
     yy: float = 0.0
 
     def __add__(self, other: RatioSums) -> RatioSums:
-        return RatioSums(*(one + two for one, two in zip(self.to_list(), other.to_list(), strict=True)))
-
-    def to_list(self) -> list[float]:
-        """The sums, in order."""
-        return [self.rows, self.x, self.y, self.xx, self.xy, self.yy]
+        return RatioSums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def figure(self) -> Figure:
-        """The ratio."""
         if not self.y:
             return NO_FIGURE
         ratio = self.x / self.y
@@ -118,11 +113,9 @@ class Told:
 
     @property
     def perplexity(self) -> Figure:
-        """The exponential of the loss."""
         return self.loss.through(lambda loss: math.exp(min(loss, 700.0)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         loss, token_accuracy = self.loss.to_json(), self.token_accuracy.to_json()
         divergence = {} if self.divergence is None else {"divergence": self.divergence.to_json()}
         return {"rows": self.rows, "tokens": self.tokens, "loss": loss, "token_accuracy": token_accuracy, **divergence}

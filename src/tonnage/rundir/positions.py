@@ -11,15 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.files.reading import LARGEST_INTEGER
-
 POSITION_BYTES = 512
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a worker is now."""
-
     phase: str = "starting"
     step: int = 0
     micro_batch: int = 0
@@ -28,13 +24,6 @@ class Position:
     """Wall-clock time of the last change."""
     alive: float = 0.0
     """Wall-clock time of the last sign that the process runs at all."""
-
-    def is_sound(self) -> bool:
-        """Whether every value is of its type: what was read may be half written, or not ours."""
-        numbers: tuple[Any, ...] = (self.step, self.micro_batch, self.num_micro_batches, self.seconds, self.alive)
-        return isinstance(self.phase, str) and all(
-            isinstance(number, int | float) and abs(number) < LARGEST_INTEGER for number in numbers
-        )
 
     def __str__(self) -> str:
         where = f"{self.phase}, step {self.step}" if self.step else self.phase

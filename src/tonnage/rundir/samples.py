@@ -12,8 +12,6 @@ from tonnage.rundir.records import divide
 
 @dataclass(frozen=True)
 class Prompt:
-    """One that is asked."""
-
     text: str
     """As it is rendered."""
     ids: list[int]
@@ -37,8 +35,6 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer."""
-
     step: int
     """After which it was given; 0 is before the first."""
     number: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 
+from tonnage.errors import Stalled
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import Position
 
@@ -47,14 +48,6 @@ def progress(position: Position) -> tuple[int, int, bool, int, int]:
     return early, position.step, within == len(WITHIN_STEP), position.micro_batch, within
 
 
-@dataclass
-class _Seen:
-    """The last sign of life that was seen of a worker, and since when there is no newer one (``time.monotonic``)."""
-
-    alive: float = -1.0
-    since: float = field(default_factory=time.monotonic)
-
-
 class StallWatchdog:
     """Whether all workers of a run stand still: asked now and then by whoever started them.
 
@@ -66,11 +59,13 @@ class StallWatchdog:
     def __init__(self, run: RunDirectory, num_workers: int, timeout: float) -> None:
         self._run, self._num_workers, self._timeout = run, num_workers, timeout
         self._pause = min(1.0, timeout / 10)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, tuple[float, float]] = {}
+        """By rank: the last sign of life, and since when there is no newer one (``time.monotonic``)."""
         self._looked = time.monotonic()
 
     def stalled(self, processes: Sequence[int | None]) -> str:
-        """What to say of the run if it stands still, else nothing.
+        """What to say of the run if it stands still, else nothing; it is written down as well, as of worker 0, for
+        those who follow elsewhere.
 
         ``processes`` are those of the workers, in order of rank; None for one that has ended, or that another machine
         has.
@@ -86,16 +81,20 @@ class StallWatchdog:
         ]
         running = [rank for rank, position in enumerate(positions) if position.phase not in ENDED]
         if running and all(still[rank] for rank in running):
-            return describe(positions, running, self._timeout)
+            message = describe(positions, running, self._timeout)
+            with suppress(OSError):
+                self._run.write_error(0, Stalled(message), Stalled.exit_status)
+            return message
         return ""
 
     def _stands_still(self, rank: int, position: Position, process: int | None, *, now: float, again: bool) -> bool:
         is_stopped = process is not None and _is_stopped(process)
-        alive = self._seen.setdefault(rank, _Seen())
+        alive, since = self._seen.get(rank, (-1.0, now))
         has_heart = position.phase not in BEFORE_HEARTBEATS
-        if again or alive.alive != position.alive or not (has_heart or is_stopped):
-            alive.alive, alive.since = position.alive, now
-        return now - alive.since > self._timeout
+        if again or alive != position.alive or not (has_heart or is_stopped):
+            alive, since = position.alive, now
+        self._seen[rank] = alive, since
+        return now - since > self._timeout
 
 
 def _is_stopped(process: int) -> bool:

@@ -49,22 +49,18 @@ class Tracker(Protocol):
 
         Called again after a failure, with the id that it returned if it had.
         """
-        ...
 
     def log(self, news: Sequence[News]) -> None:
         """Numbers and answers, in the order in which they came."""
-        ...
 
     def end(self, outcome: Outcome) -> None:
         """All was logged; may take a moment."""
-        ...
 
 
 class TensorBoard:
     """Files in the run directory."""
 
-    def __init__(self) -> None:
-        self._writer: Any = None
+    _writer: Any = None
 
     def start(self, about: About, run_id: str | None) -> str:
         """Open a new file of events, which hides what older ones have of steps that are trained again."""
@@ -96,7 +92,6 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, outcome: Outcome) -> None:
-        """Close the file."""
         self._writer.close()
 
     def _text(self, name: str, markdown: str, step: int) -> None:
@@ -112,13 +107,12 @@ class WandB:
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        self._run: Any = None
 
     def start(self, about: About, run_id: str | None) -> str:
         """Begin or go on with a run; ``step`` is a value like others, as theirs may only grow."""
         import wandb
 
-        self._run = wandb.init(
+        self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=os.environ.get("WANDB_NAME") or about.name,
             id=run_id,
@@ -169,7 +163,6 @@ class MLflow:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the sender tries again
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        self._client: Any = None
         self._id: str | None = None
 
     def start(self, about: About, run_id: str | None) -> str:
@@ -177,7 +170,7 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = MlflowClient()
+        self._client: Any = MlflowClient()
         if run_id is not None:
             self._id = run_id
             self._client.update_run(run_id, status="RUNNING")
@@ -207,16 +200,14 @@ class MLflow:
                 self._client.log_text(self._id, text, place)
 
     def end(self, outcome: Outcome) -> None:
-        """Say how the run ended."""
         self._client.set_terminated(self._id, status=self.STATUS[outcome])
 
 
 class Trackio:
     """A database of this machine, a server, or a Space."""
 
-    def __init__(self) -> None:
-        self._run: Any = None
-        self._id: str | None = None
+    _run: Any = None
+    _id: str | None = None
 
     def start(self, about: About, run_id: str | None) -> str:
         """Begin or go on with a run, which Trackio knows by its name."""

@@ -49,7 +49,6 @@ class Note:
         return read_record(path, cls) if path.exists() else cls()
 
     def write(self, run: RunDirectory, name: str) -> None:
-        """Keep it."""
         write_json(run.tracker_note(name), asdict(self))
 
     def within(self, run: RunDirectory) -> Note:

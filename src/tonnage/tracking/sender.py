@@ -36,7 +36,6 @@ NOT_FOR_SENDERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def main(path: str, name: str) -> None:
-    """Send until the run is over and all is sent."""
     for number in NOT_FOR_SENDERS:
         signal.signal(number, signal.SIG_IGN)
     os.nice(10)

@@ -7,13 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from tonnage.errors import UserError
 from tonnage.rundir.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from tonnage.tracking.back_ends import Outcome
+from tonnage.tracking.back_ends import Outcome
+from tonnage.tracking.news import Note
 
 END_SECONDS: dict[Outcome, float] = {"finished": 30.0, "stopped": 10.0, "failed": 5.0}
 """For trackers to have all, once the run is over. Whoever stops a run may be about to end the machine."""
@@ -45,8 +43,6 @@ class Trackers:
 
     def _cut_back(self, name: str) -> None:
         """Note where a tracker's next record will be, where the run's files were cut: before anything is written."""
-        from tonnage.tracking.news import Note
-
         with suppress(UserError, OSError):  # which the sender meets as well, and says
             if (note := Note.of(self._run, name)) != (now := note.within(self._run)):
                 now.write(self._run, name)
@@ -85,8 +81,6 @@ class Trackers:
         return [name for name, sender in self._senders.items() if sender.poll() is None]
 
     def _missing(self, name: str, outcome: Outcome) -> str:
-        from tonnage.tracking.news import Note
-
         try:
             unsent = Note.of(self._run, name).unsent(self._run, samples=self._samples)
         except (UserError, OSError):
