@@ -16,7 +16,8 @@ from rich.console import Console
 import tonnage
 from pretended import pretend_gpus
 from tiny import write_config
-from tonnage.api import shown, starting
+from tonnage.api import run as api_run
+from tonnage.api import starting
 from tonnage.api.run import Running
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.cli import train
@@ -186,7 +187,7 @@ def test_python_is_told_of_other_workers_as_the_command_is(config: str, monkeypa
     for is_terminal in (True, False):
         written = StringIO()
         console = Console(file=written, width=200, force_terminal=is_terminal)
-        monkeypatch.setattr(shown, "terminal", lambda console=console: console)
+        monkeypatch.setattr(api_run, "terminal", lambda console=console: console)
         monkeypatch.setattr(Running, "wait", lambda running, *_: running._started.closing.close())
         tonnage.open_run(run.path).resume()
         assert (said in written.getvalue()) is is_terminal

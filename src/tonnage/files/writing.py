@@ -102,21 +102,6 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
-def sync(path: Path) -> None:
-    """Have a file or the names in a directory on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def synchronise(directory: Path) -> None:
-    """Have every file of a tree on disk."""
-    for path in (*directory.rglob("*"), directory):
-        sync(path)
-
-
 def _opened(beside: Path) -> int:
     """An empty file, locked as long as it is open: so others see that it is being written."""
     while True:

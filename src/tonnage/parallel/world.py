@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -92,10 +92,18 @@ class World:
 
     def gather(self, text: str) -> list[str]:
         """A text of every rank, in the order of ranks; the same list on every rank."""
-        texts: list[Any] = [text] * self.size
-        if self.size > 1:
-            dist.all_gather_object(texts, text, group=self.hosts)
-        return texts
+        if self.size == 1:
+            return [text]
+        encoded = torch.tensor([*text.encode()], dtype=torch.uint8)
+        lengths = self._of_all(torch.tensor([encoded.numel()]))
+        longest = int(max(lengths))
+        received = self._of_all(torch.nn.functional.pad(encoded, (0, longest - encoded.numel())))
+        return [bytes(content[:length].tolist()).decode() for content, length in zip(received, lengths, strict=True)]
+
+    def _of_all(self, values: Tensor) -> list[Tensor]:
+        received = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(received, values, group=self.hosts)
+        return received
 
     def barrier(self) -> None:
         self.sum(0.0)
