@@ -3,8 +3,8 @@
     python -m benchmarks.workers [--shape llama-135m] [--tokens 8192] [--stages 0 3] [--rounds 4] [--output FILE]
 
 All weights in bf16, and the same packs of 1,024 tokens in every step, once for each ZeRO stage. Contestants take
-three steps in turn; how far their losses are apart is in the result. The one worker sends nothing: its speed is what
-dividing can reach. What is sent is the same however many tokens a step has.
+three steps in turn, behind one that does not count; how far their losses are apart is in the result. The one worker
+sends nothing: its speed is what dividing can reach. What is sent is the same however many tokens a step has.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tonnage.host.threads import usable_cores
 WORKERS = 2
 PACK = 1024
 """Tokens of a pack, which documents fill: workers have equally much to do."""
-TURN = 3
-"""Steps. In the first of them memory comes anew that was given up for others' turns."""
+TURN, SETTLING = 3, 1
+"""Steps that count, and those before them, in which memory comes anew that was given up for others' turns: no run that
+goes on has such."""
 
 
 def contestant(folder: Path, model: Path, tokens: int, steps: int, workers: int, stage: int) -> Contestant:
@@ -48,14 +49,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    steps, tokens = 2 + TURN * arguments.rounds, arguments.tokens
+    steps, tokens = 2 + (SETTLING + TURN) * arguments.rounds, arguments.tokens
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape, None)
         write_rows(folder / "rows.jsonl", 2000)
         alone = contestant(folder, model, tokens, steps, 1, 0)
         divided = [contestant(folder, model, tokens, steps, WORKERS, stage) for stage in arguments.stages]
-        others = compete([alone, *divided], arguments.rounds, TURN)
+        others = compete([alone, *divided], arguments.rounds, TURN, settling=SETTLING)
     results = {one.name: one.result() for one in (alone, *divided)}
     for one in divided:
         shares = [mine / theirs for mine, theirs in zip(one.rates, alone.rates, strict=True)]

@@ -141,13 +141,14 @@ class Contestant:
         }
 
 
-def compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int = 1) -> float:
-    """``rounds`` turns of ``steps`` for everybody, after ``warm_up`` steps that do not count.
+def compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int = 1, settling: int = 0) -> float:
+    """``rounds`` turns of ``steps`` for everybody, after ``warm_up`` steps that do not count, nor do the ``settling``
+    ones that each turn begins with.
 
     Returns the part of this machine's CPU time that others had meanwhile: with much of it, only ratios mean something.
     """
     began, busy, ours = time.perf_counter(), _busy_seconds(), _our_seconds()
-    _compete(contestants, rounds, steps, warm_up)
+    _compete(contestants, rounds, steps, warm_up, settling)
     others = (_busy_seconds() - busy) - (_our_seconds() - ours)
     return max(0.0, others / (time.perf_counter() - began) / (os.cpu_count() or 1))
 
@@ -164,7 +165,7 @@ def _our_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in found)
 
 
-def _compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int) -> None:
+def _compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int, settling: int) -> None:
     with ExitStack() as stack:
         for contestant in contestants:
             stack.enter_context(contestant)
@@ -174,6 +175,8 @@ def _compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", flush=True)
             for contestant in contestants:
+                if settling:
+                    contestant.take(settling, counts=False)
                 contestant.take(steps)
 
 
