@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from tonnage.data.packs.order import pack_at, permute
+from tonnage.data.packs.order import balanced, pack_at, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 100, 1000, 4097])
@@ -60,3 +61,30 @@ def test_refuses_what_is_outside() -> None:
         pack_at(0, 0, 0)
     with pytest.raises(IndexError):
         permute(10, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("packs", "workers", "most"), [(8, 2, 1.02), (64, 8, 1.01), (13, 4, 1.12), (5, 5, 2.0), (3, 4, 2.0)]
+)
+def test_workers_have_equally_many_packs_of_a_step_and_equally_much_to_compute(
+    packs: int, workers: int, most: float
+) -> None:
+    costs = np.random.default_rng(0).uniform(0.4, 1.0, (300, packs))
+    order = balanced(costs, workers)
+    assert (np.sort(order, axis=1) == np.arange(packs)).all()
+    turns = packs // workers * workers
+    loads = np.take_along_axis(costs, order, axis=1)[:, :turns].reshape(300, -1, workers).sum(axis=1)
+    if turns > workers:
+        assert float(np.mean(loads.max(axis=1) / loads.mean(axis=1))) < most
+        in_turn = costs[:, :turns].reshape(300, -1, workers).sum(axis=1)
+        assert float(np.mean(in_turn.max(axis=1) / in_turn.mean(axis=1))) > most
+    else:
+        assert (order == np.arange(packs)).all()
+
+
+def test_what_is_dear_shares_a_micro_batch_with_what_is_cheap() -> None:
+    costs = np.arange(12.0)[None]
+    (order,) = np.take_along_axis(costs, balanced(costs, 2), axis=1)
+    of_worker = order[::2]
+    pairs = of_worker.reshape(-1, 2).sum(axis=1)
+    assert pairs.max() - pairs.min() <= 2

@@ -120,13 +120,18 @@ def test_rows_are_as_long_as_was_said_beforehand(
     prepared: PackedDataset, packs_per_step: int, workers: int, micro_batch: int, share: bool
 ) -> None:
     seed, num_packs = 3, 2 * prepared.num_packs + 1
-    order = first_packs(num_packs, prepared.num_packs, seed)
-    most, most_supervised, mean, whole = prepared.row_sizes(
-        order, packs_per_step=packs_per_step, workers=workers, micro_batch=micro_batch, share_prefixes=share
-    )
+    how: dict[str, Any] = {"packs_per_step": packs_per_step, "workers": workers, "share_prefixes": share}
+    order, costs = first_packs(num_packs, prepared.num_packs, seed), (0.3, 1e-4)
+    dealt = prepared.dealt(order, costs=costs, **how)
+    assert all(
+        sorted(order[start : start + packs_per_step]) == sorted(dealt[start : start + packs_per_step])
+        for start in range(0, num_packs, packs_per_step)
+    ), "a step has the packs that it had"
+    order = dealt
+    most, most_supervised, mean, whole = prepared.row_sizes(order, micro_batch=micro_batch, **how)
     batches: list[MicroBatch] = []
     for rank in range(workers):
-        deal = Deal(packs_per_step, micro_batch, rank, workers, share_prefixes=share)
+        deal = Deal(packs_per_step, micro_batch, rank, workers, share_prefixes=share, costs=costs)
         for step in training_steps(prepared, deal, seed=seed, num_packs=num_packs):
             batches += [batch for batch in step.micro_batches if batch.documents]
     tokens = [batch.num_tokens for batch in batches]

@@ -96,20 +96,24 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
     )
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: Codec) -> None:
-    """As torch's own tracker sees it, of the operations that are carried out where the loops of a CPU are not."""
+def test_what_an_update_takes_between_its_operations(dtype: torch.dtype) -> None:
+    """As torch's own tracker sees it, of the operations that are carried out where the loops of a CPU are not: with
+    moments of the form that takes most."""
     number = 1 << 20
-    with FakeTensorMode():
-        weight, gradient = torch.empty(256, 4096, dtype=dtype), torch.empty(number, dtype=dtype)
-        low = torch.empty(number, dtype=torch.int16) if dtype == torch.bfloat16 else None
-        moments = Moments.zeros(codec, weight.shape, torch.device("cpu"))
-        coefficients, scalar = torch.empty(8), torch.empty((), dtype=torch.int32)
-        with MemTracker() as tracker:
-            kernels.update_tile(weight.view(-1), low, moments, gradient, coefficients, scalar, scalar)
-        (peak,) = tracker.get_tracker_snapshot("peak").values()
-    assert 0.9 * UPDATE_BYTES <= peak["Total"] / number <= UPDATE_BYTES + 0.01
+    codecs: tuple[Codec, ...] = ("fp32", "bf16", "int8")
+    peaks = []
+    for codec in codecs:
+        with FakeTensorMode():
+            weight, gradient = torch.empty(256, 4096, dtype=dtype), torch.empty(number, dtype=dtype)
+            low = torch.empty(number, dtype=torch.int16) if dtype == torch.bfloat16 else None
+            moments = Moments.zeros(codec, weight.shape, torch.device("cpu"))
+            coefficients, scalar = torch.empty(8), torch.empty((), dtype=torch.int32)
+            with MemTracker() as tracker:
+                kernels.update_tile(weight.view(-1), low, moments, gradient, coefficients, scalar, scalar)
+            (peak,) = tracker.get_tracker_snapshot("peak").values()
+        peaks.append(peak["Total"] / number)
+    assert 0.9 * UPDATE_BYTES <= max(peaks) <= UPDATE_BYTES + 0.01, dict(zip(codecs, peaks, strict=True))
 
 
 def test_an_update_in_the_background_has_the_next_step_beside_it() -> None:

@@ -202,6 +202,9 @@ class Several:
     def pack_at(self, position: int, seed: int) -> int:
         return pack_at(position, self.num_packs, seed)
 
+    def dealt(self, order: np.ndarray, **_: object) -> np.ndarray:
+        return order
+
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("round_to", [1, 8])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +76,15 @@ def _of_general(problem: Problem) -> Problem:
 def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:
     """Tells how full the rows of a run will be, evaluations of other rows included."""
 
-    def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
-        dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
+    @cache
+    def order_of(steps: Steps, workers: int) -> np.ndarray:
         order = train.first_packs(min(steps.num_packs, MOST_LOOKED_AT), seed)
+        how: dict[str, Any] = {"workers": workers, "share_prefixes": steps.share_prefixes}
+        return train.dealt(order, packs_per_step=steps.packs, costs=steps.costs, **how)
+
+    def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+        order = order_of(steps, workers)
+        dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
         if steps.padded:
             return _padded_rows(train, evaluated, order, steps, workers, micro_batch)
         tokens, supervised, mean, mean_of_documents = train.row_sizes(

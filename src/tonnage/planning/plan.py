@@ -86,6 +86,8 @@ class Steps:
     """Whether every document has a row of its own."""
     chunk: int = 1
     """Of how many tokens each row then counts as a multiple, in ``RowSizes`` too."""
+    costs: tuple[float, float] = (0.0, 0.0)
+    """By which the packs of each are dealt (``seconds.pack_costs``)."""
 
 
 @dataclass(frozen=True)

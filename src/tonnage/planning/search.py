@@ -18,7 +18,7 @@ from tonnage.planning.layout import MOST_AHEAD, Layout
 from tonnage.planning.plan import Budget, Choice, Steps
 from tonnage.planning.saving import saving_of
 from tonnage.planning.scales import Scales, work_of
-from tonnage.planning.seconds import stages_of
+from tonnage.planning.seconds import pack_costs, stages_of
 from tonnage.planning.states import states
 
 FULL = 0.9
@@ -43,7 +43,7 @@ class Search:
         padded = model.arrangement == "padded"
         share = config.data.share_prefixes and model.shares_prefixes and machine.kind == "cpu" and not padded
         num_packs = packs_of_run(config, self.scales.data.num_packs)
-        return Steps(num_packs, min(config.packs_per_step, num_packs), share, padded, model.chunk)
+        return Steps(num_packs, min(config.packs_per_step, num_packs), share, padded, model.chunk, pack_costs(model))
 
     @property
     def tiles_are_open(self) -> bool:

@@ -101,6 +101,17 @@ def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_toke
     return layout.micro_batches * model.num_attending * attention
 
 
+def pack_costs(model: ModelProfile) -> tuple[float, float]:
+    """What a supervised token takes in the head, and each pair of tokens of a document in attention, beside a token in
+    the blocks: products, forward and backward."""
+    if model.outside is None or not model.blocks:
+        return 0.0, 0.0
+    block = model.blocks["none"]
+    of_token = model.num_blocks * (block.forward_flops.per_token + block.backward_flops.per_token)
+    head = model.outside.head(FILLED_TOKENS).flops.per_token
+    return head / of_token, 2 * model.attention_size * 3.5 * model.num_attending / of_token
+
+
 def attention_timed(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Operations that attention takes as long as, at its rate (``Machine.attention_flops``)."""
     return attention_flops(layout, model, work, FILLED_TOKENS if layout.device == "cpu" else 0.0)

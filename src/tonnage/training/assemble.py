@@ -30,6 +30,7 @@ from tonnage.parallel.deterministic import compute_the_same
 from tonnage.parallel.parallelize import Precision
 from tonnage.planning.batch import steps_of
 from tonnage.planning.plan import Plan
+from tonnage.planning.seconds import pack_costs
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
@@ -209,6 +210,7 @@ def _deal(setting: WorkerSetting) -> Deal:
         padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
         chunk=plan.model.chunk,
         context=world.context,
+        costs=pack_costs(plan.model),
     )
 
 

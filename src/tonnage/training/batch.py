@@ -1,9 +1,10 @@
 """From packs to micro-batches: which packs make a step, which rank takes which, and their tensors.
 
 A step consists of the ``packs_per_step`` packs at the global positions after those of the step before, whatever the
-number of ranks. The positions of a step are dealt to the ranks in turn, and each rank takes its share in
-micro-batches. Ranks must run the same number of forward passes, or their collectives would not meet; where the packs
-do not divide evenly, a rank fills up with a blank: one token, nothing supervised, a loss of exactly zero.
+number of ranks. They are dealt to the ranks in turn, those of training in an order in which all ranks have about
+equally much to compute (``order.balanced``), and each rank takes its share in micro-batches. Ranks must run the same
+number of forward passes, or their collectives would not meet; where the packs do not divide evenly, a rank fills up
+with a blank: one token, nothing supervised, a loss of exactly zero.
 
 Where dropout is, a token's mask is drawn from the step, its document and its position in that: ``MicroBatch.keys``.
 """
@@ -503,6 +504,8 @@ class Deal:
     """Of which tokens of a document then count as a multiple."""
     context: Context | None = None
     """The ranks that divide each row of this one, if any do."""
+    costs: tuple[float, float] = (0.0, 0.0)
+    """By which the packs of a step of training are dealt (``planning.seconds.pack_costs``)."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
@@ -529,12 +532,21 @@ def training_steps(
 
     Their masks of dropout are drawn by ``seed`` and the number of the step.
     """
-    rows = _Rows(dataset, deal, lambda position: dataset.pack_at(position, seed))
+
+    def dealt(positions: range) -> _Rows:
+        order = np.array([dataset.pack_at(position, seed) for position in positions])
+        packs = dataset.dealt(
+            order,
+            packs_per_step=len(positions),
+            workers=deal.world_size,
+            share_prefixes=deal.share_prefixes,
+            costs=deal.costs,
+        )
+        return _Rows(dataset, deal, dict(zip(positions, packs.tolist(), strict=True)).__getitem__)
+
     starts = enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1)
-    steps = (
-        rows.step(number, range(start, min(start + deal.packs_per_step, num_packs)), draw_of(seed, number))
-        for number, start in starts
-    )
+    ranges = ((number, range(start, min(start + deal.packs_per_step, num_packs))) for number, start in starts)
+    steps = (dealt(positions).step(number, positions, draw_of(seed, number)) for number, positions in ranges)
     has_images = isinstance(dataset, PackedDataset) and isinstance(dataset.features, Pictures)
     yield from opened_ahead(steps) if has_images else steps
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.packs.features import Features, ImageFeatures
-from tonnage.data.packs.order import first_packs, pack_at
+from tonnage.data.packs.order import balanced, first_packs, pack_at
 from tonnage.data.packs.padding import in_chunks, of_pairs
 from tonnage.data.packs.pictures import Pictures
 from tonnage.data.packs.prefixes import Prefix, chain
@@ -128,6 +128,44 @@ class PackedDataset:
         if self.in_order:
             return np.arange(count, dtype=np.int64) % self.num_packs
         return first_packs(count, self.num_packs, seed)
+
+    def dealt(
+        self,
+        order: np.ndarray,
+        *,
+        packs_per_step: int,
+        workers: int,
+        share_prefixes: bool,
+        costs: tuple[float, float] = (0.0, 0.0),
+    ) -> np.ndarray:
+        """The packs of an ``order`` as they are dealt to workers in turn: those of each step ``balanced``.
+
+        ``costs``: what it takes besides, in tokens, to learn from a supervised token, and for each pair of tokens of a
+        document (``planning.seconds.pack_costs``).
+        """
+        if workers == 1:
+            return order
+        amounts, dealt = self._costs(order, costs, share_prefixes=share_prefixes), order.copy()
+        whole = len(order) // packs_per_step * packs_per_step
+        for part, width in ((slice(whole), packs_per_step), (slice(whole, None), len(order) - whole)):
+            if width:
+                places = balanced(amounts[part].reshape(-1, width), workers)
+                dealt[part] = np.take_along_axis(order[part].reshape(-1, width), places, axis=1).ravel()
+        return dealt
+
+    def _costs(self, packs: np.ndarray, costs: tuple[float, float], *, share_prefixes: bool) -> np.ndarray:
+        arrays, offsets = self._arrays, self._arrays["offsets"]
+        numbers = offsets[packs + 1] - offsets[packs]
+        begins = np.cumsum(numbers) - numbers
+        pieces = np.arange(numbers.sum()) + np.repeat(offsets[packs] - begins, numbers)
+        lengths = arrays["lengths"][pieces].astype(np.int64)
+        shared = np.array([*(prefix.length for prefix in self.common_prefixes), 0])[arrays["prefixes"][pieces]]
+        shared = shared * share_prefixes
+        supervised = np.minimum(self.source.column("supervised")[arrays["documents"][pieces]], lengths)
+        own, targets, attended = (
+            np.add.reduceat(amounts, begins) for amounts in (lengths - shared, supervised, lengths**2 - shared**2)
+        )
+        return own + costs[0] * targets + costs[1] * attended
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:

@@ -75,3 +75,27 @@ def first_packs(count: int, num_packs: int, seed: int) -> np.ndarray:
         indices[walking] = _permuted(indices[walking], _half(num_packs), keys[walking])
         walking = walking[indices[walking] >= num_packs]
     return indices.astype(np.int64)
+
+
+def balanced(costs: np.ndarray, workers: int) -> np.ndarray:
+    """In which order the packs of steps are dealt to workers in turn, so that all have about equally much to compute.
+
+    ``costs``: (steps, packs of each). Returns indices along the second axis, int64 of the same shape. Of the packs that
+    are left the dearest goes to whoever has least (Graham, 1969), as long as all get equally many; what is dear is
+    followed by what is cheap, with which it shares a micro-batch.
+    """
+    steps, packs = costs.shape
+    turns = packs // workers
+    if workers == 1 or turns < 2:
+        return np.tile(np.arange(packs), (steps, 1))
+    falling, row = np.argsort(-costs, axis=1, kind="stable"), np.arange(steps)
+    dealt, loads = np.empty((steps, turns, workers), dtype=np.int64), np.zeros((steps, workers))
+    numbers = np.zeros((steps, workers), dtype=np.int64)
+    for pack in falling[:, : turns * workers].T:
+        worker = np.where(numbers < turns, loads, np.inf).argmin(axis=1)
+        dealt[row, numbers[row, worker], worker] = pack
+        loads[row, worker] += costs[row, pack]
+        numbers[row, worker] += 1
+    turn = np.arange(turns)
+    mixed = np.stack([turn, turn[::-1]], axis=1).ravel()[:turns]
+    return np.concatenate([dealt[:, mixed].reshape(steps, -1), falling[:, turns * workers :]], axis=1)
