@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from tonnage.config.rules import TIER_KEYS
@@ -115,7 +116,7 @@ class Layout:
             return 0.0
         return self.recomputed[0] / self.recomputed[1] if self.recomputed else 1.0
 
-    @property
+    @cached_property
     def data_workers(self) -> int:
         """Workers, or groups of them, that have tokens of their own, and may share states."""
         return self.workers // (self.tensor * self.pipeline)
@@ -125,7 +126,7 @@ class Layout:
         """Stages of a pipeline that each of its workers has; 1 without one."""
         return max(1, len(self.stages) // self.pipeline)
 
-    @property
+    @cached_property
     def shards(self) -> int:
         """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
         return self.data_workers // self.replicate
@@ -139,7 +140,7 @@ class Layout:
         """Bytes of a number in the forward pass."""
         return COMPUTE_BYTES[self.precision]
 
-    @property
+    @cached_property
     def sharded(self) -> bool:
         """Whether parameters are gathered from fp32 shards (alone with its packs a worker holds them as they are)."""
         return self.data_workers > 1

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from tonnage.errors import user_error
@@ -112,7 +113,7 @@ class Machine:
         flops = next((device.flops for device in DEVICES if device.name == self.name), self.flops)
         return self.kind == "cpu" or flops.get("fp16", 0) <= 2 * flops.get("bf16", math.inf)
 
-    @property
+    @cached_property
     def fp8_flops(self) -> float | None:
         """Products in fp8 of one device in FLOP/s: as many times those in bf16 as its peak is. None of a device that
         has none, or is not in the catalogue."""

@@ -78,6 +78,8 @@ def fp8_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
 
 def _of_blocks_in_fp8(layout: Layout, model: ModelProfile, work: Work, of_block: Callable[[BlockCost], Line]) -> float:
     """What products in fp8 cost in one worker's step, forward and backward."""
+    if not model.in_fp8:
+        return 0.0
     return _in_all(layout, model, work, lambda block: (of_block(block), Line(0, 0)), lambda _: Line(0, 0))
 
 
