@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import mmap
 import os
-import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,7 +104,7 @@ def share_memory(group: dist.ProcessGroup) -> SharedMemory | None:
 
     None, to all of them, where they are not on one machine that lets them.
     """
-    if sys.platform != "linux" or dist.get_backend(group) != dist.Backend.GLOO:
+    if not hasattr(os, "memfd_create") or dist.get_backend(group) != dist.Backend.GLOO:
         return None
     memory, pipes = os.memfd_create("tonnage"), [os.pipe() for _ in range(dist.get_world_size(group))]
     os.ftruncate(memory, SLOTS * SLOT_BYTES)
