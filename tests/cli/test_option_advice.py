@@ -71,3 +71,15 @@ def test_an_evaluation_of_a_run_without_rows_is_an_error(tmp_path: Path) -> None
         said = entry.refusal("eval", str(run), *more)
         assert f"tonnage eval {run} --data FILE" in said
     shutil.rmtree(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--limit", "3"], "--limit without --tasks"),
+        (["--data", "rows.jsonl", "--chat"], "--chat without --tasks"),
+        (["--data", "rows.jsonl", "--tasks", "gsm8k"], "--tasks beside --data"),
+    ],
+)
+def test_no_option_of_eval_is_passed_over(words: list[str], found: str) -> None:
+    assert found in entry.refusal("eval", "some/model", *words)

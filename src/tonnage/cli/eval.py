@@ -76,6 +76,14 @@ def eval_(
     console = terminal(stderr=json)
     console.quiet = not speaks()
     loading = Loading(precision, trust_remote_code, tuple(allow_unexpected or ()))
+    of_tasks = {"--tasks-from": tasks_from, "--few-shot": few_shot, "--limit": limit, "--chat": chat or None}
+    if tasks is None:
+        for option in (option for option, value in of_tasks.items() if value is not None):
+            raise user_error(
+                f"{option} without --tasks", "tasks that it is of", f"add --tasks NAME, or leave out {option}"
+            )
+    elif data:
+        raise user_error("--tasks beside --data", "tasks or rows", "evaluate one after the other", "--tasks")
     if tasks is not None:
         names = [name.strip() for name in tasks.split(",") if name.strip()]
         with progress_bar(console) as progress:
