@@ -258,7 +258,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Ways to train; all but the second change no number."""
 
 
-@pytest.mark.parametrize("layout", some_quick(LAYOUTS, (), {"2 workers, zero 3"}))
+@pytest.mark.parametrize("layout", some_quick(LAYOUTS, (), ()))
 def test_every_layout_is_plain_transformers(make: Make, layout: str) -> None:
     """Of a family whose tokens have positions of three dimensions; features are computed anew in each."""
     decision = make("qwen2_5_vl", seed=20 + list(LAYOUTS).index(layout), **copy.deepcopy(LAYOUTS[layout]))
@@ -312,7 +312,7 @@ def check_features(decision: Decision) -> None:
 @pytest.mark.parametrize(
     ("family", "workers"),
     [
-        pytest.param("llava", 1, marks=pytest.mark.slow),
+        pytest.param("llava", 1, marks=pytest.mark.matrix),
         *(pytest.param(name, 2, marks=pytest.mark.matrix) for name in ("qwen2_5_vl", "gemma3")),
     ],
 )
