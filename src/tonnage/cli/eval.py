@@ -79,11 +79,11 @@ def eval_(
     of_tasks = {"--tasks-from": tasks_from, "--few-shot": few_shot, "--limit": limit, "--chat": chat or None}
     if tasks is None:
         for option in (option for option, value in of_tasks.items() if value is not None):
-            raise user_error(
-                f"{option} without --tasks", "tasks that it is of", f"add --tasks NAME, or leave out {option}"
-            )
+            needed = "--tasks, to which the option belongs"
+            raise user_error(f"{option} without --tasks", needed, f"add --tasks NAME, or leave out {option}")
     elif data:
-        raise user_error("--tasks beside --data", "tasks or rows", "evaluate one after the other", "--tasks")
+        change = "run tonnage eval twice, once with --tasks and once with --data"
+        raise user_error("--tasks beside --data", "one of the two", change)
     if tasks is not None:
         names = [name.strip() for name in tasks.split(",") if name.strip()]
         with progress_bar(console) as progress:

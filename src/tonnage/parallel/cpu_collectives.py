@@ -1,4 +1,4 @@
-"""What FSDP2 sends on CPUs: gradients are summed in the memory in which it collects them, and workers of one machine
+"""FSDP2's collectives on CPUs: gradients are summed in the memory in which it collects them, and workers of one machine
 exchange through memory that they share.
 
 By default a gradient is copied more often than that. Where a worker has all parameters, FSDP2 divides the collected

@@ -1,8 +1,8 @@
 """Collectives of ranks on one machine, through memory that all of them read.
 
-gloo sends what it sums or gathers through sockets, even between processes of one machine: three to ten times as long,
-and the system's part of it on the cores that should compute. Here a rank copies a piece of its tensor into its own
-slot, which fits a cache, says so to the others through pipes, and reads theirs.
+gloo sends through sockets even between processes of one machine. That takes three to ten times as long, on cores that
+should compute. Here each rank copies a piece of its tensor into a slot of its own, which fits a cache, tells the others
+through pipes that it is there, and reads theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOTS = 2
 
 
 class SharedMemory:
-    """This rank's place among those of ``group``, which are all on this machine (``share_memory``).
+    """Collectives of ranks that read memory of one another; ``share_memory`` makes it.
 
     Every method is a collective: all ranks call it, in the same order, with tensors of the same sizes and types.
 

@@ -87,7 +87,7 @@ class Steps:
     chunk: int = 1
     """Of how many tokens each row then counts as a multiple, in ``RowSizes`` too."""
     costs: tuple[float, float] = (0.0, 0.0)
-    """By which the packs of each are dealt (``seconds.pack_costs``)."""
+    """By which the packs of a step are divided among workers (``seconds.pack_costs``)."""
 
 
 @dataclass(frozen=True)

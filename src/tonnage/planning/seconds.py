@@ -25,8 +25,9 @@ FILLED_TOKENS = 100
 for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
 
 SHARED_PASSES = 4
-"""Through memory, of what workers on the CPUs of a machine send: it is read and written by its worker, and then by the
-one that takes it (``parallel.shared_memory``)."""
+"""How often what workers on the CPUs of one machine send goes through memory: the sender reads and writes it, and so
+does the receiver (``parallel.shared_memory``)."""
+
 IN_TILES = 4 / 3
 """Products of a head and its loss that come in tiles, to those of one that is whole: four passes instead of three."""
 
@@ -104,8 +105,8 @@ def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_toke
 
 
 def pack_costs(model: ModelProfile) -> tuple[float, float]:
-    """What a supervised token takes in the head, and each pair of tokens of a document in attention, beside a token in
-    the blocks: products, forward and backward."""
+    """What a supervised token costs in the head, and a pair of tokens of one document in attention. The unit is what a
+    token costs in the blocks: products, forward and backward."""
     if model.outside is None or not model.blocks:
         return 0.0, 0.0
     block = model.blocks["none"]

@@ -505,7 +505,7 @@ class Deal:
     context: Context | None = None
     """The ranks that divide each row of this one, if any do."""
     costs: tuple[float, float] = (0.0, 0.0)
-    """By which the packs of a step of training are dealt (``planning.seconds.pack_costs``)."""
+    """By which the packs of a training step are divided among ranks (``planning.seconds.pack_costs``)."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""

@@ -138,10 +138,11 @@ class PackedDataset:
         share_prefixes: bool,
         costs: tuple[float, float] = (0.0, 0.0),
     ) -> np.ndarray:
-        """The packs of an ``order`` as they are dealt to workers in turn: those of each step ``balanced``.
+        """The packs of an ``order``, with those of each step put in the order in which workers take them in turn, so
+        that all have about equally much to compute (``order.balanced``).
 
-        ``costs``: what it takes besides, in tokens, to learn from a supervised token, and for each pair of tokens of a
-        document (``planning.seconds.pack_costs``).
+        ``costs``: of a supervised token in the head, and of a pair of tokens of one document in attention. The unit is
+        what a token costs in the blocks (``planning.seconds.pack_costs``).
         """
         if workers == 1:
             return order

@@ -78,11 +78,13 @@ def first_packs(count: int, num_packs: int, seed: int) -> np.ndarray:
 
 
 def balanced(costs: np.ndarray, workers: int) -> np.ndarray:
-    """In which order the packs of steps are dealt to workers in turn, so that all have about equally much to compute.
+    """An order of each step's packs in which workers that take them in turn have about equally much to compute.
 
-    ``costs``: (steps, packs of each). Returns indices along the second axis, int64 of the same shape. Of the packs that
-    are left the dearest goes to whoever has least (Graham, 1969), as long as all get equally many; what is dear is
-    followed by what is cheap, with which it shares a micro-batch.
+    ``costs``: (steps, packs of a step). Returns indices along the second axis, int64 of the same shape.
+
+    The costliest pack that is left goes to the worker with the least to compute (Graham, 1969) that has not got all
+    of its packs yet: each gets equally many. Then each worker's packs alternate between costly and cheap ones, so that
+    its micro-batches are about equally large.
     """
     steps, packs = costs.shape
     turns = packs // workers
