@@ -34,6 +34,7 @@ from torch.distributed.rendezvous import rendezvous
 from tonnage.errors import UserError, user_error
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
+from tonnage.host.nodes import machine_within
 from tonnage.parallel.place import Place
 
 LOOK_SECONDS = 0.05
@@ -64,7 +65,7 @@ def meet(place: Place, directory: Path, timeout_seconds: float) -> Iterator[Stor
         store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
         word = secrets.token_hex(8)
         store.set(WORD, word)
-        write_json(file, {"host": _machine(), "addresses": addresses(), "port": store.port, "word": word})
+        write_json(file, {"host": machine_within("net"), "addresses": addresses(), "port": store.port, "word": word})
         try:
             yield _begin(store, place, timeout_seconds)
         finally:
@@ -124,7 +125,7 @@ def _find(place: Place, file: Path, timeout: timedelta) -> Store:
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
             record = read_json(file)
-            names = ["127.0.0.1"] if record["host"] == _machine() else record["addresses"]
+            names = ["127.0.0.1"] if record["host"] == machine_within("net") else record["addresses"]
             for name in names:
                 store = _connect(name, record["port"], record["word"], timeout)
                 if store is not None and store.add(f"rank-{place.rank}", 1) > 1:
@@ -156,10 +157,3 @@ def _connect(name: str, port: int, word: str, timeout: timedelta) -> Store | Non
         return None
     store.set_timeout(timeout)
     return store
-
-
-def _machine() -> str:
-    """A name of this machine as it runs now, the same in all of its containers that share its network."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/net").readlink())
-    return socket.gethostname()

@@ -13,11 +13,12 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from tonnage.host.nodes import machine_within
 
 SLOT_BYTES = 2 << 20
 """Of a piece, a multiple of a page."""
@@ -106,7 +107,8 @@ def share_memory(group: dist.ProcessGroup) -> SharedMemory | None:
     """
     if not hasattr(os, "memfd_create") or dist.get_backend(group) != dist.Backend.GLOO:
         return None
-    pipes, machine = [os.pipe() for _ in range(dist.get_world_size(group))], _machine()
+    pipes = [os.pipe() for _ in range(dist.get_world_size(group))]
+    machine = int.from_bytes(hashlib.sha256(machine_within("pid").encode()).digest()[:7])  # whose processes we see
     try:
         memory = os.memfd_create("tonnage")
         os.truncate(memory, SLOTS * SLOT_BYTES)
@@ -135,16 +137,6 @@ def _mapped(path: str) -> mmap.mmap:
     number = os.open(path, os.O_RDWR)
     with contextlib.closing(os.fdopen(number, "r+b", 0)) as file:
         return mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
-
-
-def _machine() -> int:
-    """A number for this machine as it runs now, and for who sees its processes by the same numbers."""
-    try:
-        running = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        seen = Path("/proc/self/ns/pid").readlink()
-    except OSError:
-        return -os.getpid()
-    return int.from_bytes(hashlib.sha256(f"{running} {seen}".encode()).digest()[:7])
 
 
 def _sum(parts: Sequence[Tensor], *, out: Tensor) -> None:
