@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.kernels import products
@@ -95,6 +96,19 @@ def test_the_layers_of_gpt2() -> None:
     assert output.equal((inputs.float() @ layer.weight.float()).bfloat16() + layer.bias)
     assert layer.weight.grad is not None
     assert layer.weight.grad.equal((inputs.float().t() @ torch.ones(7, 5)).bfloat16())
+
+
+def test_a_bias_is_added_as_the_product_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bits of torch's own layer, and counted as a product."""
+    monkeypatch.setattr(products, "processor_is_slow", lambda dtype: False)
+    torch.manual_seed(0)
+    rows, weight, bias = randn(13, 30).requires_grad_(), randn(17, 30).requires_grad_(), randn(17).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        output = products.linear(rows, weight, bias)
+    assert output.equal(nn.functional.linear(rows, weight, bias))
+    assert counter.get_total_flops() == 2 * 13 * 30 * 17
+    turned = randn(30, 17).t().requires_grad_()
+    assert products.linear(rows, turned, bias).equal(nn.functional.linear(rows, turned, bias))
 
 
 def test_fp32_is_left_alone() -> None:

@@ -251,6 +251,8 @@ def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
     roomy = plan(memory=said).choice
     stays = roomy.peak.bytes["weights"] + roomy.peak.bytes["optimizer"]
     assert roomy.heap_bytes == roomy.peak.total - stays  # as much again as comes and goes
+    update = next(moment for moment in roomy.instants if moment.name == "update")
+    assert roomy.kept_bytes == 1.5 * roomy.heap_bytes + update.bytes["gradients"]  # before it is trimmed
     for budget, room in ((1.001 * roomy.peak_bytes, True), (0.999 * roomy.peak_bytes, False)):
         made = plan(machine(budget / SAFETY), memory=said)
         assert made.layout.returns_memory is not room

@@ -123,6 +123,15 @@ def test_what_is_not_finite_in_bf16_logits_is_not_hidden(bad: float) -> None:
     assert not logits[1].isfinite().all()
 
 
+def test_a_chunk_grows_by_the_sum_that_it_saves() -> None:
+    """Where logits become their own gradient: one chunk needs no sum of gradients in fp32."""
+    weight = torch.zeros(500, 64, dtype=torch.bfloat16)
+    assert Head(weight.clone().requires_grad_()).most_of_loss(None) == 1024 + 4 * 64 // 2
+    assert Head(weight.clone().requires_grad_(), softcap=30.0).most_of_loss(None) == 1024
+    assert Head(weight.float().requires_grad_()).most_of_loss(None) == 1024
+    assert Head(weight).most_of_loss(None) == 1024, "of a frozen head there is none"
+
+
 @pytest.mark.parametrize("chunk_tokens", [1000, 16])
 def test_memory_that_stays_changes_nothing(chunk_tokens: int) -> None:
     torch.manual_seed(0)

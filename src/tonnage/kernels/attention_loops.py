@@ -41,6 +41,8 @@ from tonnage.kernels.tiles import BLOCK, add_product, largest, set_product, tota
 WIDTH = TILE + 16
 """Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
 columns would lie in few sets of a cache."""
+LINE = 16
+"""Numbers in a line of the cache."""
 
 # Reading and writing, by type. The bodies in Python are never run: numba takes the overloads.
 
@@ -74,6 +76,14 @@ def _put_by_type(array, index, number):
             array[index] = narrow(number)
 
     return put
+
+
+@njit(error_model="numpy")
+def _aligned(count):
+    """So many zeros, which begin where a line of the cache does: of others every vector lies in two lines."""
+    memory = np.zeros(count + LINE, np.float32)
+    start = -(memory.ctypes.data // memory.itemsize) % LINE
+    return memory[start : start + count]
 
 
 @njit(error_model="numpy")
@@ -205,12 +215,8 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
     heads, deep = normalisers.shape[0], _up(size, 32) + 16
     numbers = (size, deep, window, cap)
     for thread in prange(threads):
-        queries, values, outputs = (
-            np.zeros(TILE * deep, np.float32),
-            np.zeros(TILE * deep, np.float32),
-            np.zeros(TILE * deep, np.float32),
-        )
-        keys, weights = np.empty(deep * WIDTH, np.float32), np.empty(BLOCK * WIDTH, np.float32)
+        queries, values, outputs = _aligned(TILE * deep), _aligned(TILE * deep), _aligned(TILE * deep)
+        keys, weights = _aligned(deep * WIDTH), _aligned(BLOCK * WIDTH)
         most, whole = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
         # A thread takes every n-th task, beginning with the ends of documents, which see most.
         for task in range(thread, len(tiles) * heads, threads):
@@ -315,10 +321,10 @@ def backward(
     gradients, which is all that is needed of outputs. The others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
     numbers = (size, deep, scale, window, cap)
-    large = np.zeros((threads, 3, TILE * deep), np.float32)
-    turned = np.zeros((threads, 2, deep * WIDTH), np.float32)
-    small = np.zeros((threads, 3, BLOCK * deep), np.float32)
-    wide_ones = np.zeros((threads, 2, BLOCK * WIDTH), np.float32)
+    large = _aligned(threads * 3 * TILE * deep).reshape(threads, 3, TILE * deep)
+    turned = _aligned(threads * 2 * deep * WIDTH).reshape(threads, 2, deep * WIDTH)
+    small = _aligned(threads * 3 * BLOCK * deep).reshape(threads, 3, BLOCK * deep)
+    wide_ones = _aligned(threads * 2 * BLOCK * WIDTH).reshape(threads, 2, BLOCK * WIDTH)
     for wave in range(len(waves) - 1):
         for thread in prange(threads):
             tensors = (query, gradient, normalisers, along, to_query)
@@ -331,7 +337,8 @@ def backward(
                 token, count = tiles[pair[1], 0], tiles[pair[1], 1]
                 _turn(of_keys[2], value, kv_head, token, count, size, keys, deep)
                 _turn(of_keys[1], key, kv_head, token, count, size, keys, deep)
-                key_gradients[:], value_gradients[:] = np.float32(0.0), np.float32(0.0)
+                used = _up(count, BLOCK) * deep
+                key_gradients[:used], value_gradients[:used] = np.float32(0.0), np.float32(0.0)
                 for head in range(kv_head * group, (kv_head + 1) * group):
                     _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch)
                 _add(to_key, kv_head, token, count, size, key_gradients, deep, np.float32(1.0))

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 
 from tonnage.host.processor import processor
 
-ROWS, COLUMNS, BLOCK = (8, 32, 64) if "avx512f" in processor()[1] else (6, 16, 48)
+ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 48)
 """Of a tile; and a number of rows or columns that is made of whole tiles."""
 _LANES = 16
 

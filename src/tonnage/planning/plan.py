@@ -251,10 +251,11 @@ class Choice:
     @property
     def kept_bytes(self) -> float:
         """Of one worker between its micro-batches, beside what is there before the first: what a step has from its
-        first to its last, and what the heap keeps."""
+        first to its last, and what the heap keeps. Half as much again as that may be there, since what lies in a heap
+        is mostly used again: at 1.0 a step of 135M parameters was trimmed twice and took a sixth longer, with 1.17."""
         comes = sum(max(one.bytes.get(part, 0.0) for one in self.instants) for part in ("save", "in flight"))
         update = next(one for one in self.instants if one.name == "update")
-        return self.heap_bytes + comes + update.bytes.get("gradients", 0.0)
+        return 1.5 * self.heap_bytes + comes + update.bytes.get("gradients", 0.0)
 
     @property
     def peak_bytes(self) -> float:

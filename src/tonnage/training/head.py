@@ -76,7 +76,7 @@ class Head:
     softcap: float | None = None
     """Of the logits, as ``scale`` is."""
     chunk_tokens: int | None = None
-    """Rows of logits that exist at a time, at most; by default ``planning.profile.head_chunk``."""
+    """Rows of logits that exist at a time, at most; by default as many as ``planning.profile.head_chunk`` says."""
     to_embedding: HeadsGradient | None = None
     """If that awaits the gradient of ``weight``, it goes there, and not to autograd."""
     memory: LogitsMemory | None = None
@@ -89,9 +89,23 @@ class Head:
 
     @property
     def most_tokens(self) -> int:
+        """Rows whose logits exist at a time, at most."""
         if self.chunk_tokens is not None:
             return self.chunk_tokens
         return head_chunk(len(local_part(self.weight)), trains=self.weight.requires_grad)
+
+    def most_of_loss(self, soft: Soft | None) -> int:
+        """The same for ``loss``: more where logits become their own gradient."""
+        part = local_part(self.weight)
+        if self.chunk_tokens is not None or soft is not None or not self._is_plain or not softmax.keeps_memory(part):
+            return self.most_tokens
+        saved = 4 * part.shape[1] // part.element_size()
+        return head_chunk(len(part), trains=self.weight.requires_grad, saved=saved)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether logits are cross-entropy's, all of them, as the product gives them."""
+        return self.bias is None and self.softcap is None and self.vocabulary.ranks is None
 
     def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor, soft: Soft | None = None) -> Tensor:
         """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar. With
@@ -192,8 +206,7 @@ class Head:
     def room_for(self, num_tokens: int, hidden: Tensor) -> Tensor | None:
         """Memory for the logits of so many ``hidden`` states, where ``kernels.softmax`` is for them and nothing else is
         to be done with them."""
-        is_plain = self.bias is None and self.softcap is None and self.vocabulary.ranks is None
-        if self.memory is None or not is_plain or not softmax.keeps_memory(hidden):
+        if self.memory is None or not self._is_plain or not softmax.keeps_memory(hidden):
             return None
         return self.memory.take(num_tokens * len(self.weight), hidden)
 
@@ -228,8 +241,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens, wants_gradient = hidden.shape[0], need_hidden or need_weight or need_bias
-        chunk_tokens = _equal(head.most_tokens, num_tokens)
-        is_divided, soft = num_tokens > chunk_tokens, targets.soft
+        soft = targets.soft
+        chunk_tokens = _equal(head.most_of_loss(soft), num_tokens)
+        is_divided = num_tokens > chunk_tokens
         room = head.room_for(chunk_tokens, hidden) if soft is None else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None

@@ -63,6 +63,7 @@ from tonnage.parallel.sequence_tiles import tile_sequence
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement, Recompute
 from tonnage.planning.profile import (
+    HEAD_CHUNK,
     NOTHING_FROZEN,
     BlockCost,
     Envelope,
@@ -74,7 +75,6 @@ from tonnage.planning.profile import (
     ModelProfile,
     OutsideCost,
     Rows,
-    head_chunk,
 )
 from tonnage.training.head import Head
 from tonnage.training.ledger import Ledger, Mark, pretending
@@ -82,7 +82,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 41
+FORMAT = 42
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -407,7 +407,7 @@ def _trace(
         heads += number * [mark.heads for mark in evaluated[-1][0][1] if mark.heads is not None][-1:]
         chunk = max(chunk, of_chunk)
     blocks: dict[str, BlockCost] = {kind: _mean(costs) for kind, costs in by_recompute.items()}
-    small_head, large_head = _trace_head(anatomy, conditions)
+    chunk_of_head, small_head, large_head = _trace_head(anatomy, conditions)
     outside = OutsideCost(
         embedded=_line(trained[-1], lambda m: m[-1].live),
         final=_line(trained[-1], lambda m: m[4].live - m[3].live + _held(m)),
@@ -416,7 +416,7 @@ def _trace(
         small_head=small_head,
         large_head=large_head,
         evaluated=_line(evaluated[-1], lambda m: m[4].live),
-        chunk=head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad),
+        chunk=chunk_of_head,
     )
     return _Traced(blocks, outside, rows, heads, chunk)
 
@@ -742,32 +742,38 @@ def _let_last_be(model: PreTrainedModel, block: nn.Module, number: int) -> None:
                     module[position] = copy.deepcopy(block)
 
 
-def _trace_head(anatomy: Anatomy, conditions: Conditions) -> list[HeadCost]:
-    """Costs of head and loss: up to a chunk, and beyond. That of scores takes one row of each answer, and costs next to
-    nothing."""
+def _trace_head(anatomy: Anatomy, conditions: Conditions) -> tuple[int, HeadCost, HeadCost]:
+    """Supervised tokens of a chunk, at most, and costs of head and loss: up to a chunk, and beyond. That of scores
+    takes one row of each answer, and costs next to nothing."""
     if anatomy.scores:
-        return [NO_HEAD] * 2
+        return HEAD_CHUNK, NO_HEAD, NO_HEAD
     dtype, device_type = conditions.dtype, conditions.device_type
-    chunk = head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad)
+
+    def head_on(device: torch.device, chunk: int | None = None, *, trains: bool = True) -> Head:
+        weight, bias = anatomy.head.weight, anatomy.head.bias
+        of_run: Any = {"dtype": dtype, "device": device, "requires_grad": trains and weight.requires_grad}
+        own_bias = None if bias is None else torch.empty(bias.shape, **of_run)
+        own_weight = torch.empty(weight.shape, **of_run)
+        return Head(own_weight, own_bias, anatomy.logit_scale, anatomy.logit_softcap, chunk)
+
+    def soft_targets(tokens: int, device: torch.device) -> Soft | None:
+        if conditions.teacher is None:
+            return None
+        top_k, share, temperature = conditions.teacher
+        of_teacher = torch.zeros(tokens, top_k, device=device)
+        return Soft(of_teacher.long(), of_teacher, share, temperature)
+
+    with pretending(device_type) as device:
+        chunk = head_on(device).most_of_loss(soft_targets(1, device))
 
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
         with pretending(device_type) as device, Ledger() as ledger:
-            head = anatomy.head
-            trained = trains and head.weight.requires_grad
-            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trained)
-            shape = None if head.bias is None else head.bias.shape
-            bias = None if shape is None else torch.empty(shape, dtype=dtype, device=device, requires_grad=trained)
-            hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=trains)
+            head = head_on(device, chunk, trains=trains)
+            hidden = torch.empty(tokens, anatomy.head.in_features, dtype=dtype, device=device, requires_grad=trains)
             targets = torch.zeros(tokens, dtype=torch.int64, device=device)
-            weights = torch.ones(tokens, device=device)
-            soft = None
-            if conditions.teacher is not None:
-                top_k, share, temperature = conditions.teacher
-                of_teacher = torch.zeros(tokens, top_k, device=device)
-                soft = Soft(of_teacher.long(), of_teacher, share, temperature)
+            weights, soft = torch.ones(tokens, device=device), soft_targets(tokens, device)
             before = ledger.mark()
-            whole = Head(weight, bias, anatomy.logit_scale, anatomy.logit_softcap, chunk)
-            loss = whole.loss(hidden, targets, weights, soft)
+            loss = head.loss(hidden, targets, weights, soft)
             forward = ledger.mark()
             if not trains:
                 return {"evaluation_peak": max(forward.heights) - before.live}
@@ -785,4 +791,4 @@ def _trace_head(anatomy: Anatomy, conditions: Conditions) -> list[HeadCost]:
     for few, many in ((chunk // 2, chunk), (2 * chunk, 4 * chunk)):
         first, second = run(few), run(many)
         costs.append(HeadCost(**{key: Line.through((few, first[key]), (many, second[key])) for key in first}))
-    return costs
+    return chunk, costs[0], costs[1]
