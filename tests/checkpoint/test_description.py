@@ -306,6 +306,7 @@ def test_directories_of_an_export_are_verified_too(tmp_path: Path) -> None:
     write_json(tmp_path / CHECKSUMS, {"files": listed})
     assert verify(tmp_path) == []
     (tmp_path / ".cache" / "deep").mkdir(parents=True)
+    (templates / ".DS_Store").write_bytes(b"of a file manager")
     assert verify(tmp_path) == []
     (templates / "more.jinja").write_text("x")
     (tmp_path / "other").mkdir()

@@ -155,6 +155,7 @@ def test_damage_stops_the_run_and_an_earlier_checkpoint_is_offered(tmp_path: Pat
     for step in (10, 20):
         saver.save(Cursor(step, 8 * step, step), *whole(masters()), {}, wait=True)
     damage(checkpoint_path(tmp_path, 20) / name)
+    (checkpoint_path(tmp_path, 10) / ".DS_Store").write_bytes(b"what a file manager leaves is no damage")
     model, optimizer = whole({name: torch.zeros_like(value) for name, value in masters().items()})
     before = {name: value.clone() for name, value in model.items()}
     with pytest.raises(UserError, match=message) as caught:

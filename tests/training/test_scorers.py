@@ -24,6 +24,7 @@ CASES: list[tuple[str, str, str, float]] = [
     ("choice", "(b) Paris", "B. Paris", 1),
     ("choice", "A good question. The answer is C.", "C", 1),
     ("choice", "I say D", "(D)", 1),
+    ("choice", "It must be C, I guess", "C", 1),
     ("choice", "Bananas", "B", 0),
     ("contains", "It is  PARIS, of course", "Paris", 1),
     ("contains", "Lyon", "Paris", 0),

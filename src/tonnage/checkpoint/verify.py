@@ -144,8 +144,8 @@ def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, 
     source = list_of(directory)
     named = {path for file in listed for path in (file.path, *file.path.parents)} | {source}
     for path in sorted(set(directory.rglob("*")) - named):
-        if source.name == CHECKSUMS and path.relative_to(directory).parts[0].startswith("."):
-            continue  # what tools of the hub leave in a model directory, and nobody loads
+        if any(part.startswith(".") for part in path.relative_to(directory).parts):
+            continue  # what the hub's tools, file managers and network file systems leave, and nobody loads
         yield Problem("a file that was not written by the run", f"only what {source.name} lists", where=str(path))
 
 

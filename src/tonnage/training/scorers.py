@@ -109,7 +109,8 @@ def _choice(text: str) -> str | None:
     if (first := _AT_FIRST.match(text)) is not None:
         return first[1].upper()
     alone = _ALONE.findall(text)
-    return alone[-1] if alone else None
+    others = [letter for letter in alone if letter != "I"]  # in "C, I guess" it is a word
+    return (others or alone)[-1] if alone else None
 
 
 def _json(text: str) -> str | None:
