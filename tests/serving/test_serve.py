@@ -314,6 +314,7 @@ def test_other_routes_and_pages_of_a_browser_are_refused(served: Served) -> None
     connection.close()
     assert served.ask(CHAT, question("a"), **{"Content-Type": "text/plain"})[0] == 415
     assert served.ask(CHAT, question("a"), Host="evil.example")[0] == 403
+    assert served.ask(CHAT, question("a"), Host="[evil")[0] == 403
     assert served.ask(CHAT, question("a"), Host="localhost:8000")[0] == 200
 
 

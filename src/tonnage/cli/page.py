@@ -20,8 +20,9 @@ def page(
 ) -> None:
     """Show all runs below a folder on a page in the browser: watch, compare, plan, start, stop, talk to them."""
     check_server("page")
+    from tonnage.host.nodes import LOCAL
     from tonnage.page.app import create_app
-    from tonnage.page.guard import LOCAL, new_token
+    from tonnage.page.guard import new_token
     from tonnage.serving.listen import in_address, listen, run
 
     path = Path(folder)

@@ -48,7 +48,8 @@ def serve(
     from tonnage.inference.sight import check_images
 
     check_server("serve")
-    from tonnage.serving.app import LOCAL, create_app
+    from tonnage.host.nodes import LOCAL
+    from tonnage.serving.app import create_app
     from tonnage.serving.engine import Engine
     from tonnage.serving.listen import in_address, listen, run
     from tonnage.targets.commands import Servable, commands

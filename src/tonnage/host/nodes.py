@@ -15,9 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tonnage.errors import Problem
 
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""What every machine calls itself."""
 PACKAGES = ("tonnage", "torch", "transformers")
 CLOCK_SECONDS = 5.0
 """Difference of clocks from which the order of events on two machines is no longer what their times say."""
@@ -150,3 +153,11 @@ def sees_token(directory: Path, name: str, seconds: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a request's header ``Host`` does. Other names may be a web page's, which the browser was told is here."""
+    try:
+        return urlsplit(f"//{host}").hostname in LOCAL
+    except ValueError:  # no address at all
+        return False

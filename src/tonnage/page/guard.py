@@ -9,13 +9,13 @@ stranger points at it) and, where it says from which page it comes, from this pa
 from __future__ import annotations
 
 import secrets
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOCAL = ("localhost", "127.0.0.1", "::1")
+from tonnage.host.nodes import names_this_machine
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -62,11 +62,7 @@ class Guard:
     def _why_not(self, scope: Scope) -> str:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            name = ""
-        if self._only_local and name not in LOCAL:
+        if self._only_local and not names_this_machine(host):
             return "this page is for localhost alone"
         origin = headers.get("origin")
         if origin is not None and origin != f"{scope.get('scheme', 'http')}://{host}":

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tonnage.host.nodes import names_this_machine
 from tonnage.inference.tokens import Token
 from tonnage.serving.engine import AnswerPart, Begun, Ended, Engine
 from tonnage.serving.requests import (
@@ -26,9 +27,6 @@ from tonnage.serving.requests import (
     Refused,
     read_request,
 )
-
-LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names of this machine. Where nobody else may ask, a request for another name comes from a page in a browser."""
 
 
 def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
@@ -50,7 +48,7 @@ def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
         return wish
 
     def check_host(request: Request) -> None:
-        if only_local and (request.url.hostname or "").strip("[]") not in LOCAL:
+        if only_local and not names_this_machine(request.headers.get("host", "")):
             raise Refused("this endpoint is for localhost alone", status=403)
 
     async def models(request: Request) -> Response:
