@@ -293,7 +293,7 @@ print(json.dumps([before, peak()]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_an_export_never_holds_more_than_two_of_its_files(tmp_path: Path, world: World) -> None:
     """400 MB in files of 20: the peak of the exporting process, as the kernel counted it."""
     for name, layers in (("small", 1), ("large", 7)):

@@ -227,7 +227,7 @@ def test_a_run_on_ray_is_stopped_by_its_directory_and_goes_on(folder: Path) -> N
     assert len(numbers(run)) == LONG
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @needs_ray
 def test_a_run_that_waits_for_room_is_stopped_by_its_directory(folder: Path, cluster: Cluster) -> None:
     words = ["launch.with=ray", f"launch.address={cluster.address}", "launch.workers=4", "launch.nodes=4"]

@@ -342,7 +342,7 @@ def entry_of(decision: Decision) -> Path:
     return Path(str(decision.plan.data.features_path))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_features_are_computed_once_and_are_those_of_the_model_bit_by_bit(
     make: Make, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
