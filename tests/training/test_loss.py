@@ -126,10 +126,10 @@ def test_what_is_not_finite_in_bf16_logits_is_not_hidden(bad: float) -> None:
 def test_a_chunk_grows_by_the_sum_that_it_saves() -> None:
     """Where logits become their own gradient: one chunk needs no sum of gradients in fp32."""
     weight = torch.zeros(500, 64, dtype=torch.bfloat16)
-    assert Head(weight.clone().requires_grad_()).most_of_loss(None) == 1024 + 4 * 64 // 2
-    assert Head(weight.clone().requires_grad_(), softcap=30.0).most_of_loss(None) == 1024
-    assert Head(weight.float().requires_grad_()).most_of_loss(None) == 1024
-    assert Head(weight).most_of_loss(None) == 1024, "of a frozen head there is none"
+    assert Head(weight.clone().requires_grad_()).most_loss_tokens(None) == 1024 + 4 * 64 // 2
+    assert Head(weight.clone().requires_grad_(), softcap=30.0).most_loss_tokens(None) == 1024
+    assert Head(weight.float().requires_grad_()).most_loss_tokens(None) == 1024
+    assert Head(weight).most_loss_tokens(None) == 1024, "of a frozen head there is none"
 
 
 @pytest.mark.parametrize("chunk_tokens", [1000, 16])

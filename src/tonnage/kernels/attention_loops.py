@@ -80,7 +80,7 @@ def _put_by_type(array, index, number):
 
 @njit(error_model="numpy")
 def _aligned(count):
-    """So many zeros, which begin where a line of the cache does: of others every vector lies in two lines."""
+    """So many zeros that begin at a line of the cache. Elsewhere each vector of 16 numbers would lie in two lines."""
     memory = np.zeros(count + LINE, np.float32)
     start = -(memory.ctypes.data // memory.itemsize) % LINE
     return memory[start : start + count]

@@ -127,11 +127,11 @@ class HeadCost:
         return replace(self, flops=self.flops * (4 / 3), traffic=self.traffic * (4 / 3), made=self.made * (4 / 3))
 
 
-def head_chunk(vocabulary: int, *, trains: bool, saved: int = 0) -> int:
-    """How many supervised tokens at most have logits at a time. Chunks of a head that is frozen cost nothing, and are
-    of ``HEAD_NUMBERS`` logits at most. Those of one that is trained add up its gradient in fp32, which one chunk does
-    not: it may have as many tokens more as have logits in that memory, ``saved``."""
-    return HEAD_CHUNK + saved if trains else max(LEAST_CHUNK, min(HEAD_CHUNK, HEAD_NUMBERS // vocabulary))
+def head_chunk(vocabulary: int, *, trains: bool, more: int = 0) -> int:
+    """How many supervised tokens at most have logits at a time. Chunks of a head that is frozen cost nothing, and have
+    ``HEAD_NUMBERS`` logits at most. Several chunks of a head that is trained add up its gradient in fp32; one chunk
+    needs no such sum. ``more``: tokens whose logits fit in the memory that the sum would take."""
+    return HEAD_CHUNK + more if trains else max(LEAST_CHUNK, min(HEAD_CHUNK, HEAD_NUMBERS // vocabulary))
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
         experts=experts,
         disk=DiskUse(optimizer, stages.on_disk) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, stages.inputs, stages.masters or stages.on_host) if layout.uses_host else None,
-        heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
+        heap=HeapLimit(plan.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(stages.shared if len(layout.stages) - 1 in stages.by_number else ()),
         saves_still=trains_of_run(config, plan).all,
     )

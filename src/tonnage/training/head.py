@@ -94,17 +94,17 @@ class Head:
             return self.chunk_tokens
         return head_chunk(len(local_part(self.weight)), trains=self.weight.requires_grad)
 
-    def most_of_loss(self, soft: Soft | None) -> int:
-        """The same for ``loss``: more where logits become their own gradient."""
+    def most_loss_tokens(self, soft: Soft | None) -> int:
+        """The same for ``loss``. Where logits become their own gradient, more tokens take no more memory."""
         part = local_part(self.weight)
         if self.chunk_tokens is not None or soft is not None or not self._is_plain or not softmax.keeps_memory(part):
             return self.most_tokens
-        saved = 4 * part.shape[1] // part.element_size()
-        return head_chunk(len(part), trains=self.weight.requires_grad, saved=saved)
+        more = 4 * part.shape[1] // part.element_size()  # a row of the gradient in fp32, as logits of its token
+        return head_chunk(len(part), trains=self.weight.requires_grad, more=more)
 
     @property
     def _is_plain(self) -> bool:
-        """Whether logits are cross-entropy's, all of them, as the product gives them."""
+        """Whether logits are the product alone, of the whole vocabulary: no bias, no cap, no ranks that divide it."""
         return self.bias is None and self.softcap is None and self.vocabulary.ranks is None
 
     def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor, soft: Soft | None = None) -> Tensor:
@@ -242,7 +242,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens, wants_gradient = hidden.shape[0], need_hidden or need_weight or need_bias
         soft = targets.soft
-        chunk_tokens = _equal(head.most_of_loss(soft), num_tokens)
+        chunk_tokens = _equal(head.most_loss_tokens(soft), num_tokens)
         is_divided = num_tokens > chunk_tokens
         room = head.room_for(chunk_tokens, hidden) if soft is None else None
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)

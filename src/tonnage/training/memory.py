@@ -126,7 +126,7 @@ class HeapLimit:
     """
 
     def __init__(self, planned: float | None = None) -> None:
-        """``planned``: bytes that may come to stay after this call (``Choice.kept_bytes``). Without it, a process may
+        """``planned``: bytes that may come to stay after this call (``Plan.kept_bytes``). Without it, a process may
         have ``GROWTH`` times what it has after its first step."""
         self._planned = planned is not None
         self._limit: float | None = None

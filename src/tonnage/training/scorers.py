@@ -109,7 +109,7 @@ def _choice(text: str) -> str | None:
     if (first := _AT_FIRST.match(text)) is not None:
         return first[1].upper()
     alone = _ALONE.findall(text)
-    others = [letter for letter in alone if letter != "I"]  # in "C, I guess" it is a word
+    others = [letter for letter in alone if letter != "I"]  # a word in "C, I guess"
     return (others or alone)[-1] if alone else None
 
 

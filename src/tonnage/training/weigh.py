@@ -764,7 +764,7 @@ def _trace_head(anatomy: Anatomy, conditions: Conditions) -> tuple[int, HeadCost
         return Soft(of_teacher.long(), of_teacher, share, temperature)
 
     with pretending(device_type) as device:
-        chunk = head_on(device).most_of_loss(soft_targets(1, device))
+        chunk = head_on(device).most_loss_tokens(soft_targets(1, device))
 
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
         with pretending(device_type) as device, Ledger() as ledger:
