@@ -299,6 +299,7 @@ def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None
     click(browser, "Verify")
     browser.wait("document.querySelector('.going') && document.querySelector('.going').innerText === 'done'", SECONDS)
     go(browser, "chat?run=clicked", "document.querySelector('.who .remark').textContent === 'ready'")
+    fill(browser, "Tokens at most", "64")  # the answer and the next question fit 256 positions
     browser.run("document.querySelector('form.ask textarea').value = 'Say a'")
     click(browser, "Send")
     browser.wait(
@@ -324,6 +325,7 @@ def check_that_what_was_said_is_kept(browser: Browser, served: Served) -> None:
     browser.wait(is_ready)
     assert text(browser, ".talk") == said
     browser.run("document.querySelector('.check input').click()")
+    fill(browser, "Tokens at most", "")
     browser.run("document.querySelector('form.ask textarea').value = 'And <img src=x>'")
     click(browser, "Send")
     browser.wait("document.querySelectorAll('.turn').length === 4 && !document.querySelector('button.main').disabled")
