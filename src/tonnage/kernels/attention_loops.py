@@ -18,10 +18,12 @@ Backward, a task is a pair of tiles and a head of keys: weights are made anew fr
 no two tasks of a wave write to one place, the order of every sum is written down here, whatever the number of threads.
 
 Within a pair, queries come in blocks of rows, and see no keys but those that one of the block's rows may see. Keys and
-values of a tile are read once for the task, made fp32 and laid out for ``tiles``. Nothing is ever as large as a
-document but inputs, outputs and sums.
+values of a tile are read once for the task and laid out for ``tiles``. Nothing is ever as large as a document but
+inputs, outputs and sums.
 
-Numbers come as bf16, as bits, or as fp32. A tensor is given as a flat array and three numbers, in a tuple: the index of
+Numbers come as bf16, as bits, or as fp32. Operands of products are fp32, but for bf16 on a processor that multiplies
+words of two such numbers (``tiles.PAIRS``) they are words: then weights and gradients of scores are rounded to bf16
+before they are multiplied, as torch's are. Sums, scores and what makes weights of them are fp32 in any case. A tensor is given as a flat array and three numbers, in a tuple: the index of
 its first element, and the steps from token to token and from head to head; the numbers of a head lie side by side.
 """
 
@@ -36,7 +38,7 @@ from numba.extending import overload
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential, narrow, wide
 from tonnage.kernels.loops import loop
-from tonnage.kernels.tiles import BLOCK, add_product, largest, set_product, total, turn
+from tonnage.kernels.tiles import BLOCK, PAIRS, add_product, largest, pair_across, pair_beside, set_product, total, turn
 
 WIDTH = TILE + 16
 """Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
@@ -78,6 +80,9 @@ def _put_by_type(array, index, number):
     return put
 
 
+# Operands, by the type of their elements: fp32, or words of two numbers that lie side by side along a product's depth.
+
+
 @njit(error_model="numpy")
 def _aligned(count):
     """So many zeros that begin at a line of the cache. Elsewhere each vector of 16 numbers would lie in two lines."""
@@ -86,16 +91,136 @@ def _aligned(count):
     return memory[start : start + count]
 
 
-@njit(error_model="numpy")
-def _read(rows, width, tensor, head, token, count, size, factor):
-    """Tokens of a head become rows of a matrix, ``width`` apart, times ``factor``; what fills up a block is zero."""
-    memory, place = tensor
-    step, begin = place[1], place[0] + head * place[2] + token * place[1]
-    for i in range(count):
-        source, target = begin + i * step, i * width
-        for j in range(size):
-            rows[np.uint64(target + j)] = factor * _number(memory[np.uint64(source + j)])
-    rows[count * width : _up(count, BLOCK) * width] = np.float32(0.0)
+def _operand(stored: Any, memory: Any) -> Any:
+    """fp32 memory as elements of operands that are made of such a stored number."""
+    raise NotImplementedError
+
+
+@overload(_operand, inline="always")
+def _operand_by_type(stored, memory):
+    if isinstance(stored, types.Float) or not PAIRS:
+        return lambda stored, memory: memory
+    return lambda stored, memory: memory.view(np.uint32)
+
+
+def _elements(operand: Any, numbers: Any) -> Any:
+    """How many elements hold so many numbers."""
+    raise NotImplementedError
+
+
+@overload(_elements, inline="always")
+def _elements_by_type(operand, numbers):
+    if isinstance(operand.dtype, types.Float):
+        return lambda operand, numbers: numbers
+    return lambda operand, numbers: (numbers + 1) // 2
+
+
+def _read(rows: Any, width: Any, tensor: Any, head: Any, token: Any, count: Any, size: Any) -> Any:
+    """Tokens of a head become rows of a matrix, ``width`` apart; what fills up a block is zero."""
+    raise NotImplementedError
+
+
+@overload(_read)
+def _read_by_type(rows, width, tensor, head, token, count, size):
+    if isinstance(rows.dtype, types.Float):
+
+        def read(rows, width, tensor, head, token, count, size):
+            memory, place = tensor
+            step, begin = place[1], place[0] + head * place[2] + token * place[1]
+            for i in range(count):
+                source, target = begin + i * step, i * width
+                for j in range(size):
+                    rows[np.uint64(target + j)] = _number(memory[np.uint64(source + j)])
+            rows[count * width : _up(count, BLOCK) * width] = 0
+    else:
+
+        def read(rows, width, tensor, head, token, count, size):
+            memory, place = tensor
+            step, begin = place[1], place[0] + head * place[2] + token * place[1]
+            for i in range(count):
+                source, target = begin + i * step, i * width
+                for j in range(size // 2):
+                    at = np.uint64(source + 2 * j)
+                    rows[np.uint64(target + j)] = _word(memory[at], memory[at + np.uint64(1)])
+                if size % 2:
+                    rows[target + size // 2] = memory[source + size - 1]
+            rows[count * width : _up(count, BLOCK) * width] = 0
+
+    return read
+
+
+@njit(inline="always")
+def _word(low, high):
+    return np.uint32(np.uint32(low) | np.uint32(np.uint32(high) << np.uint32(16)))
+
+
+def _read_right(rows: Any, width: Any, tensor: Any, head: Any, token: Any, count: Any, size: Any) -> Any:
+    """The same for a right operand whose depth is the tokens'."""
+    raise NotImplementedError
+
+
+@overload(_read_right)
+def _read_right_by_type(rows, width, tensor, head, token, count, size):
+    if isinstance(rows.dtype, types.Float):
+        return lambda rows, width, tensor, head, token, count, size: _read(rows, width, tensor, head, token, count, size)
+
+    def read(rows, width, tensor, head, token, count, size):
+        memory, place = tensor
+        step, begin = place[1], place[0] + head * place[2] + token * place[1]
+        for i in range(count // 2):
+            source, target = begin + 2 * i * step, i * width
+            for j in range(size):
+                low, high = memory[np.uint64(source + j)], memory[np.uint64(source + step + j)]
+                rows[np.uint64(target + j)] = _word(low, high)
+        if count % 2:
+            source, target = begin + (count - 1) * step, count // 2 * width
+            for j in range(size):
+                rows[np.uint64(target + j)] = memory[np.uint64(source + j)]
+        rows[(count + 1) // 2 * width : _up(count, BLOCK) // 2 * width] = 0
+
+    return read
+
+
+def _rounded(words: Any, numbers: Any, count: Any, columns: Any) -> Any:
+    """So many rows of numbers, ``WIDTH`` apart, as a left operand: ``words``, or themselves where those are numbers."""
+    raise NotImplementedError
+
+
+@overload(_rounded)
+def _rounded_by_type(words, numbers, count, columns):
+    if isinstance(words.dtype, types.Float):
+        return lambda words, numbers, count, columns: numbers
+
+    def rounded(words, numbers, count, columns):
+        for row in range(count):
+            for j in range(0, columns, 2 * LINE):
+                low = row * WIDTH + j
+                pair_beside(words, row * WIDTH + j // 2, numbers, low, low + LINE)
+        return words
+
+    return rounded
+
+
+def _rounded_turned(words: Any, numbers: Any, count: Any, columns: Any) -> Any:
+    """The same as a left operand whose depth is the rows': its columns are what has a row for each."""
+    raise NotImplementedError
+
+
+@overload(_rounded_turned)
+def _rounded_turned_by_type(words, numbers, count, columns):
+    if isinstance(words.dtype, types.Float):
+        return lambda words, numbers, count, columns: numbers
+
+    def rounded(words, numbers, count, columns):
+        if count % 2:
+            numbers[count * WIDTH : count * WIDTH + columns] = np.float32(0.0)
+        for row in range(0, count, 2):
+            for j in range(0, columns, LINE):
+                low = row * WIDTH + j
+                pair_across(words, row // 2 * WIDTH + j, numbers, low, low + WIDTH)
+        return words
+
+    return rounded
 
 
 @njit(error_model="numpy")
@@ -132,27 +257,27 @@ def _visible(place, key_place, count, window):
 
 
 @njit(error_model="numpy", fastmath={"contract"})
-def _capped(scores, row, columns, cap):
-    """Squash scores to (-cap, cap): cap times the hyperbolic tangent of their part of it."""
+def _capped(scores, row, columns, scale, cap):
+    """Squash scores, times ``scale``, to (-cap, cap): cap times the hyperbolic tangent of their part of it."""
     for j in range(columns):
         at = np.uint64(row + j)
-        x = scores[at] / cap
+        x = scale * scores[at] / cap
         shrunk = exponential(np.float32(-2.0) * abs(x))
         squashed = (np.float32(1.0) - shrunk) / (np.float32(1.0) + shrunk)
         scores[at] = cap * (squashed if x >= np.float32(0.0) else -squashed)
 
 
 @njit(error_model="numpy", fastmath={"contract"})
-def _exponentials(scores, row, first, last, columns, most):
-    """Turn a row's scores into exponentials, all but those from ``first`` to ``last`` zero; ``most`` is the largest
-    score of the row in the keys before. Returns the largest with these."""
+def _exponentials(scores, row, first, last, columns, scale, most):
+    """Turn a row's scores, times ``scale``, into exponentials, all but those from ``first`` to ``last`` zero; ``most``
+    is the largest score of the row in the keys before. Returns the largest with these."""
     for j in range(first):
         scores[row + j] = -np.float32(np.inf)
     for j in range(last, columns):
         scores[row + j] = -np.float32(np.inf)
-    most = max(most, largest(scores, row, columns))
+    most = max(most, scale * largest(scores, row, columns))
     for j in range(columns):
-        scores[np.uint64(row + j)] = exponential(scores[np.uint64(row + j)] - most)
+        scores[np.uint64(row + j)] = exponential(scale * scores[np.uint64(row + j)] - most)
     for j in range(first):
         scores[row + j] = np.float32(0.0)
     for j in range(last, columns):
@@ -163,8 +288,8 @@ def _exponentials(scores, row, first, last, columns, most):
 @njit(error_model="numpy")
 def _turn(turned, tensor, head, token, count, size, rows, deep):
     """Tokens of a head become columns of a matrix; ``rows`` has them as rows afterwards."""
-    _read(rows, deep, tensor, head, token, count, size, np.float32(1.0))
-    turn(turned, WIDTH, rows, deep, _up(count, BLOCK), _up(size, 16))
+    _read(rows, deep, tensor, head, token, count, size)
+    turn(turned, WIDTH, rows, deep, _up(count, BLOCK), _up(_elements(rows, size), 16))
 
 
 @njit(error_model="numpy")
@@ -181,27 +306,29 @@ def _columns(tiles, pair, start, window):
 @njit(error_model="numpy")
 def _attend_pair(tiles, pair, numbers, operands, results):
     """Add the values of a tile of keys to what a tile of queries has of those before."""
-    size, deep, window, cap = numbers
-    queries, keys, values, weights = operands
+    size, deep, scale, window, cap = numbers
+    queries, keys, values, weights, words = operands
     outputs, most, whole = results
+    depth, factor = _elements(queries, size), scale if cap == np.float32(0.0) else np.float32(1.0)
     place, key_place, count = tiles[pair[0], 2], tiles[pair[1], 2], tiles[pair[1], 1]
     for start in range(0, tiles[pair[0], 1], BLOCK):
         rows, first, last = _columns(tiles, pair, start, window)
         if last == first:
             continue
         columns, at = last - first, start * deep
-        set_product(weights, 0, WIDTH, queries, at, deep, 1, keys, first, WIDTH, rows, columns, size)
+        set_product(weights, 0, WIDTH, queries, at, deep, 1, keys, first, WIDTH, rows, columns, depth)
         for row in range(rows):
             own = _visible(place + start + row, key_place, count, window)
             i, before = start + row, most[start + row]
             if cap > np.float32(0.0):
-                _capped(weights, row * WIDTH, columns, cap)
-            most[i] = _exponentials(weights, row * WIDTH, own[0] - first, own[1] - first, columns, before)
+                _capped(weights, row * WIDTH, columns, scale, cap)
+            most[i] = _exponentials(weights, row * WIDTH, own[0] - first, own[1] - first, columns, factor, before)
             shrink = exponential(before - most[i])
             whole[i] = whole[i] * shrink + total(weights, row * WIDTH, columns)
             for j in range(size):
                 outputs[np.uint64(i * deep + j)] *= shrink
-        add_product(outputs, at, deep, weights, 0, WIDTH, 1, values, first * deep, deep, rows, size, columns)
+        left, right, depth_of_keys = _rounded(words, weights, rows, columns), _elements(values, first), _elements(values, columns)
+        add_product(outputs, at, deep, left, 0, WIDTH, 1, values, right * deep, deep, rows, size, depth_of_keys)
 
 
 @loop
@@ -213,23 +340,24 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
     ``threads``: how many there are (numba cannot keep a loop that asks).
     """
     heads, deep = normalisers.shape[0], _up(size, 32) + 16
-    numbers = (size, deep, window, cap)
+    numbers, stored = (size, deep, scale, window, cap), query[0][0]
     for thread in prange(threads):
-        queries, values, outputs = _aligned(TILE * deep), _aligned(TILE * deep), _aligned(TILE * deep)
-        keys, weights = _aligned(deep * WIDTH), _aligned(BLOCK * WIDTH)
+        outputs, weights = _aligned(TILE * deep), _aligned(BLOCK * WIDTH)
+        queries, values = _operand(stored, _aligned(TILE * deep)), _operand(stored, _aligned(TILE * deep))
+        keys, words = _operand(stored, _aligned(deep * WIDTH)), _operand(stored, _aligned(BLOCK * WIDTH))
         most, whole = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
         # A thread takes every n-th task, beginning with the ends of documents, which see most.
         for task in range(thread, len(tiles) * heads, threads):
             tile, head = len(tiles) - 1 - task // heads, task % heads
             token, length, place, kv_head = tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], head // (heads // kv_heads)
-            _read(queries, deep, query, head, token, length, size, scale)
+            _read(queries, deep, query, head, token, length, size)
             outputs[:], most[:], whole[:] = np.float32(0.0), -np.float32(np.inf), np.float32(0.0)
             key_tile = tile
             while key_tile >= 0 and tiles[key_tile, 2] + tiles[key_tile, 1] > place - window + 1:
                 key_token, count = tiles[key_tile, 0], tiles[key_tile, 1]
                 _turn(keys, key, kv_head, key_token, count, size, values, deep)
-                _read(values, deep, value, kv_head, key_token, count, size, np.float32(1.0))
-                operands, results = (queries, keys, values, weights), (outputs, most, whole)
+                _read_right(values, deep, value, kv_head, key_token, count, size)
+                operands, results = (queries, keys, values, weights, words), (outputs, most, whole)
                 _attend_pair(tiles, (tile, key_tile), numbers, operands, results)
                 key_tile = tiles[key_tile, 3]
             for row in range(length):
@@ -243,12 +371,12 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
 
 
 @njit(error_model="numpy", fastmath={"contract"})
-def _slopes(weights, slopes, row, own, columns, of_row, cap):
+def _slopes(weights, slopes, row, own, columns, of_row, scale, cap):
     """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
     ``of_row``: its normaliser, and the dot product of its output with its gradient; ``own``: the columns it sees."""
     normaliser, along = of_row
     if cap > np.float32(0.0):
-        _capped(weights, row, columns, cap)
+        _capped(weights, row, columns, scale, cap)
         for j in range(columns):
             at = np.uint64(row + j)
             part = weights[at] / cap
@@ -258,7 +386,7 @@ def _slopes(weights, slopes, row, own, columns, of_row, cap):
     else:
         for j in range(columns):
             at = np.uint64(row + j)
-            weight = exponential(weights[at] - normaliser)
+            weight = exponential(scale * weights[at] - normaliser)
             weights[at] = weight
             slopes[at] = weight * (slopes[at] - along)
     for j in range(own[0]):
@@ -268,31 +396,38 @@ def _slopes(weights, slopes, row, own, columns, of_row, cap):
 
 
 @njit(error_model="numpy")
-def _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch):
+def _pair_gradients(tiles, pair, head, numbers, tensors, operands, results):
     """Add what a head's queries of one tile and keys of another have of gradients: to those of queries in their tensor,
     to those of keys and values in ``of_keys``."""
     size, deep, scale, window, cap = numbers
     query, gradient, normalisers, along, to_query = tensors
-    keys, keys_turned, values_turned, key_gradients, value_gradients = of_keys
-    queries, output_gradients, query_gradients, weights, slopes = scratch
+    keys, keys_turned, values_turned, queries, gradients, words = operands
+    key_gradients, value_gradients, query_gradients, weights, slopes = results
     place, key_place, count = tiles[pair[0], 2], tiles[pair[1], 2], tiles[pair[1], 1]
+    depth = _elements(queries, size)
     for start in range(0, tiles[pair[0], 1], BLOCK):
         rows, first, last = _columns(tiles, pair, start, window)
         if last == first:
             continue
         columns, token, at = last - first, tiles[pair[0], 0] + start, first * deep
-        _read(queries, deep, query, head, token, rows, size, scale)
-        _read(output_gradients, deep, gradient, head, token, rows, size, np.float32(1.0))
-        set_product(weights, 0, WIDTH, queries, 0, deep, 1, keys_turned, first, WIDTH, rows, columns, size)
-        set_product(slopes, 0, WIDTH, output_gradients, 0, deep, 1, values_turned, first, WIDTH, rows, columns, size)
+        _read(queries, deep, query, head, token, rows, size)
+        _read(gradients, deep, gradient, head, token, rows, size)
+        set_product(weights, 0, WIDTH, queries, 0, deep, 1, keys_turned, first, WIDTH, rows, columns, depth)
+        set_product(slopes, 0, WIDTH, gradients, 0, deep, 1, values_turned, first, WIDTH, rows, columns, depth)
         for row in range(rows):
             own = _visible(place + start + row, key_place, count, window)
             own, of_row = (own[0] - first, own[1] - first), (normalisers[head, token + row], along[head, token + row])
-            _slopes(weights, slopes, row * WIDTH, own, columns, of_row, cap)
-        set_product(query_gradients, 0, deep, slopes, 0, WIDTH, 1, keys, at, deep, rows, size, columns)
+            _slopes(weights, slopes, row * WIDTH, own, columns, of_row, scale, cap)
+        left, right, of_columns = _rounded(words, slopes, rows, columns), _elements(keys, first), _elements(keys, columns)
+        set_product(query_gradients, 0, deep, left, 0, WIDTH, 1, keys, right * deep, deep, rows, size, of_columns)
         _add(to_query, head, token, rows, size, query_gradients, deep, scale)
-        add_product(key_gradients, at, deep, slopes, 0, 1, WIDTH, queries, 0, deep, columns, size, rows)
-        add_product(value_gradients, at, deep, weights, 0, 1, WIDTH, output_gradients, 0, deep, columns, size, rows)
+        of_rows = _elements(queries, rows)
+        _read_right(queries, deep, query, head, token, rows, size)
+        left = _rounded_turned(words, slopes, rows, columns)
+        add_product(key_gradients, at, deep, left, 0, 1, WIDTH, queries, 0, deep, columns, size, of_rows)
+        _read_right(gradients, deep, gradient, head, token, rows, size)
+        left = _rounded_turned(words, weights, rows, columns)
+        add_product(value_gradients, at, deep, left, 0, 1, WIDTH, gradients, 0, deep, columns, size, of_rows)
 
 
 @loop
@@ -320,26 +455,30 @@ def backward(
     (waves + 1,), are those of ``in_waves``. ``along``, fp32 (heads, tokens): the dot products of outputs with their
     gradients, which is all that is needed of outputs. The others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
-    numbers = (size, deep, scale, window, cap)
-    large = _aligned(threads * 3 * TILE * deep).reshape(threads, 3, TILE * deep)
-    turned = _aligned(threads * 2 * deep * WIDTH).reshape(threads, 2, deep * WIDTH)
-    small = _aligned(threads * 3 * BLOCK * deep).reshape(threads, 3, BLOCK * deep)
-    wide_ones = _aligned(threads * 2 * BLOCK * WIDTH).reshape(threads, 2, BLOCK * WIDTH)
+    numbers, stored = (size, deep, scale, window, cap), query[0][0]
+    key_rows = _operand(stored, _aligned(threads * TILE * deep)).reshape(threads, TILE * deep)
+    turned = _operand(stored, _aligned(threads * 2 * deep * WIDTH)).reshape(threads, 2, deep * WIDTH)
+    read = _operand(stored, _aligned(threads * 2 * BLOCK * deep)).reshape(threads, 2, BLOCK * deep)
+    narrow = _operand(stored, _aligned(threads * BLOCK * WIDTH)).reshape(threads, BLOCK * WIDTH)
+    of_keys = _aligned(threads * 2 * TILE * deep).reshape(threads, 2, TILE * deep)
+    of_queries = _aligned(threads * BLOCK * deep).reshape(threads, BLOCK * deep)
+    scores = _aligned(threads * 2 * BLOCK * WIDTH).reshape(threads, 2, BLOCK * WIDTH)
     for wave in range(len(waves) - 1):
         for thread in prange(threads):
             tensors = (query, gradient, normalisers, along, to_query)
-            keys, key_gradients, value_gradients = large[thread, 0], large[thread, 1], large[thread, 2]
-            of_keys = (keys, turned[thread, 0], turned[thread, 1], key_gradients, value_gradients)
-            queries, output_gradients, query_gradients = small[thread, 0], small[thread, 1], small[thread, 2]
-            scratch = (queries, output_gradients, query_gradients, wide_ones[thread, 0], wide_ones[thread, 1])
+            keys, keys_turned, values_turned = key_rows[thread], turned[thread, 0], turned[thread, 1]
+            key_gradients, value_gradients = of_keys[thread, 0], of_keys[thread, 1]
+            operands = (keys, keys_turned, values_turned, read[thread, 0], read[thread, 1], narrow[thread])
+            results = (key_gradients, value_gradients, of_queries[thread], scores[thread, 0], scores[thread, 1])
             for task in range(thread, (waves[wave + 1] - waves[wave]) * kv_heads, threads):
                 pair, kv_head = pairs[waves[wave] + task // kv_heads], task % kv_heads
                 token, count = tiles[pair[1], 0], tiles[pair[1], 1]
-                _turn(of_keys[2], value, kv_head, token, count, size, keys, deep)
-                _turn(of_keys[1], key, kv_head, token, count, size, keys, deep)
+                _turn(values_turned, value, kv_head, token, count, size, keys, deep)
+                _turn(keys_turned, key, kv_head, token, count, size, keys, deep)
+                _read_right(keys, deep, key, kv_head, token, count, size)
                 used = _up(count, BLOCK) * deep
                 key_gradients[:used], value_gradients[:used] = np.float32(0.0), np.float32(0.0)
                 for head in range(kv_head * group, (kv_head + 1) * group):
-                    _pair_gradients(tiles, pair, head, numbers, tensors, of_keys, scratch)
-                _add(to_key, kv_head, token, count, size, key_gradients, deep, np.float32(1.0))
+                    _pair_gradients(tiles, pair, head, numbers, tensors, operands, results)
+                _add(to_key, kv_head, token, count, size, key_gradients, deep, scale)
                 _add(to_value, kv_head, token, count, size, value_gradients, deep, np.float32(1.0))

@@ -11,6 +11,10 @@ the registers allow:
                                                                     23 with the tile above
 
 A number is the sum of the same products in the same order, whatever the tile.
+
+Operands are fp32, or where the processor multiplies these (``PAIRS``) words: uint32, each of two bf16 numbers that lie
+side by side along the depth of the product, the first of them in the lower bits. A step of the loop then adds two
+products to each sum, in fp32, at twice the rate. What is too small for a normal number is zero to such an instruction.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from tonnage.host.processor import processor
@@ -28,10 +33,14 @@ from tonnage.host.processor import processor
 ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 48)
 """Of a tile; and how many rows or columns attention takes at a time, which are whole tiles. Smaller blocks compute less
 that is hidden: rows of instructions took 1.5 times as long with 64 as with 32 (AVX-512)."""
+PAIRS = "+avx512bf16" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+"""Whether numba compiles for a processor that multiplies words of two bf16 numbers."""
 _LANES = 16
 
 
 _VECTOR = ir.VectorType(ir.FloatType(), _LANES)
+_WORDS = ir.VectorType(ir.IntType(32), _LANES)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * _LANES)
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -46,8 +55,17 @@ def _vector(context: Any, builder: Any, array_type: Any, array: Any, index: Any)
 
 def _shuffled(builder: Any, vector: Any, lanes: list[int], other: Any = None) -> Any:
     """Lanes of a vector; numbers from 16 on are lanes of ``other``."""
-    places = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), lanes)
-    return builder.shuffle_vector(vector, ir.Constant(_VECTOR, ir.Undefined) if other is None else other, places)
+    places = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, places)
+
+
+def _plus_product(builder: Any, number: Any, left: Any, right: Any, element: Any) -> Any:
+    """Vectors of sums, and what the products of two operands of such elements add to them."""
+    if element == types.float32:
+        return builder.fadd(number, builder.fmul(left, right, flags=("contract",)), flags=("contract",))
+    kind = ir.FunctionType(_VECTOR, [_VECTOR, _WORDS, _WORDS])
+    instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(instruction, [number, builder.bitcast(left, _WORDS), builder.bitcast(right, _WORDS)])
 
 
 def _make_tile(*, adds: bool) -> Any:
@@ -82,13 +100,13 @@ def _make_tile(*, adds: bool) -> Any:
                 ]
                 for row in range(ROWS):
                     number = builder.load(_pointer(context, builder, kinds[3], a, at(a_start, a_row, row)))
+                    number = builder.bitcast(number, ir.FloatType())
                     first = builder.insert_element(
                         ir.Constant(_VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
                     )
                     left = _shuffled(builder, first, [0] * _LANES)
                     for factor, slot in zip(right, sums[row * len(right) :], strict=False):
-                        product = builder.fmul(left, factor, flags=("contract",))
-                        builder.store(builder.fadd(builder.load(slot), product, flags=("contract",)), slot)
+                        builder.store(_plus_product(builder, builder.load(slot), left, factor, kinds[3].dtype), slot)
             for place, slot in zip(places, sums, strict=True):
                 builder.store(builder.load(slot), place, align=4)
             return context.get_dummy_value()
@@ -179,6 +197,39 @@ total = _make_reduction(start=0.0, combine=ir.IRBuilder.fadd)
 """``total(array, first, count)``: the sum of as many."""
 
 
+def _make_pairing(lanes: list[int]) -> Any:
+    """Of two vectors of 16 numbers, which lie in these lanes of the words that they become."""
+
+    @intrinsic
+    def pairing(typing, words, target, numbers, low, high):
+        size = types.intp
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            words, target, numbers, low, high = arguments
+            of_words, _, of_numbers, *_ = signature.args
+            ends = [
+                builder.load(_vector(context, builder, of_numbers, numbers, at), align=4) for at in (high, low)
+            ]
+            kind = ir.FunctionType(_HALVES, [_VECTOR, _VECTOR])
+            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+            narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), ends)
+            paired = builder.bitcast(_shuffled(builder, narrow, lanes), _VECTOR)
+            builder.store(paired, _vector(context, builder, of_words, words, target), align=4)
+            return context.get_dummy_value()
+
+        return types.void(words, size, numbers, size, size), generate
+
+    return pairing
+
+
+pair_beside = _make_pairing(list(range(2 * _LANES)))
+"""``pair_beside(words, target, numbers, low, high)``: 16 words of 32 numbers, those from ``low`` and those from ``high``
+on, in their order."""
+pair_across = _make_pairing([lane + half for lane in range(_LANES) for half in (0, _LANES)])
+"""``pair_across(words, target, numbers, low, high)``: 16 words, each of one of the numbers from ``low`` on and one of
+those from ``high`` on."""
+
+
 def _make_product(tile: Any) -> Any:
     @njit(error_model="numpy")
     def product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
@@ -191,8 +242,9 @@ def _make_product(tile: Any) -> Any:
 
 
 set_product = _make_product(_make_tile(adds=False))
-"""``C = A B`` in fp32, of matrices that lie in one-dimensional arrays: number (i, j) of A is
-``a[a0 + i * a_row + j * a_column]``, and rows of B and C lie in one piece.
+"""``C = A B`` in fp32, of matrices that lie in one-dimensional arrays: element (i, j) of A is
+``a[a0 + i * a_row + j * a_column]``, and rows of B and C lie in one piece. Elements of A and B are fp32 numbers, or
+words: then ``depth`` counts words, and row i of B has the numbers of its rows 2 i and 2 i + 1.
 
 Shapes: A (rows, depth), B (depth, columns), C (rows, columns). Whole tiles are computed: there must be memory for
 rows up to the next multiple of ``ROWS`` and columns up to that of ``COLUMNS``, and C has them afterwards.
