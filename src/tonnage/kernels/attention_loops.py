@@ -38,7 +38,19 @@ from numba.extending import overload
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential, narrow, wide
 from tonnage.kernels.loops import loop
-from tonnage.kernels.tiles import BLOCK, PAIRS, add_product, largest, pair_across, pair_beside, set_product, total, turn
+from tonnage.kernels.tiles import (
+    BLOCK,
+    PAIRS,
+    add_product,
+    copy_across,
+    copy_beside,
+    largest,
+    pair_across,
+    pair_beside,
+    set_product,
+    total,
+    turn,
+)
 
 WIDTH = TILE + 16
 """Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
@@ -139,11 +151,11 @@ def _read_by_type(rows, width, tensor, head, token, count, size):
             step, begin = place[1], place[0] + head * place[2] + token * place[1]
             for i in range(count):
                 source, target = begin + i * step, i * width
-                for j in range(size // 2):
-                    at = np.uint64(source + 2 * j)
-                    rows[np.uint64(target + j)] = _word(memory[at], memory[at + np.uint64(1)])
-                if size % 2:
-                    rows[target + size // 2] = memory[source + size - 1]
+                for j in range(0, size - LINE + 1, LINE):
+                    copy_beside(rows, target + j // 2, memory, source + j)
+                for j in range(size // LINE * LINE, size, 2):
+                    high = memory[source + j + 1] if j + 1 < size else np.uint16(0)
+                    rows[target + j // 2] = _word(memory[source + j], high)
             rows[count * width : _up(count, BLOCK) * width] = 0
 
     return read
@@ -169,9 +181,10 @@ def _read_right_by_type(rows, width, tensor, head, token, count, size):
         step, begin = place[1], place[0] + head * place[2] + token * place[1]
         for i in range(count // 2):
             source, target = begin + 2 * i * step, i * width
-            for j in range(size):
-                low, high = memory[np.uint64(source + j)], memory[np.uint64(source + step + j)]
-                rows[np.uint64(target + j)] = _word(low, high)
+            for j in range(0, size - LINE + 1, LINE):
+                copy_across(rows, target + j, memory, source + j, source + step + j)
+            for j in range(size // LINE * LINE, size):
+                rows[target + j] = _word(memory[source + j], memory[source + step + j])
         if count % 2:
             source, target = begin + (count - 1) * step, count // 2 * width
             for j in range(size):

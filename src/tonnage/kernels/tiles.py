@@ -230,6 +230,38 @@ pair_across = _make_pairing([lane + half for lane in range(_LANES) for half in (
 those from ``high`` on."""
 
 
+@intrinsic
+def copy_beside(typing, words, target, halves, source):
+    """Eight words of 16 numbers that are bf16 already."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, target, halves, source = arguments
+        kind = ir.VectorType(ir.IntType(16), _LANES).as_pointer()
+        low = builder.load(builder.bitcast(_pointer(context, builder, signature.args[2], halves, source), kind), align=2)
+        place = _pointer(context, builder, signature.args[0], words, target)
+        builder.store(low, builder.bitcast(place, kind), align=4)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, halves, types.intp), generate
+
+
+@intrinsic
+def copy_across(typing, words, target, halves, low, high):
+    """Sixteen words, each of one of the bf16 numbers from ``low`` on and one of those from ``high`` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, target, halves, *ends = arguments
+        kind = ir.VectorType(ir.IntType(16), _LANES).as_pointer()
+        places = (_pointer(context, builder, signature.args[2], halves, end) for end in ends)
+        low, high = (builder.zext(builder.load(builder.bitcast(place, kind), align=2), _WORDS) for place in places)
+        word = builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * _LANES)))
+        place = _pointer(context, builder, signature.args[0], words, target)
+        builder.store(word, builder.bitcast(place, _WORDS.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, halves, types.intp, types.intp), generate
+
+
 def _make_product(tile: Any) -> Any:
     @njit(error_model="numpy")
     def product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
