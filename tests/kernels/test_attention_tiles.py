@@ -60,8 +60,13 @@ def test_waves_hold_all_that_is_seen_once_and_nothing_twice(row: str, window: in
         if keys == queries or tiles[queries].place - (tiles[keys].place + tiles[keys].length - 1) < window
     }
     assert len(pairs) == len(wanted)
-    assert set(pairs) == wanted
+    assert {(pair.queries, pair.keys) for pair in pairs} == wanted
     assert (starts[0], starts[-1]) == (0, len(pairs))
     for start, end in pairwise(starts):
-        for side in zip(*pairs[start:end], strict=True):
-            assert len(set(side)) == end - start > 0
+        for side in ("queries", "keys"):
+            assert len({getattr(pair, side) for pair in pairs[start:end]}) == end - start > 0
+    for number, tile in enumerate(tiles):  # is first in its pair with itself, and last in one that says so
+        for side, ends in (("queries", "ends_queries"), ("keys", "ends_keys")):
+            of_tile = [pair for pair in pairs if getattr(pair, side) == number]
+            assert (of_tile[0].queries, of_tile[0].keys) == (number, number), tile
+            assert [getattr(pair, ends) for pair in of_tile] == [*[False] * (len(of_tile) - 1), True]

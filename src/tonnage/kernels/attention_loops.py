@@ -44,13 +44,12 @@ from tonnage.kernels.tiles import (
     add_product,
     copy_across,
     copy_beside,
-    largest,
     pair_across,
     pair_beside,
     set_product,
-    total,
     turn,
 )
+from tonnage.kernels.vectors import LOG2_E, exponentials, largest, weights_and_slopes
 
 WIDTH = TILE + 16
 """Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
@@ -237,14 +236,14 @@ def _rounded_turned_by_type(words, numbers, count, columns):
 
 
 @njit(error_model="numpy")
-def _write(tensor, head, token, count, size, rows, width):
-    """The other way: tokens of a head from rows of a matrix, ``width`` apart."""
+def _write(tensor, head, token, count, size, rows, width, factor):
+    """The other way: tokens of a head from rows of numbers, ``width`` apart, times ``factor``."""
     memory, place = tensor
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
         target, source = begin + i * step, i * width
         for j in range(size):
-            _put(memory, np.uint64(target + j), rows[np.uint64(source + j)])
+            _put(memory, np.uint64(target + j), factor * rows[np.uint64(source + j)])
 
 
 @njit(error_model="numpy")
@@ -256,6 +255,23 @@ def _add(tensor, head, token, count, size, rows, width, factor):
         target, source = begin + i * step, i * width
         for j in range(size):
             memory[np.uint64(target + j)] += factor * rows[np.uint64(source + j)]
+
+
+@njit(error_model="numpy")
+def _bring(gradients, head, token, count, size, rows, width, factor, is_first, is_last):
+    """What a pair has of the gradients of so many tokens of a head: rows of a matrix, ``width`` apart, times
+    ``factor``. The first pair that has any begins sums in fp32, the last stores them as results, rounded; what is fp32
+    has no other sums than its results."""
+    sums, place, results, result_place = gradients
+    if is_first and is_last:
+        _write((results, result_place), head, token, count, size, rows, width, factor)
+    elif is_first:
+        _write((sums, place), head, token, count, size, rows, width, factor)
+    else:
+        _add((sums, place), head, token, count, size, rows, width, factor)
+        if is_last and results.itemsize < sums.itemsize:
+            _read(rows, width, (sums, place), head, token, count, size)
+            _write((results, result_place), head, token, count, size, rows, width, np.float32(1.0))
 
 
 @njit(inline="always")
@@ -278,24 +294,6 @@ def _capped(scores, row, columns, scale, cap):
         shrunk = exponential(np.float32(-2.0) * abs(x))
         squashed = (np.float32(1.0) - shrunk) / (np.float32(1.0) + shrunk)
         scores[at] = cap * (squashed if x >= np.float32(0.0) else -squashed)
-
-
-@njit(error_model="numpy", fastmath={"contract"})
-def _exponentials(scores, row, first, last, columns, scale, most):
-    """Turn a row's scores, times ``scale``, into exponentials, all but those from ``first`` to ``last`` zero; ``most``
-    is the largest score of the row in the keys before. Returns the largest with these."""
-    for j in range(first):
-        scores[row + j] = -np.float32(np.inf)
-    for j in range(last, columns):
-        scores[row + j] = -np.float32(np.inf)
-    most = max(most, scale * largest(scores, row, columns))
-    for j in range(columns):
-        scores[np.uint64(row + j)] = exponential(scale * scores[np.uint64(row + j)] - most)
-    for j in range(first):
-        scores[row + j] = np.float32(0.0)
-    for j in range(last, columns):
-        scores[row + j] = np.float32(0.0)
-    return most
 
 
 @njit(error_model="numpy")
@@ -322,7 +320,7 @@ def _attend_pair(tiles, pair, numbers, operands, results):
     size, deep, scale, window, cap = numbers
     queries, keys, values, weights, words = operands
     outputs, most, whole = results
-    depth, factor = _elements(queries, size), scale if cap == np.float32(0.0) else np.float32(1.0)
+    depth, factor = _elements(queries, size), np.float32(LOG2_E) * (scale if cap == np.float32(0.0) else np.float32(1.0))
     place, key_place, count = tiles[pair[0], 2], tiles[pair[1], 2], tiles[pair[1], 1]
     for start in range(0, tiles[pair[0], 1], BLOCK):
         rows, first, last = _columns(tiles, pair, start, window)
@@ -332,14 +330,18 @@ def _attend_pair(tiles, pair, numbers, operands, results):
         set_product(weights, 0, WIDTH, queries, at, deep, 1, keys, first, WIDTH, rows, columns, depth)
         for row in range(rows):
             own = _visible(place + start + row, key_place, count, window)
-            i, before = start + row, most[start + row]
+            i, before, at_row = start + row, most[start + row], row * WIDTH
             if cap > np.float32(0.0):
-                _capped(weights, row * WIDTH, columns, scale, cap)
-            most[i] = _exponentials(weights, row * WIDTH, own[0] - first, own[1] - first, columns, factor, before)
-            shrink = exponential(before - most[i])
-            whole[i] = whole[i] * shrink + total(weights, row * WIDTH, columns)
-            for j in range(size):
-                outputs[np.uint64(i * deep + j)] *= shrink
+                _capped(weights, at_row, columns, scale, cap)
+            weights[at_row : at_row + own[0] - first] = -np.float32(np.inf)
+            weights[at_row + own[1] - first : at_row + columns] = -np.float32(np.inf)
+            most[i] = max(before, factor * largest(weights, at_row, columns))
+            if most[i] != before and before != -np.float32(np.inf):
+                shrink = np.exp2(before - most[i])
+                whole[i] *= shrink
+                for j in range(size):
+                    outputs[np.uint64(i * deep + j)] *= shrink
+            whole[i] += exponentials(weights, at_row, columns, factor, most[i])
         left, right, depth_of_keys = _rounded(words, weights, rows, columns), _elements(values, first), _elements(values, columns)
         add_product(outputs, at, deep, left, 0, WIDTH, 1, values, right * deep, deep, rows, size, depth_of_keys)
 
@@ -364,7 +366,8 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
             tile, head = len(tiles) - 1 - task // heads, task % heads
             token, length, place, kv_head = tiles[tile, 0], tiles[tile, 1], tiles[tile, 2], head // (heads // kv_heads)
             _read(queries, deep, query, head, token, length, size)
-            outputs[:], most[:], whole[:] = np.float32(0.0), -np.float32(np.inf), np.float32(0.0)
+            outputs[: _up(length, BLOCK) * deep] = np.float32(0.0)
+            most[:], whole[:] = -np.float32(np.inf), np.float32(0.0)
             key_tile = tile
             while key_tile >= 0 and tiles[key_tile, 2] + tiles[key_tile, 1] > place - window + 1:
                 key_token, count = tiles[key_tile, 0], tiles[key_tile, 1]
@@ -373,14 +376,15 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
                 operands, results = (queries, keys, values, weights, words), (outputs, most, whole)
                 _attend_pair(tiles, (tile, key_tile), numbers, operands, results)
                 key_tile = tiles[key_tile, 3]
+            sink = np.float32(LOG2_E) * sinks[head]
             for row in range(length):
-                before, most[row] = most[row], max(most[row], sinks[head])
-                shrink = exponential(before - most[row])
-                all_of_row = whole[row] * shrink + exponential(sinks[head] - most[row])
-                normalisers[head, token + row] = most[row] + np.log(all_of_row)
+                before, most[row] = most[row], max(most[row], sink)
+                shrink = np.exp2(before - most[row])
+                all_of_row = whole[row] * shrink + np.exp2(sink - most[row])
+                normalisers[head, token + row] = (most[row] + np.log2(all_of_row)) / np.float32(LOG2_E)
                 for j in range(size):
                     outputs[np.uint64(row * deep + j)] *= shrink / all_of_row
-            _write(output, head, token, length, size, outputs, deep)
+            _write(output, head, token, length, size, outputs, deep, np.float32(1.0))
 
 
 @njit(error_model="numpy", fastmath={"contract"})
@@ -397,11 +401,8 @@ def _slopes(weights, slopes, row, own, columns, of_row, scale, cap):
             weights[at] = weight
             slopes[at] = weight * (slopes[at] - along) * (np.float32(1.0) - part * part)
     else:
-        for j in range(columns):
-            at = np.uint64(row + j)
-            weight = exponential(scale * weights[at] - normaliser)
-            weights[at] = weight
-            slopes[at] = weight * (slopes[at] - along)
+        factor, shift = np.float32(LOG2_E) * scale, np.float32(LOG2_E) * normaliser
+        weights_and_slopes(weights, slopes, row, columns, factor, shift, along)
     for j in range(own[0]):
         weights[row + j] = slopes[row + j] = np.float32(0.0)
     for j in range(own[1], columns):
@@ -420,9 +421,12 @@ def _pair_gradients(tiles, pair, head, numbers, tensors, operands, results):
     depth = _elements(queries, size)
     for start in range(0, tiles[pair[0], 1], BLOCK):
         rows, first, last = _columns(tiles, pair, start, window)
-        if last == first:
-            continue
         columns, token, at = last - first, tiles[pair[0], 0] + start, first * deep
+        if columns == 0:
+            if pair[2]:
+                query_gradients[:] = np.float32(0.0)
+                _bring(to_query, head, token, rows, size, query_gradients, deep, scale, False, True)  # noqa: FBT003
+            continue
         _read(queries, deep, query, head, token, rows, size)
         _read(gradients, deep, gradient, head, token, rows, size)
         set_product(weights, 0, WIDTH, queries, 0, deep, 1, keys_turned, first, WIDTH, rows, columns, depth)
@@ -433,7 +437,8 @@ def _pair_gradients(tiles, pair, head, numbers, tensors, operands, results):
             _slopes(weights, slopes, row * WIDTH, own, columns, of_row, scale, cap)
         left, right, of_columns = _rounded(words, slopes, rows, columns), _elements(keys, first), _elements(keys, columns)
         set_product(query_gradients, 0, deep, left, 0, WIDTH, 1, keys, right * deep, deep, rows, size, of_columns)
-        _add(to_query, head, token, rows, size, query_gradients, deep, scale)
+        is_first, is_last = pair[0] == pair[1], pair[2] != 0
+        _bring(to_query, head, token, rows, size, query_gradients, deep, scale, is_first, is_last)
         of_rows = _elements(queries, rows)
         _read_right(queries, deep, query, head, token, rows, size)
         left = _rounded_turned(words, slopes, rows, columns)
@@ -464,8 +469,8 @@ def backward(
     cap,
     threads,
 ):
-    """Add gradients of query, key and value to sums in fp32. ``pairs``, int64 (pairs, 2), and ``waves``, int64
-    (waves + 1,), are those of ``in_waves``. ``along``, fp32 (heads, tokens): the dot products of outputs with their
+    """Gradients of query, key and value, of each a tensor of sums in fp32 and that of results, which are the same where
+    those are fp32. ``pairs``, int64 (pairs, 4), and ``waves``, int64 (waves + 1,), are those of ``in_waves``. ``along``, fp32 (heads, tokens): the dot products of outputs with their
     gradients, which is all that is needed of outputs. The others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, _up(size, 32) + 16
     numbers, stored = (size, deep, scale, window, cap), query[0][0]
@@ -493,5 +498,6 @@ def backward(
                 key_gradients[:used], value_gradients[:used] = np.float32(0.0), np.float32(0.0)
                 for head in range(kv_head * group, (kv_head + 1) * group):
                     _pair_gradients(tiles, pair, head, numbers, tensors, operands, results)
-                _add(to_key, kv_head, token, count, size, key_gradients, deep, scale)
-                _add(to_value, kv_head, token, count, size, value_gradients, deep, np.float32(1.0))
+                is_first, is_last, one = pair[0] == pair[1], pair[3] != 0, np.float32(1.0)
+                _bring(to_key, kv_head, token, count, size, key_gradients, deep, scale, is_first, is_last)
+                _bring(to_value, kv_head, token, count, size, value_gradients, deep, one, is_first, is_last)

@@ -26,6 +26,17 @@ class Tile(NamedTuple):
     """Number of the tile that comes before it in its document, -1 of the first."""
 
 
+class Pair(NamedTuple):
+    """A tile of queries and one of keys, of which a token of the first sees one of the second."""
+
+    queries: int
+    keys: int
+    ends_queries: bool
+    """Whether no pair after it has the same tile of queries. The first that has is the tile with itself."""
+    ends_keys: bool
+    """The same of keys."""
+
+
 def cut(lengths: Sequence[int], places: Sequence[int], parents: Sequence[int]) -> list[Tile]:
     """Tiles of all parts of a row, in its order.
 
@@ -44,9 +55,8 @@ def cut(lengths: Sequence[int], places: Sequence[int], parents: Sequence[int]) -
     return tiles
 
 
-def in_waves(tiles: Sequence[Tile], window: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Pairs of a tile of queries and one of keys of which a token of the first sees one of the second, wave by wave,
-    and the number of the first pair of each wave, with that of all pairs at the end.
+def in_waves(tiles: Sequence[Tile], window: int) -> tuple[list[Pair], list[int]]:
+    """All pairs, wave by wave, and the number of the first pair of each wave, with that of all pairs at the end.
 
     No two pairs of a wave have a tile of queries or one of keys in common; the largest of a wave come first.
     ``window``: tokens that a token sees, itself among them.
@@ -56,10 +66,10 @@ def in_waves(tiles: Sequence[Tile], window: int) -> tuple[list[tuple[int, int]],
     going = [(number, number) for number in range(len(tiles))]
     while going:
         for queries, keys in going:
-            wave = max(of_queries[queries], of_keys[keys])
-            of_queries[queries] = of_keys[keys] = wave + 1
-            waves.extend([] for _ in range(wave + 1 - len(waves)))
-            waves[wave].append((queries, keys))
+            number = max(of_queries[queries], of_keys[keys])
+            of_queries[queries] = of_keys[keys] = number + 1
+            waves.extend([] for _ in range(number + 1 - len(waves)))
+            waves[number].append((queries, keys))
         next_keys = ((queries, tiles[keys].before) for queries, keys in going)
         going = [
             (queries, keys)
@@ -67,7 +77,13 @@ def in_waves(tiles: Sequence[Tile], window: int) -> tuple[list[tuple[int, int]],
             if keys >= 0 and tiles[keys].place + tiles[keys].length > tiles[queries].place - window + 1
         ]
     starts = [0]
-    for pairs in waves:
-        pairs.sort(key=lambda pair: -tiles[pair[0]].length * tiles[pair[1]].length)
-        starts.append(starts[-1] + len(pairs))
-    return [pair for pairs in waves for pair in pairs], starts
+    for wave in waves:
+        wave.sort(key=lambda pair: -tiles[pair[0]].length * tiles[pair[1]].length)
+        starts.append(starts[-1] + len(wave))
+    pairs = [pair for wave in waves for pair in wave]
+    last_of_queries = {queries: number for number, (queries, _) in enumerate(pairs)}
+    last_of_keys = {keys: number for number, (_, keys) in enumerate(pairs)}
+    return [
+        Pair(queries, keys, last_of_queries[queries] == number, last_of_keys[keys] == number)
+        for number, (queries, keys) in enumerate(pairs)
+    ], starts

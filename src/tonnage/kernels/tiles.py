@@ -19,7 +19,6 @@ products to each sum, in fp32, at twice the rate. What is too small for a normal
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from llvmlite import ir
@@ -29,41 +28,24 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from tonnage.host.processor import processor
+from tonnage.kernels.vectors import LANES, VECTOR, pointer_to, shuffled, vector_at
 
 ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 48)
 """Of a tile; and how many rows or columns attention takes at a time, which are whole tiles. Smaller blocks compute less
 that is hidden: rows of instructions took 1.5 times as long with 64 as with 32 (AVX-512)."""
 PAIRS = "+avx512bf16" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 """Whether numba compiles for a processor that multiplies words of two bf16 numbers."""
-_LANES = 16
 
 
-_VECTOR = ir.VectorType(ir.FloatType(), _LANES)
-_WORDS = ir.VectorType(ir.IntType(32), _LANES)
-_HALVES = ir.VectorType(ir.IntType(16), 2 * _LANES)
-
-
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """Pointer to a number of a one-dimensional array."""
-    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
-
-
-def _vector(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """Pointer to a number of a one-dimensional array and the 15 after it."""
-    return builder.bitcast(_pointer(context, builder, array_type, array, index), _VECTOR.as_pointer())
-
-
-def _shuffled(builder: Any, vector: Any, lanes: list[int], other: Any = None) -> Any:
-    """Lanes of a vector; numbers from 16 on are lanes of ``other``."""
-    places = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
-    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, places)
+_WORDS = ir.VectorType(ir.IntType(32), LANES)
+_HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
 def _plus_product(builder: Any, number: Any, left: Any, right: Any, element: Any) -> Any:
     """Vectors of sums, and what the products of two operands of such elements add to them."""
     if element == types.float32:
         return builder.fadd(number, builder.fmul(left, right, flags=("contract",)), flags=("contract",))
-    kind = ir.FunctionType(_VECTOR, [_VECTOR, _WORDS, _WORDS])
+    kind = ir.FunctionType(VECTOR, [VECTOR, _WORDS, _WORDS])
     instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     return builder.call(instruction, [number, builder.bitcast(left, _WORDS), builder.bitcast(right, _WORDS)])
 
@@ -82,29 +64,29 @@ def _make_tile(*, adds: bool) -> Any:
                 moved = builder.add(base, builder.mul(factor, ir.Constant(base.type, number)))
                 return builder.add(moved, ir.Constant(base.type, beside))
 
-            columns = range(0, COLUMNS, _LANES)
+            columns = range(0, COLUMNS, LANES)
             places = [
-                _vector(context, builder, kinds[0], c, at(c0, c_row, row, column))
+                vector_at(context, builder, kinds[0], c, at(c0, c_row, row, column))
                 for row in range(ROWS)
                 for column in columns
             ]
-            sums = [cgutils.alloca_once(builder, _VECTOR) for _ in places]
+            sums = [cgutils.alloca_once(builder, VECTOR) for _ in places]
             for place, slot in zip(places, sums, strict=True):
-                builder.store(builder.load(place, align=4) if adds else ir.Constant(_VECTOR, 0.0), slot)
+                builder.store(builder.load(place, align=4) if adds else ir.Constant(VECTOR, 0.0), slot)
             with cgutils.for_range(builder, depth) as loop:
                 b_start = at(builder.mul(loop.index, b_row), b0, 1)
                 a_start = at(builder.mul(loop.index, a_column), a0, 1)
                 right = [
-                    builder.load(_vector(context, builder, kinds[7], b, at(b_start, b_row, 0, column)), align=4)
+                    builder.load(vector_at(context, builder, kinds[7], b, at(b_start, b_row, 0, column)), align=4)
                     for column in columns
                 ]
                 for row in range(ROWS):
-                    number = builder.load(_pointer(context, builder, kinds[3], a, at(a_start, a_row, row)))
+                    number = builder.load(pointer_to(context, builder, kinds[3], a, at(a_start, a_row, row)))
                     number = builder.bitcast(number, ir.FloatType())
                     first = builder.insert_element(
-                        ir.Constant(_VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
+                        ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
                     )
-                    left = _shuffled(builder, first, [0] * _LANES)
+                    left = shuffled(builder, first, [0] * LANES)
                     for factor, slot in zip(right, sums[row * len(right) :], strict=False):
                         builder.store(_plus_product(builder, builder.load(slot), left, factor, kinds[3].dtype), slot)
             for place, slot in zip(places, sums, strict=True):
@@ -126,16 +108,16 @@ def _turn_square(typing, turned, first, width, rows, start, step):
 
         def at(kind: Any, array: Any, begin: Any, factor: Any, number: int) -> Any:
             index = builder.add(begin, builder.mul(factor, ir.Constant(begin.type, number)))
-            return _vector(context, builder, kind, array, index)
+            return vector_at(context, builder, kind, array, index)
 
-        lines = [builder.load(at(signature.args[3], rows, start, step, line), align=4) for line in range(_LANES)]
+        lines = [builder.load(at(signature.args[3], rows, start, step, line), align=4) for line in range(LANES)]
         for apart in (1, 2, 4, 8):  # what lies off the diagonal changes sides, in ever larger squares
-            for upper in (line for line in range(_LANES) if not line & apart):
+            for upper in (line for line in range(LANES) if not line & apart):
                 pair = lines[upper], lines[upper + apart]
-                kept_lanes = [lane if not lane & apart else _LANES + lane - apart for lane in range(_LANES)]
-                moved_lanes = [lane + apart if not lane & apart else _LANES + lane for lane in range(_LANES)]
+                kept_lanes = [lane if not lane & apart else LANES + lane - apart for lane in range(LANES)]
+                moved_lanes = [lane + apart if not lane & apart else LANES + lane for lane in range(LANES)]
                 lines[upper], lines[upper + apart] = (
-                    _shuffled(builder, pair[0], lanes, pair[1]) for lanes in (kept_lanes, moved_lanes)
+                    shuffled(builder, pair[0], lanes, pair[1]) for lanes in (kept_lanes, moved_lanes)
                 )
         for line, vector in enumerate(lines):
             builder.store(vector, at(signature.args[0], turned, first, width, line), align=4)
@@ -150,51 +132,9 @@ def turn(turned, width, rows, step, many, deep):
 
     Whole squares of sixteen are turned: there must be memory for them.
     """
-    for column in range(0, deep, _LANES):
-        for row in range(0, many, _LANES):
+    for column in range(0, deep, LANES):
+        for row in range(0, many, LANES):
             _turn_square(turned, column * width + row, width, rows, row * step + column, step)
-
-
-def _reduced(context: Any, builder: Any, count: Any, start: float, value_at: Any, combine: Any) -> Any:
-    """All vectors of ``count`` numbers combined into one, and its lanes into a number, half by half."""
-    slot = cgutils.alloca_once(builder, _VECTOR)
-    builder.store(ir.Constant(_VECTOR, start), slot)
-    step = ir.Constant(count.type, _LANES)
-    with cgutils.for_range_slice(builder, ir.Constant(count.type, 0), count, step) as (index, _):
-        builder.store(combine(builder.load(slot), value_at(index)), slot)
-    combined = builder.load(slot)
-    for half in (8, 4, 2, 1):
-        combined = combine(combined, _shuffled(builder, combined, [(lane + half) % _LANES for lane in range(_LANES)]))
-    return builder.extract_element(combined, ir.Constant(ir.IntType(32), 0))
-
-
-def _make_reduction(*, start: float, combine: Any) -> Any:
-    """Of the numbers of an array."""
-
-    @intrinsic
-    def reduction(typing, array, first, count):
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            numbers, begin, size = arguments
-
-            def value_at(index: Any) -> Any:
-                place = _vector(context, builder, signature.args[0], numbers, builder.add(begin, index))
-                return builder.load(place, align=4)
-
-            return _reduced(context, builder, size, start, value_at, lambda left, right: combine(builder, left, right))
-
-        return types.float32(array, types.intp, types.intp), generate
-
-    return reduction
-
-
-def _larger(builder: Any, left: Any, right: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", right, left), right, left)
-
-
-largest = _make_reduction(start=-math.inf, combine=_larger)
-"""``largest(array, first, count)``: of ``count`` numbers from ``first`` on, of what is a number; a multiple of 16."""
-total = _make_reduction(start=0.0, combine=ir.IRBuilder.fadd)
-"""``total(array, first, count)``: the sum of as many."""
 
 
 def _make_pairing(lanes: list[int]) -> Any:
@@ -208,13 +148,13 @@ def _make_pairing(lanes: list[int]) -> Any:
             words, target, numbers, low, high = arguments
             of_words, _, of_numbers, *_ = signature.args
             ends = [
-                builder.load(_vector(context, builder, of_numbers, numbers, at), align=4) for at in (high, low)
+                builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4) for at in (high, low)
             ]
-            kind = ir.FunctionType(_HALVES, [_VECTOR, _VECTOR])
+            kind = ir.FunctionType(_HALVES, [VECTOR, VECTOR])
             name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
             narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), ends)
-            paired = builder.bitcast(_shuffled(builder, narrow, lanes), _VECTOR)
-            builder.store(paired, _vector(context, builder, of_words, words, target), align=4)
+            paired = builder.bitcast(shuffled(builder, narrow, lanes), VECTOR)
+            builder.store(paired, vector_at(context, builder, of_words, words, target), align=4)
             return context.get_dummy_value()
 
         return types.void(words, size, numbers, size, size), generate
@@ -222,10 +162,10 @@ def _make_pairing(lanes: list[int]) -> Any:
     return pairing
 
 
-pair_beside = _make_pairing(list(range(2 * _LANES)))
+pair_beside = _make_pairing(list(range(2 * LANES)))
 """``pair_beside(words, target, numbers, low, high)``: 16 words of 32 numbers, those from ``low`` and those from ``high``
 on, in their order."""
-pair_across = _make_pairing([lane + half for lane in range(_LANES) for half in (0, _LANES)])
+pair_across = _make_pairing([lane + half for lane in range(LANES) for half in (0, LANES)])
 """``pair_across(words, target, numbers, low, high)``: 16 words, each of one of the numbers from ``low`` on and one of
 those from ``high`` on."""
 
@@ -236,9 +176,9 @@ def copy_beside(typing, words, target, halves, source):
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words, target, halves, source = arguments
-        kind = ir.VectorType(ir.IntType(16), _LANES).as_pointer()
-        low = builder.load(builder.bitcast(_pointer(context, builder, signature.args[2], halves, source), kind), align=2)
-        place = _pointer(context, builder, signature.args[0], words, target)
+        kind = ir.VectorType(ir.IntType(16), LANES).as_pointer()
+        low = builder.load(builder.bitcast(pointer_to(context, builder, signature.args[2], halves, source), kind), align=2)
+        place = pointer_to(context, builder, signature.args[0], words, target)
         builder.store(low, builder.bitcast(place, kind), align=4)
         return context.get_dummy_value()
 
@@ -251,11 +191,11 @@ def copy_across(typing, words, target, halves, low, high):
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words, target, halves, *ends = arguments
-        kind = ir.VectorType(ir.IntType(16), _LANES).as_pointer()
-        places = (_pointer(context, builder, signature.args[2], halves, end) for end in ends)
+        kind = ir.VectorType(ir.IntType(16), LANES).as_pointer()
+        places = (pointer_to(context, builder, signature.args[2], halves, end) for end in ends)
         low, high = (builder.zext(builder.load(builder.bitcast(place, kind), align=2), _WORDS) for place in places)
-        word = builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * _LANES)))
-        place = _pointer(context, builder, signature.args[0], words, target)
+        word = builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * LANES)))
+        place = pointer_to(context, builder, signature.args[0], words, target)
         builder.store(word, builder.bitcast(place, _WORDS.as_pointer()), align=4)
         return context.get_dummy_value()
 

@@ -155,7 +155,7 @@ class PackedRow:
         """Whether attention so far could have let documents share prefixes."""
 
     def waves(self, window: int) -> tuple[Tensor, Tensor]:
-        """Pairs of tiles, int64 (pairs, 2), and the first one of each wave, int64 (waves + 1,): ``in_waves``."""
+        """Pairs of tiles, int64 (pairs, 4), and the first one of each wave, int64 (waves + 1,): ``in_waves``."""
         if window not in self._waves:
             pairs, starts = in_waves(self._cut, window)
             self._waves[window] = torch.tensor(pairs), torch.tensor(starts)
@@ -404,23 +404,27 @@ def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return query.new_empty(1, tokens, heads, size), query.new_empty(heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("tonnage::packed_attention_backward", mutates_args=())
+@torch.library.custom_op("tonnage::packed_attention_backward", mutates_args=("sums",))
 def _attend_backward(
-    gradient: Tensor, saved: list[Tensor], schedule: list[Tensor], window: int, numbers: list[float]
+    gradient: Tensor,
+    saved: list[Tensor],
+    sums: list[Tensor],
+    schedule: list[Tensor],
+    window: int,
+    numbers: list[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, in fp32. ``saved``: these, normalisers, and of each row the dot product of its
-    output with its gradient; ``schedule``: tiles of the row, their pairs and waves."""
+    """Gradients of query, key and value. ``saved``: these, normalisers, and of each row the dot product of its output
+    with its gradient; ``sums``: memory for gradients in fp32, in the shapes of the three, or none if these are fp32;
+    ``schedule``: tiles of the row, their pairs and waves."""
     query, key, value, normalisers, along = saved
-    gradients = _zeros_for_sums(query), _zeros_for_sums(key), _zeros_for_sums(value)
-    operands = [_flat(tensor) for tensor in (query, key, value, gradient.transpose(1, 2))]
-    results = [_flat(tensor) for tensor in gradients]
+    gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     scaling, cap = map(np.float32, numbers)
     attention_loops.backward(
         *(tensor.numpy() for tensor in schedule),
-        *operands,
+        *(_flat(tensor) for tensor in (query, key, value, gradient.transpose(1, 2))),
         normalisers.numpy(),
         along.numpy(),
-        *results,
+        *((*_flat(total), *_flat(result)) for total, result in zip(sums or gradients, gradients, strict=True)),
         key.shape[1],
         query.shape[3],
         scaling,
@@ -433,7 +437,7 @@ def _attend_backward(
 
 @_attend_backward.register_fake
 def _(gradient: Tensor, saved: list[Tensor], *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _zeros_for_sums(saved[0]), _zeros_for_sums(saved[1]), _zeros_for_sums(saved[2])
+    return torch.empty_like(saved[0]), torch.empty_like(saved[1]), torch.empty_like(saved[2])
 
 
 @torch.library.custom_op("tonnage::attention_along", mutates_args=())
@@ -484,11 +488,10 @@ class _PackedAttention(torch.autograd.Function):
         gradient = _with_whole_heads(gradient)
         along = _along(output, gradient)
         del output
-        schedule, dtypes = [ctx.row.tiles, *ctx.row.waves(ctx.window)], (query.dtype, key.dtype, value.dtype)
-        saved = [query, key, value, normalisers, along]
-        sums = [*_attend_backward(gradient, saved, schedule, ctx.window, ctx.numbers)]
-        del query, key, value, saved
-        of_inputs = [sums.pop(0).to(dtype) for dtype in dtypes]  # a sum is freed once it has been rounded
+        schedule, saved = [ctx.row.tiles, *ctx.row.waves(ctx.window)], [query, key, value, normalisers, along]
+        in_fp32 = query.dtype == torch.float32
+        sums = [] if in_fp32 else [torch.empty_like(tensor, dtype=torch.float32) for tensor in saved[:3]]
+        of_inputs = _attend_backward(gradient, saved, sums, schedule, ctx.window, ctx.numbers)
         of_sinks = None
         if sinks is not None:
             of_sinks = -((sinks.float()[:, None] - normalisers).exp() * along).sum(-1).to(sinks.dtype)
