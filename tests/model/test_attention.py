@@ -188,11 +188,13 @@ def test_tiles_of_all_processors_give_the_exact_ones(tile: tuple[int, int, int],
 import torch
 from tonnage.kernels import tiles
 tiles.ROWS, tiles.COLUMNS, tiles.BLOCK = {tile}
+tiles.PAIRS = False
 tiles.set_product, tiles.add_product = (tiles._make_product(tiles._make_tile(adds=adds)) for adds in (False, True))
 from model import test_attention as tests
 for row in ("one of several blocks", "prefixes within prefixes"):
     for given in tests.SCORES["a window"], tests.SCORES["all"], dict():
-        tests.check_exact((6, 2), tests.ROWS[row], 80, torch.float32, **given)
+        for dtype in tests.GRADIENTS_APART:
+            tests.check_exact((6, 2), tests.ROWS[row], 80, dtype, **given)
 """
     paths = [str(Path(__file__).parents[1]), *sys.path]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}

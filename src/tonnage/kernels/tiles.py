@@ -147,9 +147,7 @@ def _make_pairing(lanes: list[int]) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             words, target, numbers, low, high = arguments
             of_words, _, of_numbers, *_ = signature.args
-            ends = [
-                builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4) for at in (high, low)
-            ]
+            ends = [builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4) for at in (high, low)]
             kind = ir.FunctionType(_HALVES, [VECTOR, VECTOR])
             name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
             narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), ends)
@@ -163,8 +161,8 @@ def _make_pairing(lanes: list[int]) -> Any:
 
 
 pair_beside = _make_pairing(list(range(2 * LANES)))
-"""``pair_beside(words, target, numbers, low, high)``: 16 words of 32 numbers, those from ``low`` and those from ``high``
-on, in their order."""
+"""``pair_beside(words, target, numbers, low, high)``: 16 words of 32 numbers in their order, those from ``low`` on and
+those from ``high`` on."""
 pair_across = _make_pairing([lane + half for lane in range(LANES) for half in (0, LANES)])
 """``pair_across(words, target, numbers, low, high)``: 16 words, each of one of the numbers from ``low`` on and one of
 those from ``high`` on."""
@@ -177,9 +175,9 @@ def copy_beside(typing, words, target, halves, source):
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words, target, halves, source = arguments
         kind = ir.VectorType(ir.IntType(16), LANES).as_pointer()
-        low = builder.load(builder.bitcast(pointer_to(context, builder, signature.args[2], halves, source), kind), align=2)
-        place = pointer_to(context, builder, signature.args[0], words, target)
-        builder.store(low, builder.bitcast(place, kind), align=4)
+        source = builder.bitcast(pointer_to(context, builder, signature.args[2], halves, source), kind)
+        target = builder.bitcast(pointer_to(context, builder, signature.args[0], words, target), kind)
+        builder.store(builder.load(source, align=2), target, align=4)
         return context.get_dummy_value()
 
     return types.void(words, types.intp, halves, types.intp), generate

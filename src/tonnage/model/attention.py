@@ -50,6 +50,7 @@ from tonnage.host.locked import sent
 from tonnage.kernels import attention_loops
 from tonnage.kernels.attention_tiles import EVERYTHING, TILE, cut, in_waves
 from tonnage.kernels.products import goes_through_fp32
+from tonnage.kernels.scratch import kept_memory
 from tonnage.kernels.switches import is_on
 from tonnage.kernels.threads import num_threads
 from tonnage.model import flash
@@ -379,7 +380,7 @@ def _attend(
     by_head = [_flat(tensor) for tensor in (query, key, value, output.transpose(1, 2))]
     scaling, cap = map(np.float32, numbers)
     beside = sinks.clone().numpy(), normalisers.numpy()  # a parameter's own memory, given to numpy, cannot be freed
-    attention_loops.forward(tiles.numpy(), *by_head, *beside, key.shape[1], size, scaling, window, cap, num_threads())
+    attention_loops.forward(tiles.numpy(), *by_head, *beside, key.shape[1], size, scaling, window, cap, _scratch(size))
     return output, normalisers
 
 
@@ -430,9 +431,15 @@ def _attend_backward(
         scaling,
         window,
         cap,
-        num_threads(),
+        _scratch(query.shape[3]),
     )
     return gradients
+
+
+def _scratch(size: int) -> np.ndarray:
+    """Memory for the loops of heads of such a ``size``: fp32 (threads, numbers)."""
+    numbers = attention_loops.scratch_numbers(size)
+    return kept_memory(4 * num_threads() * numbers).view(np.float32).reshape(num_threads(), numbers)
 
 
 @_attend_backward.register_fake
