@@ -175,12 +175,16 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
                 key_tile = tiles[key_tile, 3]
             sink = np.float32(LOG2_E) * sinks[head]
             for row in range(length):
-                before, most[row] = most[row], max(most[row], sink)
-                shrink = np.exp2(before - most[row])
-                all_of_row = whole[row] * shrink + np.exp2(sink - most[row])
-                normalisers[head, token + row] = (most[row] + np.log2(all_of_row)) / np.float32(LOG2_E)
+                shrink = np.float32(1.0)
+                if sink > most[row]:
+                    shrink = np.exp2(most[row] - sink)
+                    most[row], whole[row] = sink, whole[row] * shrink + np.float32(1.0)
+                elif sink > -np.float32(np.inf):
+                    whole[row] += np.exp2(sink - most[row])
+                normalisers[head, token + row] = (most[row] + np.log2(whole[row])) / np.float32(LOG2_E)
+                shrink /= whole[row]
                 for j in range(size):
-                    outputs[np.uint64(row * deep + j)] *= shrink / all_of_row
+                    outputs[np.uint64(row * deep + j)] *= shrink
             write_rows(output, head, token, length, size, outputs, deep, np.float32(1.0))
 
 
