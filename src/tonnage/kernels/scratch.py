@@ -14,14 +14,14 @@ import numpy as np
 
 LARGE_PAGE = 2 << 20
 
-_kept = threading.local()
+_of_thread = threading.local()
 
 
 def kept_memory(num_bytes: int) -> np.ndarray:
     """The calling thread's own memory, uint8 (num_bytes,), with whatever lies there; it begins at a large page."""
-    memory: np.ndarray | None = getattr(_kept, "memory", None)
+    memory: np.ndarray | None = getattr(_of_thread, "memory", None)
     if memory is None or len(memory) < num_bytes:
-        memory = _kept.memory = _in_large_pages(num_bytes)
+        memory = _of_thread.memory = _in_large_pages(num_bytes)
     return memory[:num_bytes]
 
 
