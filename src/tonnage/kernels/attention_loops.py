@@ -34,7 +34,7 @@ from numba import njit, prange
 from tonnage.kernels.attention_operands import (
     LINE,
     WIDTH,
-    add_rows,
+    add_to_rows,
     as_operand,
     cut_off,
     elements_of,
@@ -65,15 +65,13 @@ def _bring(gradients, head, token, count, size, rows, width, factor, is_first, i
     ``factor``. The first pair that has any begins sums in fp32, the last stores them as results, rounded; what is fp32
     has no other sums than its results."""
     sums, place, results, result_place = gradients
-    if is_first and is_last:
+    if not is_first:
+        add_to_rows(rows, width, (sums, place), head, token, count, size, factor)
+        factor = np.float32(1.0)
+    if is_last:
         write_rows((results, result_place), head, token, count, size, rows, width, factor)
-    elif is_first:
-        write_rows((sums, place), head, token, count, size, rows, width, factor)
     else:
-        add_rows((sums, place), head, token, count, size, rows, width, factor)
-        if is_last and results.itemsize < sums.itemsize:
-            read_rows(rows, width, (sums, place), head, token, count, size)
-            write_rows((results, result_place), head, token, count, size, rows, width, np.float32(1.0))
+        write_rows((sums, place), head, token, count, size, rows, width, factor)
 
 
 @njit(error_model="numpy")
@@ -276,10 +274,10 @@ def backward(
     outputs. The others as in ``forward``."""
     group, deep = normalisers.shape[0] // kv_heads, up_to(size, 32) + 16
     numbers, threads = (size, deep, scale, window, cap), len(scratch)
-    for thread in prange(threads):
-        scratch[thread, :] = np.float32(0.0)
     for wave in range(len(waves) - 1):
         for thread in prange(threads):
+            if wave == 0:
+                scratch[thread, :] = np.float32(0.0)
             tensors = (query, gradient, normalisers, along, to_query)
             key_gradients, rest = cut_off(scratch[thread], TILE * deep)
             value_gradients, rest = cut_off(rest, TILE * deep)
@@ -304,6 +302,6 @@ def backward(
                 key_gradients[:used], value_gradients[:used] = np.float32(0.0), np.float32(0.0)
                 for head in range(kv_head * group, (kv_head + 1) * group):
                     _pair_gradients(tiles, pair, head, numbers, tensors, operands, results)
-                is_first, is_last, one = pair[0] == pair[1], pair[3] != 0, np.float32(1.0)
+                is_first, is_last, as_it_is = pair[0] == pair[1], pair[3] != 0, np.float32(1.0)
                 _bring(to_key, kv_head, token, count, size, key_gradients, deep, scale, is_first, is_last)
-                _bring(to_value, kv_head, token, count, size, value_gradients, deep, one, is_first, is_last)
+                _bring(to_value, kv_head, token, count, size, value_gradients, deep, as_it_is, is_first, is_last)

@@ -58,7 +58,7 @@ def _put_by_type(array, index, number):
     return put
 
 
-@njit(inline="always")
+@njit(error_model="numpy")
 def up_to(number, multiple):
     return (number + multiple - 1) // multiple * multiple
 
@@ -74,7 +74,7 @@ def as_operand(stored: Any, memory: Any) -> Any:
     raise NotImplementedError
 
 
-@overload(as_operand, inline="always")
+@overload(as_operand)
 def _operand_by_type(stored, memory):
     if isinstance(stored, types.Float) or not PAIRS:
         return lambda stored, memory: memory
@@ -86,7 +86,7 @@ def elements_of(operand: Any, numbers: Any) -> Any:
     raise NotImplementedError
 
 
-@overload(elements_of, inline="always")
+@overload(elements_of)
 def _elements_by_type(operand, numbers):
     if isinstance(operand.dtype, types.Float):
         return lambda operand, numbers: numbers
@@ -127,7 +127,7 @@ def _read_by_type(rows, width, tensor, head, token, count, size):
     return read
 
 
-@njit(inline="always")
+@njit(error_model="numpy")
 def _word(low, high):
     return np.uint32(np.uint32(low) | np.uint32(np.uint32(high) << np.uint32(16)))
 
@@ -225,11 +225,12 @@ def write_rows(tensor, head, token, count, size, rows, width, factor):
 
 
 @njit(error_model="numpy")
-def add_rows(tensor, head, token, count, size, rows, width, factor):
-    """Add rows of fp32 numbers, ``width`` apart, times ``factor``, to tokens of a head."""
+def add_to_rows(rows, width, tensor, head, token, count, size, factor):
+    """Add tokens of a head to rows of fp32 numbers, ``width`` apart, after these were multiplied by ``factor``."""
     memory, place = tensor
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
-        target, source = begin + i * step, i * width
+        source, target = begin + i * step, i * width
         for j in range(size):
-            memory[np.uint64(target + j)] += factor * rows[np.uint64(source + j)]
+            at = np.uint64(target + j)
+            rows[at] = factor * rows[at] + memory[np.uint64(source + j)]
