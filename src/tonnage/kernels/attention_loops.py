@@ -29,7 +29,7 @@ and all sums are fp32 in any case.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from tonnage.kernels.attention_operands import (
     LINE,
@@ -48,7 +48,7 @@ from tonnage.kernels.attention_operands import (
 )
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential
-from tonnage.kernels.loops import loop
+from tonnage.kernels.loops import inner, loop
 from tonnage.kernels.tiles import BLOCK, add_product, set_product
 from tonnage.kernels.vectors import LOG2_E, exponentials, largest, weights_and_slopes
 
@@ -59,7 +59,7 @@ def scratch_numbers(size: int) -> int:
     return 3 * TILE * deep + 2 * deep * WIDTH + 3 * BLOCK * deep + 3 * BLOCK * WIDTH + 16 * LINE
 
 
-@njit(error_model="numpy")
+@inner
 def _bring(gradients, head, token, count, size, rows, width, factor, is_first, is_last):
     """What a pair has of the gradients of so many tokens of a head: rows of a matrix, ``width`` apart, times
     ``factor``. The first pair that has any begins sums in fp32, the last stores them as results, rounded; what is fp32
@@ -74,13 +74,13 @@ def _bring(gradients, head, token, count, size, rows, width, factor, is_first, i
         write_rows((sums, place), head, token, count, size, rows, width, factor)
 
 
-@njit(error_model="numpy")
+@inner
 def _visible(place, key_place, count, window):
     """From and to which of ``count`` keys, the first of them in place ``key_place``, a token in ``place`` sees."""
     return max(0, min(count, place - window + 1 - key_place)), max(0, min(count, place + 1 - key_place))
 
 
-@njit(error_model="numpy", fastmath={"contract"})
+@inner(fastmath={"contract"})
 def _capped(scores, row, columns, scale, cap):
     """Squash scores, times ``scale``, to (-cap, cap): cap times the hyperbolic tangent of their part of it."""
     for j in range(columns):
@@ -91,7 +91,7 @@ def _capped(scores, row, columns, scale, cap):
         scores[at] = cap * (squashed if x >= np.float32(0.0) else -squashed)
 
 
-@njit(error_model="numpy")
+@inner
 def _columns(tiles, pair, start, window):
     """Rows of the block of queries that begins at ``start`` of its tile, and from and to which of the other tile's keys
     they see any, in whole blocks."""
@@ -102,7 +102,7 @@ def _columns(tiles, pair, start, window):
     return rows, first // BLOCK * BLOCK, up_to(last, BLOCK) if last > first else first // BLOCK * BLOCK
 
 
-@njit(error_model="numpy")
+@inner
 def _attend_pair(tiles, pair, numbers, operands, results):
     """Add the values of a tile of keys to what a tile of queries has of those before."""
     size, deep, scale, window, cap = numbers
@@ -186,7 +186,7 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
             write_rows(output, head, token, length, size, outputs, deep, np.float32(1.0))
 
 
-@njit(error_model="numpy", fastmath={"contract"})
+@inner(fastmath={"contract"})
 def _slopes(weights, slopes, row, own, columns, of_row, scale, cap):
     """Turn a row's scores into weights again, and the gradients of its weights (``slopes``) into those of its scores;
     ``of_row``: its normaliser, and the dot product of its output with its gradient; ``own``: the columns it sees."""
@@ -208,7 +208,7 @@ def _slopes(weights, slopes, row, own, columns, of_row, scale, cap):
         weights[row + j] = slopes[row + j] = np.float32(0.0)
 
 
-@njit(error_model="numpy")
+@inner
 def _pair_gradients(tiles, pair, head, numbers, tensors, operands, results):
     """Add what a head's queries of one tile and keys of another have of gradients: those of queries to their tensor,
     those of keys and values to the first two of ``results``."""

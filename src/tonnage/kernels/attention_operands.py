@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import narrow, wide
+from tonnage.kernels.loops import inner
 from tonnage.kernels.tiles import BLOCK, PAIRS, copy_across, copy_beside, pair_across, pair_beside, turn
 
 WIDTH = TILE + 16
@@ -58,12 +59,12 @@ def _put_by_type(array, index, number):
     return put
 
 
-@njit(error_model="numpy")
+@inner
 def up_to(number, multiple):
     return (number + multiple - 1) // multiple * multiple
 
 
-@njit(error_model="numpy")
+@inner
 def cut_off(memory, count):
     """So many elements of memory, which begin at a line of the cache if the memory does, and what is left."""
     return memory[:count], memory[up_to(count, LINE) :]
@@ -127,7 +128,7 @@ def _read_by_type(rows, width, tensor, head, token, count, size):
     return read
 
 
-@njit(error_model="numpy")
+@inner
 def _word(low, high):
     return np.uint32(np.uint32(low) | np.uint32(np.uint32(high) << np.uint32(16)))
 
@@ -205,7 +206,7 @@ def _rounded_turned_by_type(words, numbers, count, columns):
     return rounded
 
 
-@njit(error_model="numpy")
+@inner
 def read_columns(turned, tensor, head, token, count, size, rows, deep):
     """Tokens of a head become columns of a matrix, for the right operand of a product whose depth is the head's size;
     ``rows`` has them as rows afterwards."""
@@ -213,7 +214,7 @@ def read_columns(turned, tensor, head, token, count, size, rows, deep):
     turn(turned, WIDTH, rows, deep, up_to(count, BLOCK), up_to(elements_of(rows, size), 16))
 
 
-@njit(error_model="numpy")
+@inner
 def write_rows(tensor, head, token, count, size, rows, width, factor):
     """Tokens of a head from rows of fp32 numbers, ``width`` apart, times ``factor``."""
     memory, place = tensor
@@ -224,7 +225,7 @@ def write_rows(tensor, head, token, count, size, rows, width, factor):
             _put(memory, np.uint64(target + j), factor * rows[np.uint64(source + j)])
 
 
-@njit(error_model="numpy")
+@inner
 def add_to_rows(rows, width, tensor, head, token, count, size, factor):
     """Add tokens of a head to rows of fp32 numbers, ``width`` apart, after these were multiplied by ``factor``."""
     memory, place = tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from tonnage.host.cachedir import say_once, why_untrusted
 # makes one of a file in /dev/shm, which stays there if the process is killed at that moment.
 parallel._backend_init_process_lock = threading.RLock()
 
+inner = partial(njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Decorates what loops call and Python does not: ways for Python to call it, which it would never take, are not
+compiled."""
 COMPILED_EACH_TIME = "loops are compiled anew in every process, which takes seconds"
 
 

@@ -22,12 +22,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from tonnage.host.processor import processor
+from tonnage.kernels.loops import inner
 from tonnage.kernels.vectors import LANES, VECTOR, pointer_to, shuffled, vector_at
 
 ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 48)
@@ -126,7 +127,7 @@ def _turn_square(typing, turned, first, width, rows, start, step):
     return types.void(turned, size, size, rows, size, size), generate
 
 
-@njit(error_model="numpy")
+@inner
 def turn(turned, width, rows, step, many, deep):
     """A matrix of ``many`` rows of ``deep`` numbers, ``step`` apart, becomes columns of another that has ``width``.
 
@@ -201,7 +202,7 @@ def copy_across(typing, words, target, halves, low, high):
 
 
 def _make_product(tile: Any) -> Any:
-    @njit(error_model="numpy")
+    @inner
     def product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
         for column in range(0, columns, COLUMNS):
             for row in range(0, rows, ROWS):
