@@ -265,6 +265,15 @@ def test_rows_of_their_own_equal_one_row(dtype: torch.dtype) -> None:
     assert torch.equal(together, torch.cat(apart))
 
 
+@pytest.mark.parametrize("scaling", [-0.3, 0.0])
+def test_scores_may_be_turned_around_or_all_alike(scaling: float) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    output, _ = attention.packed_attention(nn.Module(), query, key, value, None, scaling=scaling)
+    scores = (query @ key.transpose(2, 3) * scaling).masked_fill(torch.ones(40, 40).triu(1).bool(), float("-inf"))
+    torch.testing.assert_close(output, (scores.softmax(-1) @ value).transpose(1, 2))  # torch's fused one has no numbers
+
+
 def test_values_of_another_size_than_keys() -> None:
     """As in latent attention."""
     torch.manual_seed(0)

@@ -296,6 +296,8 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     if on_cpu and (query.dtype == torch.float16 or (not by_loops and goes_through_fp32(query))):
         return _in_one_row(query.float(), key.float(), value.float(), row, scores).to(query.dtype)
     if by_loops and query.dtype in (torch.bfloat16, torch.float32):
+        if scores.scaling <= 0:  # what is hidden has the lowest score before it is scaled
+            query, scores = query * scores.scaling, replace(scores, scaling=1.0)
         size, of_values = query.shape[-1], value.shape[-1]
         if size != of_values:  # zeros add nothing to a score, and columns of zeros come out as such
             query, key, value = (
