@@ -32,7 +32,6 @@ import numpy as np
 from numba import prange
 
 from tonnage.kernels.attention_operands import (
-    LINE,
     WIDTH,
     add_to_rows,
     as_operand,
@@ -50,13 +49,13 @@ from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential
 from tonnage.kernels.loops import inner, loop
 from tonnage.kernels.tiles import BLOCK, add_product, set_product
-from tonnage.kernels.vectors import LOG2_E, exponentials, largest, weights_and_slopes
+from tonnage.kernels.vectors import LANES, LOG2_E, exponentials, largest, weights_and_slopes
 
 
 def scratch_numbers(size: int) -> int:
     """How many fp32 numbers of memory loops need for each of their threads, with heads of such a ``size``."""
     deep = -(-size // 32) * 32 + 16
-    return 3 * TILE * deep + 2 * deep * WIDTH + 3 * BLOCK * deep + 3 * BLOCK * WIDTH + 16 * LINE
+    return 3 * TILE * deep + 2 * deep * WIDTH + 3 * BLOCK * deep + 3 * BLOCK * WIDTH + 16 * LANES
 
 
 @inner

@@ -20,12 +20,11 @@ from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import narrow, wide
 from tonnage.kernels.loops import inner
 from tonnage.kernels.tiles import BLOCK, PAIRS, copy_across, copy_beside, pair_across, pair_beside, turn
+from tonnage.kernels.vectors import LANES
 
 WIDTH = TILE + 16
 """Numbers from row to row of a matrix with a column for each key of a tile. Were they a multiple of 128 bytes apart,
 columns would lie in few sets of a cache."""
-LINE = 16
-"""Numbers in a line of the cache."""
 
 
 def _number(stored: Any) -> Any:
@@ -66,8 +65,9 @@ def up_to(number, multiple):
 
 @inner
 def cut_off(memory, count):
-    """So many elements of memory, which begin at a line of the cache if the memory does, and what is left."""
-    return memory[:count], memory[up_to(count, LINE) :]
+    """So many elements of memory, and what is left. Both begin at a line of the cache, of 16 elements, if the memory
+    does."""
+    return memory[:count], memory[up_to(count, LANES) :]
 
 
 def as_operand(stored: Any, memory: Any) -> Any:
@@ -118,9 +118,9 @@ def _read_by_type(rows, width, tensor, head, token, count, size):
             step, begin = place[1], place[0] + head * place[2] + token * place[1]
             for i in range(count):
                 source, target = begin + i * step, i * width
-                for j in range(0, size - LINE + 1, LINE):
+                for j in range(0, size - LANES + 1, LANES):
                     copy_beside(rows, target + j // 2, memory, source + j)
-                for j in range(size // LINE * LINE, size, 2):
+                for j in range(size // LANES * LANES, size, 2):
                     high = memory[source + j + 1] if j + 1 < size else np.uint16(0)
                     rows[target + j // 2] = _word(memory[source + j], high)
             rows[count * width : up_to(count, BLOCK) * width] = 0
@@ -150,9 +150,9 @@ def _read_right_by_type(rows, width, tensor, head, token, count, size):
         step, begin = place[1], place[0] + head * place[2] + token * place[1]
         for i in range(count // 2):
             source, target = begin + 2 * i * step, i * width
-            for j in range(0, size - LINE + 1, LINE):
+            for j in range(0, size - LANES + 1, LANES):
                 copy_across(rows, target + j, memory, source + j, source + step + j)
-            for j in range(size // LINE * LINE, size):
+            for j in range(size // LANES * LANES, size):
                 rows[target + j] = _word(memory[source + j], memory[source + step + j])
         if count % 2:
             source, target = begin + (count - 1) * step, count // 2 * width
@@ -176,9 +176,9 @@ def _rounded_by_type(words, numbers, count, columns):
 
     def rounded(words, numbers, count, columns):
         for row in range(count):
-            for j in range(0, columns, 2 * LINE):
+            for j in range(0, columns, 2 * LANES):
                 low = row * WIDTH + j
-                pair_beside(words, row * WIDTH + j // 2, numbers, low, low + LINE)
+                pair_beside(words, row * WIDTH + j // 2, numbers, low, low + LANES)
         return words
 
     return rounded
@@ -198,7 +198,7 @@ def _rounded_turned_by_type(words, numbers, count, columns):
         if count % 2:
             numbers[count * WIDTH : count * WIDTH + columns] = np.float32(0.0)
         for row in range(0, count, 2):
-            for j in range(0, columns, LINE):
+            for j in range(0, columns, LANES):
                 low = row * WIDTH + j
                 pair_across(words, row // 2 * WIDTH + j, numbers, low, low + WIDTH)
         return words

@@ -32,9 +32,9 @@ class Pair(NamedTuple):
     queries: int
     keys: int
     ends_queries: bool
-    """Whether no pair after it has the same tile of queries. The first that has is the tile with itself."""
+    """Whether it is the last pair with this tile of queries. The first one is the tile with itself."""
     ends_keys: bool
-    """The same of keys."""
+    """Whether it is the last pair with this tile of keys."""
 
 
 def cut(lengths: Sequence[int], places: Sequence[int], parents: Sequence[int]) -> list[Tile]:

@@ -29,7 +29,7 @@ from numba.extending import intrinsic
 
 from tonnage.host.processor import processor
 from tonnage.kernels.loops import inner
-from tonnage.kernels.vectors import LANES, VECTOR, pointer_to, shuffled, vector_at
+from tonnage.kernels.vectors import LANES, VECTOR, everywhere, pointer_to, shuffled, vector_at
 
 ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 48)
 """Of a tile; and how many rows or columns attention takes at a time, which are whole tiles. Smaller blocks compute less
@@ -83,11 +83,7 @@ def _make_tile(*, adds: bool) -> Any:
                 ]
                 for row in range(ROWS):
                     number = builder.load(pointer_to(context, builder, kinds[3], a, at(a_start, a_row, row)))
-                    number = builder.bitcast(number, ir.FloatType())
-                    first = builder.insert_element(
-                        ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0)
-                    )
-                    left = shuffled(builder, first, [0] * LANES)
+                    left = everywhere(builder, builder.bitcast(number, ir.FloatType()))
                     for factor, slot in zip(right, sums[row * len(right) :], strict=False):
                         builder.store(_plus_product(builder, builder.load(slot), left, factor, kinds[3].dtype), slot)
             for place, slot in zip(places, sums, strict=True):

@@ -45,7 +45,7 @@ def shuffled(builder: Any, vector: Any, lanes: list[int], other: Any = None) -> 
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, places)
 
 
-def _everywhere(builder: Any, number: Any) -> Any:
+def everywhere(builder: Any, number: Any) -> Any:
     """A number in all lanes."""
     first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(ir.IntType(32), 0))
     return shuffled(builder, first, [0] * LANES)
@@ -107,7 +107,7 @@ def exponentials(typing, numbers, first, count, factor, shift):
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         numbers, first, count, *scalars = arguments
-        factor, shift = (_everywhere(builder, scalar) for scalar in scalars)
+        factor, shift = (everywhere(builder, scalar) for scalar in scalars)
 
         def vector_of(index: Any) -> Any:
             place = vector_at(context, builder, signature.args[0], numbers, builder.add(first, index))
@@ -129,7 +129,7 @@ def weights_and_slopes(typing, scores, gradients, first, count, factor, shift, a
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, gradients, first, count, *scalars = arguments
-        factor, shift, along = (_everywhere(builder, scalar) for scalar in scalars)
+        factor, shift, along = (everywhere(builder, scalar) for scalar in scalars)
         zero, step = ir.Constant(count.type, 0), ir.Constant(count.type, LANES)
         with cgutils.for_range_slice(builder, zero, count, step) as (index, _):
             at = builder.add(first, index)
