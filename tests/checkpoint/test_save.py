@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import _thread
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tonnage.checkpoint import resume
 from tonnage.checkpoint import save as module
 from tonnage.checkpoint.resume import choose, restore
 from tonnage.checkpoint.save import (
@@ -27,6 +33,7 @@ from tonnage.checkpoint.save import (
     interrupted_saves,
     publish,
 )
+from tonnage.checkpoint.verify import listed_files
 from tonnage.errors import UserError
 from tonnage.files.writing import sync
 from tonnage.parallel.world import World, join_world
@@ -131,6 +138,36 @@ def test_a_save_that_fails_is_raised_and_the_last_one_stays(
     assert complete_checkpoints(tmp_path) == [checkpoint_path(tmp_path, 1)]
     assert list(checkpoint_path(tmp_path, 2).iterdir()) == []  # what half fitted makes room again
     assert torch.equal(restored(checkpoint_path(tmp_path, 1), world)[0]["w"], torch.full((64, 8), 1.0))
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_takes_nothing_with_it(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, where a file that another process has open leaves its directory full."""
+    messages = list[str]()
+    saver = Saver(tmp_path, 1, world, log=messages.append)
+    saver.save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)
+
+    def not_empty(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", not_empty)
+    saver.save(Cursor(2, 16, 2), *state(2.0), {}, wait=True)
+    monkeypatch.undo()
+    assert [saved.step for saved in saver.news()] == [1, 2]
+    assert any("could not be deleted" in message for message in messages)
+    (whole,) = complete_checkpoints(tmp_path)
+    assert torch.equal(restored(whole, world)[0]["w"], state(2.0)[0]["w"])
+
+
+def test_ctrl_c_waits_until_a_save_is_whole(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes from the memory that whoever goes on would change."""
+    gate = Gate(monkeypatch)
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    threading.Timer(0.6, gate.event.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        Saver(tmp_path, 1, world).save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)
+    assert complete_checkpoints(tmp_path)
 
 
 def test_interrupted_saves_are_ignored_reported_and_removed(tmp_path: Path, world: World) -> None:
@@ -247,3 +284,49 @@ def test_a_user_who_is_as_nice_as_can_be_saves() -> None:
         command = [sys.executable, "-c", NICE, folder]
         result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert result.stdout == "['step-00000002']\n"
+
+
+def test_whoever_waits_for_others_that_read_is_told_that_they_do(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank has all files to read, the other none: both say that there is progress, and leave together."""
+    saver = Saver(tmp_path, 1, world)
+    saver.save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)
+    (checkpoint,) = complete_checkpoints(tmp_path)
+    monkeypatch.setattr(resume, "TELL_SECONDS", 0.0)
+    chunks = 5
+
+    def slowly(file: object, advanced: Callable[[int], None]) -> None:
+        for _ in range(chunks):
+            time.sleep(0.01)
+            advanced(1)
+
+    monkeypatch.setattr(resume, "check_hash", slowly)
+    files = listed_files(checkpoint)
+    border, sums, progress = threading.Barrier(2, timeout=20), dict[int, float](), Counter[int]()
+
+    class Rank:
+        def __init__(self, rank: int) -> None:
+            self.rank, self.size = (0, 1) if rank == 0 else (len(files), 1)
+            self._number = rank
+
+        def sum(self, value: float) -> tuple[float]:
+            sums[self._number] = value
+            border.wait()
+            total = sum(sums.values())
+            border.wait()
+            return (total,)
+
+    def check(number: int) -> None:
+        def told() -> None:
+            progress[number] += 1
+
+        resume.check_content(checkpoint, Rank(number), told)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=check, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert progress[0] == progress[1] == chunks * len(files)

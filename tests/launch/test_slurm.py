@@ -20,6 +20,7 @@ from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import slurm
+from tonnage.launch.elsewhere import refuse_while_in_queue
 from tonnage.launch.watch import DONE, STOPPED, to_their_end
 from tonnage.rundir.directory import RunDirectory
 
@@ -106,6 +107,16 @@ def test_a_stop_with_progress_is_queued_again(run: RunDirectory, programs: Path)
     assert worked(run, programs, 3, SAVED.format(9)) == REQUEUED
 
 
+def test_a_copy_of_a_checkpoint_under_another_name_is_none(run: RunDirectory, programs: Path) -> None:
+    """Names as ``step-best`` sort behind those of all steps."""
+    assert (
+        worked(run, programs, 3, f"{SAVED.format(5)}; cp -r checkpoints/step-00000005 checkpoints/step-best")
+        == REQUEUED
+    )
+    for step in (6, 7, 8):
+        assert worked(run, programs, 3, SAVED.format(step)) == REQUEUED
+
+
 def test_stops_without_progress_end_it(run: RunDirectory, programs: Path) -> None:
     assert worked(run, programs, 3) == REQUEUED
     assert worked(run, programs, 3) == (3, [])
@@ -152,6 +163,10 @@ def test_a_submitted_job_is_known_until_it_is_over(run: RunDirectory, programs: 
     assert slurm.job_of(run) is None
     program(programs, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     assert slurm.job_of(run) is None
+    program(programs, "scontrol", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    assert slurm.job_of(run) == "77"
+    with pytest.raises(UserError, match="does not answer whether job 77 of this run is over"):
+        refuse_while_in_queue(run)
 
 
 def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

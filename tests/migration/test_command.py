@@ -59,6 +59,9 @@ def given(text: str) -> dict[str, Any]:
         ("python t.py config.yaml --seed 1", "python", {"config": "config.yaml", "seed": "1"}),
         ("#!/bin/bash\nset -e\necho 'python x'\npython t.py --text 'two\nlines'", "python", {"text": "two\nlines"}),
         ("python t.py --output_dir <your path> --seed 1", "python", {"seed": "1"}),
+        ("python t.py --eos_token ';' --seed 1", "python", {"eos_token": ";", "seed": "1"}),
+        ('python t.py --sep "||" --text a\\;b --seed 1 && echo', "python", {"sep": "||", "text": "a;b", "seed": "1"}),
+        ("python t.py --stop \\; --seed 1; echo '#'", "python", {"stop": ";", "seed": "1"}),
     ],
 )  # fmt: skip
 def test_commands(text: str, launcher: str, expected: dict[str, Any]) -> None:

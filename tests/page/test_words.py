@@ -104,6 +104,7 @@ WRONG = [
     ("/api/chat/load", {"template": "../x.jinja"}),
     ("/api/start", {"name": "../new"}),
     ("/api/start", {"name": "a/b"}),
+    ("/api/start", {"name": "first"}),  # a run that is there
     ("/api/inspect", {"config": "../x.yaml"}),
     ("/api/inspect", {"config": "nothing"}),
     ("/api/inspect", {"rows": 0}),

@@ -18,7 +18,7 @@ from tonnage.planning.profile import Heads, ModelProfile
 from tonnage.planning.scales import Scales
 from tonnage.planning.words import describe
 
-WITH_HEADS = replace(MODEL, attention_heads=4, heads=(Heads(queries=4, keys=2, size=16, of_values=16),))
+WITH_HEADS = replace(MODEL, heads=(Heads(queries=4, keys=2, size=16, of_values=16),))
 KEPT: dict[str, Any] = {
     "zero": 3,
     "micro_batch": 1,

@@ -138,3 +138,20 @@ def test_metrics_after_the_checkpoint_are_cut_and_kept_elsewhere(tmp_path: Path)
     assert run.rewind_metrics(3) == 0
     assert run.rewind_metrics(2) == 2
     assert len(run.cut_metrics.read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_refused_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(UserError, match="a file system without locks"), run.locked():
+        raise AssertionError
+    assert not run.path.exists()
+    run.path.mkdir()
+    run.lock.touch()
+    assert not run.is_locked()

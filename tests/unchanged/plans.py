@@ -58,7 +58,6 @@ def shape(blocks: int, block_parameters: int, hidden: int, vocabulary: int, kilo
         attention_size=hidden,
         vocab_size=vocabulary,
         blocks=costs,
-        attention_heads=hidden // 64,
         shares_prefixes=True,
         largest_matrix=4 * hidden * hidden,
         rows=rows,

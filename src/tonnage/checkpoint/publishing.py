@@ -41,13 +41,13 @@ def published(directory: Path, needed: str) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         synchronise(temporary)
+        if directory.exists():
+            directory.rmdir()
+        temporary.rename(directory)
+        sync(directory.parent)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise explained(error, temporary, "the export", needed=needed, change="choose another directory") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if directory.exists():
-        directory.rmdir()
-    temporary.rename(directory)
-    sync(directory.parent)

@@ -12,6 +12,7 @@ only when the user says so.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ from tonnage.kernels.adamw import join, split
 from tonnage.kernels.moments import Moments, blocks_in, decode, encode, moments_of, noise_key, row_length
 from tonnage.kernels.regions import region_of
 from tonnage.parallel.world import World
+
+TELL_SECONDS = 5.0
+"""After which ranks that read files tell those that wait for them."""
 
 
 def choose(checkpoints: Path, step: int | None = None) -> Path:
@@ -97,12 +101,23 @@ def set_aside(checkpoints: Path, step: int) -> list[Path]:
     return moved
 
 
-def check_content(checkpoint: Path, world: World) -> None:
-    """Compare the hash of every file, each on one of the ranks. Raises ``UserError`` on the rank that finds a fault."""
+def check_content(checkpoint: Path, world: World, progress: Callable[[], None] = lambda: None) -> None:
+    """Compare the hash of every file, each on one of the ranks; ``progress`` is called on all as long as one reads.
+    Raises ``UserError`` on the rank that finds a fault."""
+    latest = time.monotonic()
+
+    def advanced(_: int) -> None:
+        nonlocal latest
+        progress()
+        if time.monotonic() > latest + TELL_SECONDS:
+            world.sum(1.0)
+            latest = time.monotonic()
+
     for file in listed_files(checkpoint)[world.rank :: world.size]:
-        if (problem := check_hash(file)) is not None:
+        if (problem := check_hash(file, advanced)) is not None:
             raise damaged(checkpoint, problem)
-    world.barrier()  # nobody goes on with what another found to be damaged
+    while world.sum(0.0)[0]:  # nobody goes on with what another found to be damaged, or is still reading
+        progress()
 
 
 def restore(
@@ -112,17 +127,18 @@ def restore(
     world: World,
     log: Callable[[str], None] = lambda message: None,
     elsewhere: Collection[str] = (),
+    progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Fill parameters and optimizer state (as given to ``Saver.save``) from a checkpoint; every rank calls this.
 
     Every byte of the checkpoint is compared with its hash first, by one rank each. A rank reads no more than its own
-    regions. ``elsewhere`` are parameters that other stages of a pipeline restore. Returns what the checkpoint holds
-    besides tensors.
+    regions. ``elsewhere`` are parameters that other stages of a pipeline restore; ``progress`` is called while it
+    reads. Returns what the checkpoint holds besides tensors.
 
     Raises:
         UserError: a file has changed since it was written, or the checkpoint is of another model.
     """
-    check_content(checkpoint, world)
+    check_content(checkpoint, world, progress)
     shards = Shards(checkpoint)
     _check_fit(shards, checkpoint, model, optimizer, elsewhere)
     notes = Counter[str]()
@@ -134,6 +150,7 @@ def restore(
             notes[f"{kind}: {_name(shards.dtype(name))} as {_name(memory.dtype)}"] += 1
 
     for name, parameter in model.items():
+        progress()
         low, stored, stored_low = optimizer.get(f"{name}.low"), f"model.{name}", f"optimizer.{name}.low"
         is_split, stored_type = low is not None, _name(shards.dtype(stored))
         if is_split == (stored_low in shards) and (not is_split or shards.dtype(stored) == parameter.dtype):
@@ -155,6 +172,7 @@ def restore(
             note = f"masters: fp32 split into {_name(memory.dtype)} weight and low half, bit for bit"
         notes[note] += 1
     for name, parameter in model.items():
+        progress()
         if f"{name}.m" in optimizer and (converted := _restore_moments(shards, name, parameter, optimizer)):
             notes[converted] += 1
     for note, count in notes.items():

@@ -238,7 +238,11 @@ class Saver:
         self._thread = threading.Thread(target=write, name=f"save of step {step}", daemon=True)
         self._thread.start()
         if wait:
-            self._thread.join()
+            try:
+                self._thread.join()
+            except BaseException:  # Ctrl-C in a notebook: first it writes what whoever goes on would change
+                self._thread.join()
+                raise
         self._blocked_seconds = time.perf_counter() - began
         if wait:
             self.wait()
@@ -309,10 +313,10 @@ class Saver:
             notes = {name: _wait_for(_note(path / name)) for name in names}
             (path / STATE).write_text(json.dumps(json.loads(state) | {"shards": notes}, indent=1) + "\n")
             publish(path, notes, sync_too=self._sync_too)
-            prune(self._checkpoints, self._keep, best_too=self._keep_best)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                (path / names[rank]).unlink(missing_ok=True)  # makes room, for the message at least
+            if not os.path.lexists(path / COMPLETE):
+                with contextlib.suppress(OSError):
+                    (path / names[rank]).unlink(missing_ok=True)  # makes room, for the message at least
             raise explained(
                 error,
                 path,
@@ -323,6 +327,10 @@ class Saver:
             ) from error
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
         self._whole = Saved(step, path, num_bytes, 0.0, time.perf_counter() - began)
+        try:
+            prune(self._checkpoints, self._keep, best_too=self._keep_best)
+        except OSError as error:  # what is half deleted does not count, and is swept when the run begins again
+            self._log(f"an older checkpoint could not be deleted: {error}")
 
 
 def _yield_to_training() -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import refused, user_error
-from tonnage.files.writing import CLOSED_TO_OTHERS, sync, write_whole
+from tonnage.files.writing import CLOSED_TO_OTHERS, sync, take_lock, write_whole
 from tonnage.files.writing import synchronise as synchronise
 from tonnage.host.cachedir import default_directory as default_directory
 from tonnage.host.cachedir import kept, room_for, trusted
@@ -100,7 +100,8 @@ def _locked(directory: Path, waiting: Callable[[], None] | None = None) -> Itera
     try:
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX if waiting is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                operation = fcntl.LOCK_EX if waiting is None else fcntl.LOCK_EX | fcntl.LOCK_NB
+                take_lock(lock, directory.parent, operation)
                 break
             except BlockingIOError:
                 assert waiting is not None

@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -154,7 +155,8 @@ def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False)
     def write() -> None:
         with mmap.mmap(-1, num_bytes, **OWN) as pages:
             if os.environ.get(HUGE_PAGES, huge_pages()) == "1" and hasattr(mmap, "MADV_HUGEPAGE"):
-                pages.madvise(mmap.MADV_HUGEPAGE)
+                with suppress(OSError):  # a kernel without them
+                    pages.madvise(mmap.MADV_HUGEPAGE)
             written = np.frombuffer(pages, np.uint8)
             written.fill(1)
             del written  # or the pages cannot be given back

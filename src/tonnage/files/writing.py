@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import ROOM
+from tonnage.errors import ROOM, user_error
 
 CLOSED_TO_OTHERS = 0o022
 UNFINISHED = ".tonnage"
@@ -100,6 +100,27 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON so that readers see the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def take_lock(descriptor: int, path: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> None:
+    """``fcntl.flock`` of a file of ours at ``path``.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        UserError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        raise user_error(
+            found=f"a file system without locks ({error.strerror}), which keep two processes from writing the same",
+            needed="one that has flock, as disks of this machine do",
+            change="name a directory on another one (output=..., data.cache=... or TONNAGE_CACHE), or have this one "
+            "mounted with flock",
+            where=str(path),
+        ) from None
 
 
 def _opened(beside: Path) -> int:

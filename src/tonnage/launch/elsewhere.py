@@ -38,10 +38,13 @@ def refuse_while_in_queue(run: RunDirectory) -> None:
             where=str(run.path),
         )
     if (job := slurm.job_of(run)) is not None:
+        answers = slurm.look(job) is not None
+        works = f"Slurm job {job} works on this run or will do so"
+        follow = f"follow it: tonnage follow {run.word}, or cancel it: scancel {job}"
         raise user_error(
-            found=f"Slurm job {job} works on this run or will do so",
+            found=works if answers else f"Slurm does not answer whether job {job} of this run is over",
             needed="one job at a time",
-            change=f"follow it: tonnage follow {run.word}, or cancel it: scancel {job}",
+            change=follow if answers else f"ask again later: scontrol show job {job}; if it is over, remove {run.job}",
             where=str(run.path),
         )
 

@@ -62,7 +62,7 @@ run={run}
 python={python}
 {setup}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 {launcher}=slurm
-newest() {{ printf '%s\\n' "$run"/checkpoints/step-*/COMPLETE | tail -n 1; }}
+newest() {{ printf '%s\\n' "$run"/checkpoints/step-*/COMPLETE | grep -E '/step-[0-9]+/COMPLETE$' | tail -n 1; }}
 before=$(newest)
 
 {srun}
@@ -213,14 +213,14 @@ def submit(launch: SlurmLaunch, run: RunDirectory) -> str:
 
 
 def job_of(run: RunDirectory) -> str | None:
-    """The job that was last submitted for a run, if it may still run."""
+    """The job that was last submitted for a run, if it may still run: where Slurm does not answer, it may."""
     if not run.job.exists() or shutil.which("scontrol") is None:
         return None
     job = read_record(run.job, JobNote).job
     if not (job.isascii() and job.isdecimal()):
         raise user_error(f"job is {job[:60]!r}", "the number of a job", f"remove {run.job}", str(run.job))
     state = look(job)
-    return None if state is None or state.is_over else job
+    return job if state is None or not state.is_over else None
 
 
 def look(job: str) -> JobState | None:

@@ -52,6 +52,10 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 _FLAGS_OF_PYTHON = re.compile(r"-[^-mcWX]+$")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _SCRIPT_OF_SWIFT = re.compile(r"swift[/.]cli[/.](sft|pt|rlhf)(?:\.py)?$")
+_BORDERS = ";&|"
+"""What ends a command, unless it is quoted."""
+_QUOTED = str.maketrans(_BORDERS, "\ue000\ue001\ue002")
+_UNQUOTED = {code: chr(letter) for letter, code in _QUOTED.items()}
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
 OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY, "swift": SWIFT}
@@ -276,16 +280,17 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
         if words is None:
             break
         pending = ""
-        for is_border, part in groupby(_rejoined(words), lambda word: word != "" and set(word) <= set(";&|")):
-            if not is_border and (command := _unwrapped(list(part))):
+        for is_border, part in groupby(_rejoined(words), lambda word: word != "" and set(word) <= set(_BORDERS)):
+            if not is_border and (command := _unwrapped([word.translate(_UNQUOTED) for word in part])):
                 yield command
     if pending.strip():
         raise unreadable("a quote that is not closed", where)
 
 
 def _words(line: str) -> list[str] | None:
-    """The words of a line without its comment; None if a quote is open at its end."""
-    lexer = shlex.shlex(_without_comment(line), posix=True, punctuation_chars=";&|")
+    """The words of a line without its comment, what is quoted in them no border; None if a quote is open at its end."""
+    letters = (letter.translate(_QUOTED) if quoted else letter for letter, quoted in _letters(_without_comment(line)))
+    lexer = shlex.shlex("".join(letters), posix=True, punctuation_chars=_BORDERS)
     lexer.whitespace_split, lexer.commenters = True, ""
     try:
         return list(lexer)
@@ -306,15 +311,23 @@ def _rejoined(words: Sequence[str]) -> Iterator[str]:
     yield from held
 
 
-def _without_comment(line: str) -> str:
-    """A line up to the first ``#`` that begins a word and is not quoted: shlex takes those inside of words as well."""
+def _letters(line: str) -> Iterator[tuple[str, bool]]:
+    """Every letter of a line, and whether it is quoted."""
     quote, before = "", " "
-    for place, letter in enumerate(line):
+    for letter in line:
+        yield letter, bool(quote) or before == "\\"
         if quote:
             quote = "" if letter == quote and (before != "\\" or quote == "'") else quote
         elif letter in "\"'" and before != "\\":
             quote = letter
-        elif letter == "#" and before in " \t\n;&|":
+        before = letter
+
+
+def _without_comment(line: str) -> str:
+    """A line up to the first ``#`` that begins a word and is not quoted: shlex takes those inside of words as well."""
+    before = " "
+    for place, (letter, quoted) in enumerate(_letters(line)):
+        if letter == "#" and not quoted and before in " \t\n" + _BORDERS:
             return line[:place] + _without_comment(line[end:]) if (end := line.find("\n", place)) >= 0 else line[:place]
         before = letter
     return line

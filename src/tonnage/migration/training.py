@@ -22,7 +22,8 @@ def batch(draft: Draft, ranks: int | None) -> None:
     each = draft.first("memory.micro_batch", whole)
     accumulation = draft.first("accumulation", whole)
     of_worker = draft.first("batch_of_worker", whole)
-    if of_worker is not None and (accumulation is not None or each is None or of_worker.value % each.value):
+    is_whole = of_worker is not None and each is not None and each.value > 0 and of_worker.value % each.value == 0
+    if of_worker is not None and (accumulation is not None or not is_whole):
         draft.drop(of_worker, "gradient_accumulation_steps counts.")
     elif of_worker is not None and each is not None:
         accumulation = Pick(of_worker.value // each.value, of_worker.settings)

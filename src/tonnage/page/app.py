@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from tonnage import __version__
 from tonnage.errors import TonnageError, UserError, user_error
+from tonnage.files.places import check_vacant
 from tonnage.files.writing import write_whole
 from tonnage.page.chats import Chats, served_at
 from tonnage.page.commands import Command, Commands
@@ -167,6 +168,7 @@ class Page:
         model, words = self._asked(body)
         name = checked_name(body["name"])
         path, run = self.folder.inside(f"{name}.yaml"), self.folder.inside(name)
+        check_vacant(run, "a name that is free", "choose another name")  # before there is a config of that name
         text = as_yaml(model, [*words, f"output={self.shown(run)}"])
         try:
             write_whole(path, text, new=True)

@@ -292,8 +292,6 @@ class ModelProfile:
     """Of the part of a pipeline's worker, whether it has these."""
     scores: bool = False
     """Whether the head gives one number, and no logits."""
-    attention_heads: int = 0
-    """Of queries."""
     shares_prefixes: bool = False
     """Whether its attention can let documents of a row share what they begin with."""
     arrangement: Arrangement = "packed"

@@ -240,24 +240,24 @@ class BackgroundRuns:
 
     def __init__(self, specs: Sequence[Spec], folder: Path) -> None:
         self._out, self._end = folder / "ran.json", time.monotonic() + REFERENCE_SECONDS
-        file = folder / "specs.json"
+        file, self._log = folder / "specs.json", folder / "ran.log"
         write(file, {"folder": str(folder), "specs": [asdict(spec) for spec in specs]})
         command = [sys.executable, "-m", "tonnage.prove.runs", str(file), str(self._out)]
         no_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            command, env=no_gpu, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        with self._log.open("wb") as log:  # no pipe, which nobody would empty until the end
+            self._process = subprocess.Popen(command, env=no_gpu, stdout=log, stderr=subprocess.STDOUT)
 
     def ran(self) -> dict[str, Ran]:
         """What came of them, by their names. Raises ``RuntimeError`` with what was said where they broke off."""
         try:
-            output, _ = self._process.communicate(timeout=max(1.0, self._end - time.monotonic()))
+            self._process.wait(timeout=max(1.0, self._end - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
             raise RuntimeError("the runs on the CPU, which are the reference, took too long") from None
         if self._process.returncode:
-            raise RuntimeError(f"the runs on the CPU, which are the reference, broke off:\n{output[-3000:]}")
+            output = self._log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise RuntimeError(f"the runs on the CPU, which are the reference, broke off:\n{output}")
         by_name = json.loads(self._out.read_text(encoding="utf-8"))
         for fields in by_name.values():
             fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}

@@ -60,7 +60,7 @@ from typing import Any
 
 from tonnage.errors import UserError, user_error
 from tonnage.files.reading import parse_record, read_json, read_record
-from tonnage.files.writing import write_json, write_whole
+from tonnage.files.writing import take_lock, write_json, write_whole
 from tonnage.rundir.positions import POSITION_BYTES, Position
 from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, divide, metrics_record
 
@@ -223,8 +223,11 @@ class RunDirectory:
             began = time.monotonic()
             while True:
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    take_lock(descriptor, self.lock)
                     break
+                except UserError:
+                    self._remove_made(was_there)
+                    raise
                 except BlockingIOError as error:
                     if time.monotonic() > began + (ORPHANS_SECONDS if self._holder_is_gone() else LOOK_SECONDS):
                         raise self.is_taken() from error
@@ -242,11 +245,14 @@ class RunDirectory:
         try:
             yield
         except OSError:
-            if not was_there:
-                with suppress(OSError):
-                    self.lock.unlink(missing_ok=True)
-                    self.path.rmdir()
+            self._remove_made(was_there)
             raise
+
+    def _remove_made(self, was_there: bool) -> None:
+        if not was_there:
+            with suppress(OSError):
+                self.lock.unlink(missing_ok=True)
+                self.path.rmdir()
 
     def is_locked(self) -> bool:
         """Whether a run works in this directory now."""
@@ -258,6 +264,8 @@ class RunDirectory:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # a file system without locks: nobody can have this one
+            return False
         finally:
             os.close(descriptor)
         return False

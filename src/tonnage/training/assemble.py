@@ -290,7 +290,7 @@ def _go_on(checkpoint: Path, optimizer: ShardedOptimizer, stages: Stages, settin
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
     tensors, saves_all = optimizer.tensors(), trains_of_run(setting.config, setting.plan).all
     saved = {name: parameter for name, parameter in stages.parameters.items() if parameter.requires_grad or saves_all}
-    state = restore(checkpoint, saved, tensors, setting.world, setting.log, stages.elsewhere)
+    state = restore(checkpoint, saved, tensors, setting.world, setting.log, stages.elsewhere, setting.phases.progress)
     optimizer.adopt(tensors)
     cursor = Cursor.of(state)
     optimizer.num_steps = cursor.num_updates

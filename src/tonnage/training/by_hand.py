@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.checkpoint.save import Saver
+from tonnage.checkpoint.save import COMPLETE, Saver, checkpoint_path
 from tonnage.data import HeldPacks
 from tonnage.errors import user_error
 from tonnage.host.core_waits import CoreWaits
@@ -84,6 +84,7 @@ class ByHand:
         """``adds_up_exactly``: whether the plan made gradients ready to take up more than one micro-batch."""
         assert job.world.size == 1
         self.job, self.cursor = job, job.cursor
+        self._saver: Saver | None = None
         self._recorder, self._phases = recorder, phases
         self._core_waits = CoreWaits(recorder.log)
         wide = all(one.dtype == torch.float32 for one in job.parameters.values() if one.requires_grad)
@@ -193,8 +194,12 @@ class ByHand:
         """Save the state as of the last update as a checkpoint, and wait for it. Raises ``UserError``."""
         job, recorder = self.job, self._recorder
         self._phases.enter("save")
-        saver = Saver(checkpoints, keep, job.world, sync_too=recorder.files, log=recorder.log)
-        saver.save(self.cursor, *job.state(), job.facts, wait=True)
+        saver = self._saver = self._saver or Saver(
+            checkpoints, keep, job.world, sync_too=recorder.files, log=recorder.log
+        )
+        saver.wait()
+        if not (checkpoint_path(checkpoints, self.cursor.step) / COMPLETE).exists():  # or Ctrl-C came once it was whole
+            saver.save(self.cursor, *job.state(), job.facts, wait=True)
         recorder.saved(saver.news())
         self._phases.end()
 

@@ -53,7 +53,8 @@ class BetweenSteps:
 def train(
     job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases, stop_requested: Callable[[], bool]
 ) -> bool:
-    """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
+    """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes, which
+    breaks an evaluation off.
 
     One rank's yes ends it on all. Every rank calls this with its own ``job``. The last state is saved in either case.
     Evaluations may end it too, where they find nothing better any more.
@@ -61,7 +62,7 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    course = _Course(job, between_steps, recorder, phases)
+    course = _Course(job, between_steps, recorder, phases, stop_requested)
     late: Ending | None = None
     finished = True
     course.begin()
@@ -115,7 +116,7 @@ def train(
     if late is not None:  # a stop came before it was settled
         course.settle(late)
     if finished and not course.is_stuck:
-        course.evaluate_last()
+        finished = course.evaluate_last()
     course.end()
     return finished
 
@@ -141,11 +142,23 @@ def run_passes(job: Job, step: RankStep, denominator: float, tokens: float, phas
     return losses
 
 
+class _StoppedEvaluating(Exception):
+    """A rank was asked to stop in an evaluation."""
+
+
 class _Course:
     """How a run goes: where it is, and what is done at the end of each step and between steps."""
 
-    def __init__(self, job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases) -> None:
+    def __init__(
+        self,
+        job: Job,
+        between_steps: BetweenSteps,
+        recorder: Recorder,
+        phases: Phases,
+        stop_requested: Callable[[], bool],
+    ) -> None:
         self._job, self._between_steps, self._recorder, self._phases = job, between_steps, recorder, phases
+        self._stop_requested = stop_requested
         self._saver = Saver(
             between_steps.checkpoints,
             between_steps.keep,
@@ -184,9 +197,7 @@ class _Course:
     def begin(self) -> None:
         """Before the first step, ask the model and, if the run is judged then, evaluate it."""
         if self.cursor.step == 0:
-            self._ask()
-            if self._between_steps.judging.before:
-                self._judge()
+            self._look(judges=self._between_steps.judging.before)
         self._began = time.perf_counter()
 
     def settle(self, ending: Ending) -> None:
@@ -201,16 +212,22 @@ class _Course:
         if not self.is_stuck:
             self._recorder.saved(self._saver.news())
 
-    def evaluate(self) -> None:
-        self._ask()
-        self._judge()
+    def evaluate(self) -> bool:
+        """Whether that was not broken off."""
+        is_whole = self._look(judges=True)
         self._evaluated = self.cursor.step
         self._began = time.perf_counter()
+        return is_whole
 
-    def evaluate_last(self) -> None:
-        """As ``evaluate``, after the last step, if there was any and it is not evaluated yet."""
-        if self.cursor != self._job.cursor and self._evaluated != self.cursor.step:
-            self.evaluate()
+    def evaluate_last(self) -> bool:
+        """As ``evaluate``, after the last step, if there was any and it is not evaluated yet: once it is saved, so that
+        no evaluation can lose it, unless that decides what is saved."""
+        if self.cursor == self._job.cursor or self._evaluated == self.cursor.step:
+            return True
+        judging = self._between_steps.judging
+        if not (judging.saves_best or judging.patience):
+            self.save()
+        return self.evaluate()
 
     def save(self) -> None:
         """Save a checkpoint; training goes on meanwhile if there is room for a copy of the state."""
@@ -231,7 +248,7 @@ class _Course:
             best = f"{cursor.best_figure} {cursor.best_value:.4f} at step {cursor.best_step}"
             recorder.log(f"stopping early: {cursor.stale} evaluations in a row were no better than {best}")
         phases.enter("save", micro_batch=0, num_micro_batches=0)
-        if cursor != self._saved:
+        if cursor.step != self._saved.step:
             saver.save(cursor, *job.state(), job.facts, wait=True)
         saver.wait()
         recorder.saved(saver.news())
@@ -242,6 +259,24 @@ class _Course:
         if self.is_stuck:
             raise too_many_skips(cursor, self._bad)
 
+    def _look(self, *, judges: bool) -> bool:
+        """Ask the model and, where it ``judges``, evaluate it. Whether that was not broken off for a stop, of which the
+        loop hears at the next border of a step."""
+        try:
+            self._ask()
+            if judges:
+                self._judge()
+        except _StoppedEvaluating:
+            self._recorder.log(f"stopping in the evaluation of step {self.cursor.step}, which is not written down")
+            return False
+        return True
+
+    def _advance(self, done: int, total: int) -> None:
+        """Note how far an evaluation is. Raises ``_StoppedEvaluating`` on all ranks where one is asked to stop."""
+        self._phases.advance(done, total)
+        if self._job.world.sum(float(self._stop_requested()))[0]:
+            raise _StoppedEvaluating
+
     def _ask(self) -> None:
         """Let the model answer the prompts, if there are any, and write the answers down."""
         job, asking, phases = self._job, self._between_steps.asking, self._phases
@@ -249,14 +284,14 @@ class _Course:
             return
         phases.enter("answer", micro_batch=0, num_micro_batches=0)
         began = time.perf_counter()
-        tokens = answer(job.pipeline, asking, job.deal, job.world, progress=phases.advance)
+        tokens = answer(job.pipeline, asking, job.deal, job.world, progress=self._advance)
         answers = list(map(asking.decode, tokens))
         self._recorder.answered(self.cursor.step, asking.prompts, answers, time.perf_counter() - began)
 
     def _judge(self) -> None:
         """Evaluate and write it down. What is found before the first step is compared with nothing."""
         cursor, judging, began = self.cursor, self._between_steps.judging, time.perf_counter()
-        record = judged(self._job, judging, self._phases)
+        record = judged(self._job, judging, self._phases, self._advance)
         if record:
             self._recorder.record(step=cursor.step, **record, eval_seconds=time.perf_counter() - began)
             if cursor.step:

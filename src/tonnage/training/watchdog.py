@@ -47,13 +47,16 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        late = time.monotonic()
+        """Seconds are counted here, and not by the time of day: that jumps where a clock is set or a machine slept."""
+        changed, since = self._position.seconds, time.monotonic()
+        late = since
         while not self._closed.wait(self._beat_seconds):
             self._position.beat()
             was, late = late, time.monotonic()
-            if late - was > self._timeout / 2:
-                continue  # this process itself stood still: it has not been watching
-            if time.time() - self._position.seconds > self._timeout:
+            stood_still = late - was > self._timeout / 2  # this process itself: it has not been watching
+            if stood_still or self._position.seconds != changed:
+                changed, since = self._position.seconds, late
+            elif late - since > self._timeout:
                 self._end()
 
     def _end(self) -> None:

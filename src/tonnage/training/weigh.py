@@ -82,7 +82,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 43
+FORMAT = 44
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -211,7 +211,6 @@ def _weigh(
         block_parameters=max(of_blocks),
         hidden_size=anatomy.head.in_features,
         attention_size=round(fmean(number * size for number, size in traced.heads)) if traced.heads else 0,
-        attention_heads=max((number for number, _ in traced.heads), default=0),
         vocab_size=anatomy.embedding.num_embeddings if anatomy.scores else len(anatomy.head.weight),
         scores=anatomy.scores,
         blocks=traced.blocks,
