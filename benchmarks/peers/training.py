@@ -73,7 +73,7 @@ PEERS: dict[str, dict[str, Any]] = {
 OURS: dict[str, dict[str, Any]] = {
     "tonnage": {},
     "tonnage, every document whole": {"data": {"share_prefixes": False}},
-    "tonnage, micro-batches of 2": {"memory": {"micro_batch": 2}},
+    "tonnage, 8 documents at a time": {"memory": {"micro_batch": 8}},
     "tonnage, fp32": {"precision": "fp32"},
     "tonnage, int8 moments": {"memory": {"moments": "int8"}},
 }
