@@ -800,3 +800,16 @@ def test_evaluations_are_counted_in_steps_or_as_a_fraction_of_all(written: str, 
     path = tmp_path / "config.yaml"
     path.write_text(f"model: m\ndata: {{train: a.jsonl, validation: 0.1}}\nevaluate: {{every: {written}}}\n")
     assert read_config(path, check_files=False).evaluate.steps_between(40) == steps
+
+
+@pytest.mark.parametrize(
+    ("written", "override", "epochs", "steps"),
+    [("epochs: 1", "steps=null", 1, None), ("steps: 100", "epochs=null", None, 100), ("epochs: 1", "steps=9", None, 9)],
+)
+def test_an_override_that_sets_nothing_leaves_what_the_file_says(
+    tmp_path: Path, written: str, override: str, epochs: float | None, steps: int | None
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: a/b\ndata: {{train: rows.jsonl}}\n{written}\n")
+    config = read_config(path, [override], check_files=False)
+    assert (config.epochs, config.steps) == (epochs, steps)

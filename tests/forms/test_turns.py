@@ -291,9 +291,10 @@ def test_calls_without_arguments(arguments: object) -> None:
     assert call["tool_calls"][0]["function"]["arguments"] == {}
 
 
-def test_arguments_under_another_name() -> None:
+@pytest.mark.parametrize("name", ["parameters", "args", "input"])
+def test_arguments_under_another_name(name: str) -> None:
     for beside in ({}, {"arguments": None}):
-        said = {"role": "assistant", "tool_calls": [{"name": "look_up", "parameters": ARGUMENTS, **beside}]}
+        said = {"role": "assistant", "tool_calls": [{"name": "look_up", name: ARGUMENTS, **beside}]}
         assert last(said)["tool_calls"] == [CALL]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import tonnage
 
 CODE = """
 import os, sys
@@ -53,6 +56,26 @@ def test_loops_are_kept_and_found_again(tmp_path: Path) -> None:
     assert len(kept) == 2
     assert compiled(tmp_path, tmp_path / "cache") == ""
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_what_was_compiled_of_other_code_is_not_used(tmp_path: Path) -> None:
+    """Loops have others' functions and numbers in them, which an update changes."""
+    other = tmp_path / "other"
+    shutil.copytree(Path(tonnage.__file__).parent, other / "tonnage", ignore=shutil.ignore_patterns("__pycache__"))
+    cache, code = tmp_path / "cache", tmp_path / "code.py"
+    code.write_text(CODE)
+
+    def stored() -> bytes:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(other)}
+        subprocess.run([sys.executable, str(code), ""], check=True, env=environment)
+        (index,) = cache.rglob("*.nbi")
+        return index.read_bytes()
+
+    before = stored()
+    assert stored() == before
+    with (other / "tonnage" / "kernels" / "tiles.py").open("a") as file:
+        file.write("# another\n")
+    assert stored() != before
 
 
 def test_threads_start_without_a_file_that_a_kill_would_leave(tmp_path: Path) -> None:

@@ -137,3 +137,12 @@ def test_a_left_operand_that_lies_the_wrong_way_round(
     pieces = -(-rows // 32) if turns and rows > 1 and columns >= 6 else 0
     assert turned.call_count == pieces
     assert products.turned(left.t()).equal(left)
+
+
+def test_nothing_to_multiply_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the gradient of a head in a micro-batch without supervised tokens."""
+    monkeypatch.setattr(products, "processor_turns", lambda: True)
+    monkeypatch.setattr(products, "goes_through_fp32", lambda tensor: False)
+    monkeypatch.setattr(products, "WIDE", 1)
+    result = products.product(torch.empty(0, 5, dtype=torch.bfloat16).t(), torch.empty(0, 8, dtype=torch.bfloat16))
+    assert torch.equal(result, torch.zeros(5, 8, dtype=torch.bfloat16))

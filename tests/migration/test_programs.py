@@ -627,6 +627,21 @@ def test_how_llama_factory_cuts_and_when_axolotl_s_warm_up_ends_is_told(tmp_path
         assert not any("warm-up by default" in note for note in axolotl(tmp_path, **keys).notes)
 
 
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ("--include w1:0,1,2,3@w2:0,1,2,3", 8),
+        ("--include w1:0,1@w2:0", 3),
+        ("--include localhost:0,1", 2),
+        ("--include w1@w2", None),
+    ],
+)
+def test_hosts_of_the_launcher_of_deepspeed_are_counted(options: str, workers: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(f"deepspeed {options} train.py --model_name_or_path owner/model --per_device_train_batch_size 2\n")
+    assert import_files([file]).tree.get("launch", {}).get("workers") == workers
+
+
 def test_how_many_workers_there_are_can_be_said(tmp_path: Path) -> None:
     (tmp_path / "axolotl.yaml").write_text(yaml.safe_dump(BASE))
     found = import_files([tmp_path / "axolotl.yaml"], workers=8)

@@ -79,7 +79,8 @@ def test_what_is_no_name_of_a_run_is_not(name: str) -> None:
 
 def test_the_config_says_what_the_overrides_say(here: Path) -> None:
     words = ["data.train=rows.jsonl", "optimizer.lr=1e-4", "steps=20", "batch.sequences=4", "adapter.rank=16"]
-    words += ["output=runs/a", "memory.micro_batch=2", "memory.moments=fp32"]
+    words += ["output=runs/a", "memory.micro_batch=2", "memory.moments=fp32", "data.train.format=alpaca"]
+    words += ["launch.with=slurm", "launch.time=1:30:00", "objective=dpo", "objective.beta=0.3"]
     path = here / "config.yaml"
     path.write_text(as_yaml("Qwen/Qwen2.5-0.5B", words))
     (here / "bare.yaml").write_text("model: Qwen/Qwen2.5-0.5B\ndata: {train: x}\n")

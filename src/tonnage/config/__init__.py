@@ -7,7 +7,7 @@ overrides of what Python gives, ``check`` holds what does not go together, ``cha
 
 from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check_here import check_output, check_trackers
-from tonnage.config.read import config_text, overridden_key, read_config, write_config
+from tonnage.config.read import config_text, overridden_key, overrides_text, read_config, write_config
 from tonnage.config.schema import (
     Adapter,
     AnyLaunch,
@@ -43,6 +43,7 @@ __all__ = [
     "compare",
     "config_text",
     "overridden_key",
+    "overrides_text",
     "read_config",
     "write_config",
 ]

@@ -107,6 +107,15 @@ def config_text(config: Config) -> str:
     return yaml_tree.write_yaml(as_json(config))
 
 
+def overrides_text(overrides: Sequence[str]) -> str:
+    """A config file that says the same as overrides, with no default written out. Raises ``UserError``."""
+    document = YamlTree()
+    _apply(document, overrides)
+    if document.problems:
+        raise UserError(*_bounded(document.problems))
+    return yaml_tree.write_yaml(document.value)
+
+
 def overridden_key(override: str) -> str:
     """The dotted key that an override is for; empty if it is none."""
     return (yaml_tree.split_override(override) or ("", ""))[0]
@@ -121,7 +130,7 @@ def _apply(document: YamlTree, overrides: Sequence[str]) -> None:
         yaml_tree.apply_override(document, override)
         overridden.append(path)
     for pair in ALTERNATIVES:
-        left = [path for path in pair if path not in overridden]
+        left = [path for path in pair if path not in overridden or _value_at(document.value, path) is None]
         if len(left) == 1:
             _forget(document, left[0])
     _drop_other_kinds(document, overridden)

@@ -207,6 +207,8 @@ def _documents(
         "commits": [resolved.commit for resolved in sources.resolved],
         "files": [store.remembered_digest(cache, file) for file in sources.files],
     }
+    if recipe.images is not None:  # whose paths are taken from where their rows are
+        made_of["folders"] = sorted({str(Path(part.file).absolute().parent) for part in sources.parts})
     directory = cache / "documents" / store.key(made_of)
     if recipe.images is not None and directory.is_dir() and (stamps := Documents(directory).changed_images()):
         directory = cache / "documents" / store.key([made_of, stamps])

@@ -239,9 +239,7 @@ class TurnReader:
                 self.count_others(function, _FUNCTION_FIELDS, where)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RowError("wrong_type", f"{where} is not a function call with a name")
-        arguments = function.get("arguments")
-        if arguments is None:
-            arguments = function.get("parameters")
+        arguments = next((function[name] for name in _ARGUMENTS if function.get(name) is not None), None)
         for _ in range(2):
             if isinstance(arguments, str):
                 arguments = parse_json(arguments, f"{where}: the text of the arguments") if arguments.strip() else {}
@@ -324,7 +322,9 @@ _TEXTS = ("text", "value", "content")
 """Where the words of a part stand."""
 _PARTS_READ = f"parts that are read have the types {', '.join((*_TEXT_TYPES, *REASONING))}, tool_use and tool_result"
 _NUMBER = re.compile(r"\[\d+\]")
-_FUNCTION_FIELDS = frozenset(("name", "arguments", "parameters"))
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Fields of a call that have what it is called with: OpenAI's, those of Llama's templates, LangChain's, Anthropic's."""
+_FUNCTION_FIELDS = frozenset(("name", *_ARGUMENTS))
 _CALL_FIELDS = _FUNCTION_FIELDS | {"type", "id", "index", "function", "cache_control"}
 _PART_FIELDS = frozenset(
     (

@@ -7,9 +7,10 @@ time, and is said once.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,16 @@ COMPILED_EACH_TIME = "loops are compiled anew in every process, which takes seco
 
 
 class _Kept(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function; its failures cost time and nothing else."""
+    """numba's cache of one function; its failures cost time and nothing else.
+
+    What was compiled is used as long as all of this folder is as it was: loops have others' functions and numbers in
+    them, of which numba knows nothing.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        file = self._cache_file
+        file._source_stamp = (file._source_stamp, _sources(Path(__file__).parent))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled for a signature; None if nothing was, or it cannot be read."""
@@ -48,18 +58,28 @@ class _Kept(FunctionCache):  # type: ignore[misc]
             _say(self.cache_path, f"cannot be written ({error})")
 
 
+@cache
+def _sources(folder: Path) -> str:
+    """A hash of all code that loops are compiled from."""
+    beside = (folder.parent / "host" / f"{name}.py" for name in ("moments", "quantized", "processor"))
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted([*folder.glob("*.py"), *beside]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def loop(function: Callable[..., Any]) -> Any:
     """Decorates a loop over ``prange``: compiled when it is first called, for all threads, without Python's lock."""
     compiled = njit(parallel=True, nogil=True, error_model="numpy")(function)
     try:
-        cache = _Kept(function)
+        cached = _Kept(function)
     except RuntimeError as error:  # numba has found no directory that it may write
         _say(Path(__file__).parent, f"cannot be written, nor can the user's cache ({error})")
         return compiled
-    if why := why_untrusted(Path(cache.cache_path), owner_of=Path(__file__)):
-        _say(cache.cache_path, f"is not used: {why}")
+    if why := why_untrusted(Path(cached.cache_path), owner_of=Path(__file__)):
+        _say(cached.cache_path, f"is not used: {why}")
         return compiled
-    compiled._cache = cache
+    compiled._cache = cached
     return compiled
 
 

@@ -49,7 +49,7 @@ def processor_turns() -> bool:
 
 def turning_pays(left: Tensor, right: Tensor) -> bool:
     """Whether the left operand of a product lies the wrong way round, and turning it first is faster."""
-    halves = left.device.type == "cpu" and left.dtype == torch.bfloat16
+    halves = left.device.type == "cpu" and left.dtype == torch.bfloat16 and left.numel() > 0
     return halves and left.stride(0) == 1 != left.stride(1) and right.shape[1] >= WIDE and processor_turns()
 
 

@@ -163,9 +163,13 @@ def _processes(value: Any) -> int:
 
 
 def _devices(value: Any) -> int:
-    """Devices in ``0,1,2``, or in ``localhost:0,1`` of the deepspeed launcher; 0 for all."""
-    listed = str(value).rpartition(":")[2]
-    return 0 if listed in ("", "all", "True") else len([part for part in listed.split(",") if part.strip()])
+    """Devices in ``0,1,2``, or in ``host:0,1@other:0,1`` of the deepspeed launcher; 0 for all."""
+    hosts = str(value).split("@")
+    listed = [host.rpartition(":")[2] for host in hosts]
+    are_all = any(":" not in host for host in hosts) and len(hosts) > 1
+    if are_all or {*listed} & {"", "all", "True"}:
+        return 0
+    return len([part for devices in listed for part in devices.split(",") if part.strip()])
 
 
 def _kind(value: Any) -> str:

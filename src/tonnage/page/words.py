@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tonnage.config import read_config
+from tonnage.config import as_overrides, overrides_text, read_config
 from tonnage.errors import user_error
 from tonnage.host.cachedir import why_untrusted
 from tonnage.page.folder import Folder
@@ -76,17 +76,8 @@ def check_author(config: Path, words: Sequence[str], *, runs_code: bool = False)
 
 
 def as_yaml(model: str, overrides: Sequence[str]) -> str:
-    """A config that says the same as a model and overrides."""
-    tree: dict[str, Any] = {"model": model}
-    for word in overrides:
-        key, _, value = word.partition("=")
-        branch = tree
-        *sections, last = key.split(".")
-        for section in sections:
-            inner = branch.get(section)
-            branch[section] = branch = inner if isinstance(inner, dict) else {}
-        branch[last] = _value(value)
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    """A config that says the same as a model and overrides. Raises ``UserError``."""
+    return overrides_text([*as_overrides({"model": model}), *overrides])
 
 
 def checked_name(name: str) -> str:

@@ -58,6 +58,7 @@ _DEAR = frozenset(
 _DEAR_NAMES = frozenset(
     {
         "torch_attn::_varlen_attn",
+        "mkldnn::_linear_pointwise",
         "tonnage::packed_attention",
         "tonnage::product_in_fp32",
         "tonnage::adapted_linear",

@@ -82,7 +82,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 44
+FORMAT = 45
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
