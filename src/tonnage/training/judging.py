@@ -57,11 +57,11 @@ def compared(record: Mapping[str, Any], judging: Judging, cursor: Cursor) -> Cur
     return replace(cursor, stale=cursor.stale + 1)
 
 
-def judged(job: Job, judging: Judging, phases: Phases, progress: Callable[[int, int], None]) -> dict[str, Any]:
+def judged(job: Job, judging: Judging, phases: Phases) -> dict[str, Any]:
     """Evaluate all that there is to evaluate; what of it goes into ``metrics.jsonl``, empty if nothing was evaluated.
-    Every rank finds the same. ``progress`` is told what is done of a phase and all of it."""
+    Every rank finds the same."""
     record: dict[str, Any] = {}
-    evaluated = Evaluated()
+    evaluated, progress = Evaluated(), phases.advance
     if job.validation_data is not None or job.general_data is not None:
         phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     if (data := job.validation_data) is not None:

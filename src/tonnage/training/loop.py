@@ -53,8 +53,7 @@ class BetweenSteps:
 def train(
     job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases, stop_requested: Callable[[], bool]
 ) -> bool:
-    """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes, which
-    breaks an evaluation off.
+    """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
 
     One rank's yes ends it on all. Every rank calls this with its own ``job``. The last state is saved in either case.
     Evaluations may end it too, where they find nothing better any more.
@@ -62,7 +61,7 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    course = _Course(job, between_steps, recorder, phases, stop_requested)
+    course = _Course(job, between_steps, recorder, phases)
     late: Ending | None = None
     finished = True
     course.begin()
@@ -116,7 +115,7 @@ def train(
     if late is not None:  # a stop came before it was settled
         course.settle(late)
     if finished and not course.is_stuck:
-        finished = course.evaluate_last()
+        course.evaluate_last()
     course.end()
     return finished
 
@@ -142,23 +141,11 @@ def run_passes(job: Job, step: RankStep, denominator: float, tokens: float, phas
     return losses
 
 
-class _StoppedEvaluating(Exception):
-    """A rank was asked to stop in an evaluation."""
-
-
 class _Course:
     """How a run goes: where it is, and what is done at the end of each step and between steps."""
 
-    def __init__(
-        self,
-        job: Job,
-        between_steps: BetweenSteps,
-        recorder: Recorder,
-        phases: Phases,
-        stop_requested: Callable[[], bool],
-    ) -> None:
+    def __init__(self, job: Job, between_steps: BetweenSteps, recorder: Recorder, phases: Phases) -> None:
         self._job, self._between_steps, self._recorder, self._phases = job, between_steps, recorder, phases
-        self._stop_requested = stop_requested
         self._saver = Saver(
             between_steps.checkpoints,
             between_steps.keep,
@@ -197,7 +184,9 @@ class _Course:
     def begin(self) -> None:
         """Before the first step, ask the model and, if the run is judged then, evaluate it."""
         if self.cursor.step == 0:
-            self._look(judges=self._between_steps.judging.before)
+            self._ask()
+            if self._between_steps.judging.before:
+                self._judge()
         self._began = time.perf_counter()
 
     def settle(self, ending: Ending) -> None:
@@ -212,22 +201,21 @@ class _Course:
         if not self.is_stuck:
             self._recorder.saved(self._saver.news())
 
-    def evaluate(self) -> bool:
-        """Whether that was not broken off."""
-        is_whole = self._look(judges=True)
+    def evaluate(self) -> None:
+        self._ask()
+        self._judge()
         self._evaluated = self.cursor.step
         self._began = time.perf_counter()
-        return is_whole
 
-    def evaluate_last(self) -> bool:
+    def evaluate_last(self) -> None:
         """As ``evaluate``, after the last step, if there was any and it is not evaluated yet: once it is saved, so that
         no evaluation can lose it, unless that decides what is saved."""
         if self.cursor == self._job.cursor or self._evaluated == self.cursor.step:
-            return True
+            return
         judging = self._between_steps.judging
         if not (judging.saves_best or judging.patience):
             self.save()
-        return self.evaluate()
+        self.evaluate()
 
     def save(self) -> None:
         """Save a checkpoint; training goes on meanwhile if there is room for a copy of the state."""
@@ -259,24 +247,6 @@ class _Course:
         if self.is_stuck:
             raise too_many_skips(cursor, self._bad)
 
-    def _look(self, *, judges: bool) -> bool:
-        """Ask the model and, where it ``judges``, evaluate it. Whether that was not broken off for a stop, of which the
-        loop hears at the next border of a step."""
-        try:
-            self._ask()
-            if judges:
-                self._judge()
-        except _StoppedEvaluating:
-            self._recorder.log(f"stopping in the evaluation of step {self.cursor.step}, which is not written down")
-            return False
-        return True
-
-    def _advance(self, done: int, total: int) -> None:
-        """Note how far an evaluation is. Raises ``_StoppedEvaluating`` on all ranks where one is asked to stop."""
-        self._phases.advance(done, total)
-        if self._job.world.sum(float(self._stop_requested()))[0]:
-            raise _StoppedEvaluating
-
     def _ask(self) -> None:
         """Let the model answer the prompts, if there are any, and write the answers down."""
         job, asking, phases = self._job, self._between_steps.asking, self._phases
@@ -284,14 +254,14 @@ class _Course:
             return
         phases.enter("answer", micro_batch=0, num_micro_batches=0)
         began = time.perf_counter()
-        tokens = answer(job.pipeline, asking, job.deal, job.world, progress=self._advance)
+        tokens = answer(job.pipeline, asking, job.deal, job.world, progress=phases.advance)
         answers = list(map(asking.decode, tokens))
         self._recorder.answered(self.cursor.step, asking.prompts, answers, time.perf_counter() - began)
 
     def _judge(self) -> None:
         """Evaluate and write it down. What is found before the first step is compared with nothing."""
         cursor, judging, began = self.cursor, self._between_steps.judging, time.perf_counter()
-        record = judged(self._job, judging, self._phases, self._advance)
+        record = judged(self._job, judging, self._phases)
         if record:
             self._recorder.record(step=cursor.step, **record, eval_seconds=time.perf_counter() - began)
             if cursor.step:
