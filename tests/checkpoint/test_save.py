@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -163,7 +163,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_takes_nothing_with_it(
 def test_ctrl_c_waits_until_a_save_is_whole(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes from the memory that whoever goes on would change."""
     gate = Gate(monkeypatch)
-    threading.Timer(0.2, _thread.interrupt_main).start()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     threading.Timer(0.6, gate.event.set).start()
     with pytest.raises(KeyboardInterrupt):
         Saver(tmp_path, 1, world).save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)

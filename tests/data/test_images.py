@@ -374,6 +374,27 @@ def test_several_processes_make_the_same_documents(
         assert digests[0] == digests[1]
 
 
+def test_images_of_equal_rows_are_those_beside_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two directories with the same rows, each read from within, and one cache."""
+    from transformers import AutoTokenizer
+
+    data = Data.model_validate({"train": [{"path": "rows.jsonl"}], "max_length": 128})
+    facts, tokenizer = ModelFacts(images=ImageRecipe(str(model), IMAGE_ID)), AutoTokenizer.from_pretrained(model)
+    digests = []
+    for number, name in enumerate(("first", "second")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "cat.png").write_bytes(draw_image(number))
+        (folder / "rows.jsonl").write_text(json.dumps(row("cat.png")) + "\n")
+        monkeypatch.chdir(folder)
+        made = prepare(data, tokenizer, cache=tmp_path / "cache", model=facts)
+        ((table, at),) = made.train.source.images(0)
+        digests.append(table.digest(at))
+    assert digests[0] != digests[1]
+
+
 def test_rows_of_text_need_neither_pillow_nor_torchvision(tmp_path: Path, model: Path) -> None:
     """They are trained on where neither is installed; what a row with an image needs is said then."""
     draw(tmp_path, "a.png")

@@ -109,10 +109,8 @@ def test_a_stop_with_progress_is_queued_again(run: RunDirectory, programs: Path)
 
 def test_a_copy_of_a_checkpoint_under_another_name_is_none(run: RunDirectory, programs: Path) -> None:
     """Names as ``step-best`` sort behind those of all steps."""
-    assert (
-        worked(run, programs, 3, f"{SAVED.format(5)}; cp -r checkpoints/step-00000005 checkpoints/step-best")
-        == REQUEUED
-    )
+    copied = f"{SAVED.format(5)}; cp -r checkpoints/step-00000005 checkpoints/step-best"
+    assert worked(run, programs, 3, copied) == REQUEUED
     for step in (6, 7, 8):
         assert worked(run, programs, 3, SAVED.format(step)) == REQUEUED
 

@@ -181,7 +181,9 @@ class Saver:
         self._keep_best = keep_best
         self._sync_too, self._log, self._progress = sync_too, log, progress
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._thread: threading.Thread | None = None
+        self._written: threading.Event | None = None
+        """Set when the save under way has ended; None if there is none. Its thread is not asked: CPython 3.11 takes it
+        for ended once Ctrl-C has interrupted a join."""
         self._error: BaseException | None = None
         self._whole: Saved | None = None
         self._blocked_seconds = 0.0
@@ -215,7 +217,7 @@ class Saver:
         began = time.perf_counter()
         step = cursor.step
         path = checkpoint_path(self._checkpoints, step)
-        if self._thread is not None and self._thread.is_alive():
+        if self._written is not None and not self._written.is_set():
             self._log(f"step {step} waits for the save before it: saves take longer than the steps between them")
         self.wait()
         if (path / COMPLETE).exists():
@@ -234,14 +236,16 @@ class Saver:
                 self._write(path, step, parts, text, began)
             except BaseException as error:
                 self._error = error
+            finally:
+                written.set()
 
-        self._thread = threading.Thread(target=write, name=f"save of step {step}", daemon=True)
-        self._thread.start()
+        self._written = written = threading.Event()
+        threading.Thread(target=write, name=f"save of step {step}", daemon=True).start()
         if wait:
             try:
-                self._thread.join()
-            except BaseException:  # Ctrl-C in a notebook: first it writes what whoever goes on would change
-                self._thread.join()
+                written.wait()
+            except BaseException:  # Ctrl-C in a notebook: what is being written must not change before it is whole
+                written.wait()
                 raise
         self._blocked_seconds = time.perf_counter() - began
         if wait:
@@ -260,8 +264,8 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until no save is going on. Raises as ``news``."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._written is not None:
+            self._written.wait()
             self._collect()
 
     @property
@@ -270,9 +274,9 @@ class Saver:
         return self._buffer.numel()
 
     def _collect(self) -> None:
-        if self._thread is None or self._thread.is_alive():
+        if self._written is None or not self._written.is_set():
             return
-        self._thread = None
+        self._written = None
         if self._error is not None:
             raise self._error
         if self._whole is not None:

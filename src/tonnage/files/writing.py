@@ -115,7 +115,8 @@ def take_lock(descriptor: int, path: Path, operation: int = fcntl.LOCK_EX | fcnt
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
             raise
         raise user_error(
-            found=f"a file system without locks ({error.strerror}), which keep two processes from writing the same",
+            found=f"a file system without locks ({error.strerror}), which would keep two processes from writing the "
+            "same files",
             needed="one that has flock, as disks of this machine do",
             change="name a directory on another one (output=..., data.cache=... or TONNAGE_CACHE), or have this one "
             "mounted with flock",

@@ -1,7 +1,6 @@
 """What loops for the CPU do with single numbers: bf16 as 16 bits and back, and an exponential that becomes vectors.
 
-All are compiled into the loops that use them. Numba does not look for changes in this file when it takes such a loop
-from its cache: whoever edits it deletes the caches (``__pycache__/*.nbi``).
+All are compiled into the loops that use them.
 """
 
 from __future__ import annotations

@@ -33,14 +33,14 @@ COMPILED_EACH_TIME = "loops are compiled anew in every process, which takes seco
 class _Kept(FunctionCache):  # type: ignore[misc]
     """numba's cache of one function; its failures cost time and nothing else.
 
-    What was compiled is used as long as all of this folder is as it was: loops have others' functions and numbers in
-    them, of which numba knows nothing.
+    What was compiled is used as long as all files that it may be compiled from are as they were. numba itself looks at
+    the file of the loop alone, though functions and constants of other files are compiled into it.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
         file = self._cache_file
-        file._source_stamp = (file._source_stamp, _sources(Path(__file__).parent))
+        file._source_stamp = (file._source_stamp, _sources())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled for a signature; None if nothing was, or it cannot be read."""
@@ -59,11 +59,10 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 
 
 @cache
-def _sources(folder: Path) -> str:
-    """A hash of all code that loops are compiled from."""
-    beside = (folder.parent / "host" / f"{name}.py" for name in ("moments", "quantized", "processor"))
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted([*folder.glob("*.py"), *beside]):
+def _sources() -> str:
+    """A hash of all files that loops may be compiled from: kernels, and the formats and numbers of ``host``."""
+    package, digest = Path(__file__).parents[1], hashlib.blake2b(digest_size=16)
+    for file in sorted([*package.glob("kernels/*.py"), *package.glob("host/*.py")]):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -44,7 +44,9 @@ def refuse_while_in_queue(run: RunDirectory) -> None:
         raise user_error(
             found=works if answers else f"Slurm does not answer whether job {job} of this run is over",
             needed="one job at a time",
-            change=follow if answers else f"ask again later: scontrol show job {job}; if it is over, remove {run.job}",
+            change=follow
+            if answers
+            else f"ask Slurm again later: scontrol show job {job}. If it is over, remove {run.job}",
             where=str(run.path),
         )
 

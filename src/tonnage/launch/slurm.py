@@ -62,7 +62,7 @@ run={run}
 python={python}
 {setup}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 {launcher}=slurm
-newest() {{ printf '%s\\n' "$run"/checkpoints/step-*/COMPLETE | grep -E '/step-[0-9]+/COMPLETE$' | tail -n 1; }}
+newest() {{ printf '%s\\n' "$run"/checkpoints/step-*/COMPLETE | grep -E '/step-[0-9]{{8,18}}/COMPLETE$' | tail -n 1; }}
 before=$(newest)
 
 {srun}

@@ -55,6 +55,7 @@ _SCRIPT_OF_SWIFT = re.compile(r"swift[/.]cli[/.](sft|pt|rlhf)(?:\.py)?$")
 _BORDERS = ";&|"
 """What ends a command, unless it is quoted."""
 _QUOTED = str.maketrans(_BORDERS, "\ue000\ue001\ue002")
+"""How they are written where they are quoted, until commands are told apart: as characters that no text has."""
 _UNQUOTED = {code: chr(letter) for letter, code in _QUOTED.items()}
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
@@ -288,7 +289,8 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
 
 
 def _words(line: str) -> list[str] | None:
-    """The words of a line without its comment, what is quoted in them no border; None if a quote is open at its end."""
+    """The words of a line without its comment; None if a quote is open at its end. Borders that are quoted are written
+    as ``_QUOTED`` has them."""
     letters = (letter.translate(_QUOTED) if quoted else letter for letter, quoted in _letters(_without_comment(line)))
     lexer = shlex.shlex("".join(letters), posix=True, punctuation_chars=_BORDERS)
     lexer.whitespace_split, lexer.commenters = True, ""

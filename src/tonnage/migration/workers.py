@@ -166,8 +166,8 @@ def _devices(value: Any) -> int:
     """Devices in ``0,1,2``, or in ``host:0,1@other:0,1`` of the deepspeed launcher; 0 for all."""
     hosts = str(value).split("@")
     listed = [host.rpartition(":")[2] for host in hosts]
-    are_all = any(":" not in host for host in hosts) and len(hosts) > 1
-    if are_all or {*listed} & {"", "all", "True"}:
+    some_are_whole = len(hosts) > 1 and any(":" not in host for host in hosts)
+    if some_are_whole or {*listed} & {"", "all", "True"}:
         return 0
     return len([part for devices in listed for part in devices.split(",") if part.strip()])
 

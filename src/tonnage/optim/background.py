@@ -16,8 +16,7 @@ class Background:
         self._reached: float = -math.inf
         self._changed = threading.Condition()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="update", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="update", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -35,11 +34,8 @@ class Background:
     def wait(self, turn: int | None = None) -> float:
         """Wait until ``turn`` is done, or all work; the seconds that took. Raises what the work raised."""
         began = time.perf_counter()
-        if turn is None:
-            self._thread.join()
-        else:
-            with self._changed:
-                self._changed.wait_for(lambda: self._reached > turn)
+        with self._changed:
+            self._changed.wait_for(lambda: self._reached > turn if turn is not None else self._reached == math.inf)
         if self._error is not None:
             raise self._error
         return time.perf_counter() - began

@@ -249,6 +249,7 @@ class RunDirectory:
             raise
 
     def _remove_made(self, was_there: bool) -> None:
+        """Remove what was made to lock a directory, unless that ``was_there`` before."""
         if not was_there:
             with suppress(OSError):
                 self.lock.unlink(missing_ok=True)

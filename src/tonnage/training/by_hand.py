@@ -198,7 +198,8 @@ class ByHand:
             checkpoints, keep, job.world, sync_too=recorder.files, log=recorder.log
         )
         saver.wait()
-        if not (checkpoint_path(checkpoints, self.cursor.step) / COMPLETE).exists():  # or Ctrl-C came once it was whole
+        is_whole = (checkpoint_path(checkpoints, self.cursor.step) / COMPLETE).exists()
+        if not is_whole:  # it is where Ctrl-C interrupted the call before
             saver.save(self.cursor, *job.state(), job.facts, wait=True)
         recorder.saved(saver.news())
         self._phases.end()

@@ -208,8 +208,11 @@ class _Course:
         self._began = time.perf_counter()
 
     def evaluate_last(self) -> None:
-        """As ``evaluate``, after the last step, if there was any and it is not evaluated yet: once it is saved, so that
-        no evaluation can lose it, unless that decides what is saved."""
+        """As ``evaluate``, after the last step, if there was any and it is not evaluated yet.
+
+        The state is saved first, so that nothing is lost if the evaluation fails. Where evaluations find the best step
+        or end the run, it is saved afterwards, as what they find is part of it.
+        """
         if self.cursor == self._job.cursor or self._evaluated == self.cursor.step:
             return
         judging = self._between_steps.judging
