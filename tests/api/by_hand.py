@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tonnage
+from tonnage.decide.models import use_model
+from tonnage.kernels.switches import is_on
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "packed": {"precision": "fp32"},
@@ -133,6 +135,19 @@ def by_itself(rows: list[dict[str, Any]], data: dict[str, Any]) -> dict[str, Any
         with suppress(ZeroDivisionError):
             session.forward_backward(session.batch(rows[:30]), loss=breaking)
         found["broken"] = [len(calls), *whole(session)]
+    seen: list[bool] = []
+
+    def asking(logprobs: Tensor, weights: Tensor) -> Tensor:
+        """Is called where all else is computed."""
+        seen.append(is_on("norms"))
+        return weighted(logprobs, weights)
+
+    with tonnage.Session("model", data, output="without-norms", **keys, kernels={"norms": "off"}) as session:
+        use_model("model")
+        found["on_between"] = is_on("norms")
+        session.forward_backward(session.batch(rows[:3]), loss=asking)
+        session.evaluate(rows[:3], loss=asking)
+        found["seen_on"] = any(seen)
     found["as_before"] = [torch.get_num_threads() == before, dict(os.environ) == variables]
 
     section = {**data, "train": scored, "carry": "score"}

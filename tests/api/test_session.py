@@ -83,6 +83,11 @@ def test_the_program_is_left_as_it_was(found: dict[str, Any]) -> None:
     assert found["repeats"]
 
 
+def test_another_model_in_the_process_does_not_change_the_kernels_of_a_session(found: dict[str, Any]) -> None:
+    assert found["on_between"]
+    assert not found["seen_on"]
+
+
 def test_what_is_sampled_can_be_trained_token_by_token(found: dict[str, Any]) -> None:
     assert found["trains"]
     assert found["batch"] == [True, True]

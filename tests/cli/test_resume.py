@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from rich.console import Console
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.cli import train
-from tonnage.config import as_json, read_config
+from tonnage.config import Config, as_json, read_config
+from tonnage.config.changes import compare
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.exports import export_run
 from tonnage.decide.resumption import Resumption, begin_again, continued, decide_resumption
@@ -115,6 +117,8 @@ def test_what_makes_it_another_run_must_be_said(run: RunDirectory, word: str) ->
     if key != "data.max_length":  # rows would not fit
         resumption = decided(run, word, allow_changes=True)
         assert [change.key for change in resumption.changes] == [key]
+        (change,) = resumption.changes
+        assert decided(run, word, *shlex.split(change.undone)).changes == ()
 
 
 def test_what_was_open_is_never_decided_again(run: RunDirectory, decision: Decision) -> None:
@@ -124,8 +128,25 @@ def test_what_was_open_is_never_decided_again(run: RunDirectory, decision: Decis
     resumption = decided(run)
     assert resumption.decision.config == written
     assert resumption.decision.plan.reasons == {}
-    with pytest.raises(UserError, match=r"batch: nothing when the run was saved, now auto(.|\n)*--allow-changes"):
+    with pytest.raises(UserError, match=r"batch: nothing when the run was saved, now auto(.|\n)*batch.sequences=4, or"):
         decided(run, "batch=auto")
+    in_epochs = (change.undone for change in decided(run, "epochs=1", allow_changes=True).changes)
+    assert decided(run, "epochs=1", *(word for undone in in_epochs for word in shlex.split(undone))).changes == ()
+
+
+def test_settings_that_bring_back_what_was_can_be_pasted() -> None:
+    """Text with spaces, nothing at all, lists and what YAML takes for more than text."""
+    data = {"data": {"train": "rows.jsonl"}, "model": "m"}
+    before = as_json(
+        Config.model_validate(data | {"batch": {"sequences": 4}, "precision": "bf16", "train": ["a b", "no"]})
+    )
+    now = Config.model_validate(data | {"steps": 5, "model": "another", "precision": "fp32"})
+    undone = {change.key: change.undone for change in compare(before | {"model": "a model"}, now)}
+    assert undone["model"] == """'model="a model"'"""
+    assert undone["precision"] == "precision=bf16"
+    assert undone["steps"] == "steps=null"
+    assert undone["train"] == """'train=["a b", "no"]'"""
+    assert undone["batch"] == undone["batch.sequences"] == "batch.sequences=4"
 
 
 def test_another_schedule_says_its_next_rate(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tonnage
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
+from tonnage.decide.evaluation import evaluate_model
 from tonnage.errors import UserError
 from tonnage.inference.generate import load
 
@@ -44,6 +45,19 @@ def test_rows_that_nobody_would_train_are_refused(frozen: dict[str, Any], tmp_pa
         tonnage.plan(tmp_path / "model", data, output=tmp_path / "run", **SETTINGS, **frozen)
     trains = "adapter.also=[embeddings,head]" if "adapter" in frozen else "train=[]"
     assert trains in refused.value.problems[0].change
+
+
+@pytest.mark.parametrize("control_tokens", ["text", "keep"])
+def test_an_evaluation_reads_rows_as_training_did(control_tokens: str, tmp_path: Path) -> None:
+    """Tokens that were added are tokens in the words of its rows, too; with ``keep`` so is each other."""
+    data = data_in(tmp_path, llama_config(num_hidden_layers=1))
+    answers = [f"<extra> is <|im_start|>{number}" for number in range(4)]
+    rows = [{"instruction": "a<extra>b", "input": "", "output": answer} for answer in answers]
+    data |= {"train": str(write_rows(tmp_path / "rows.jsonl", rows)), "control_tokens": control_tokens}
+    run = tonnage.train(tmp_path / "model", data, output=tmp_path / "run", **SETTINGS, train=["*embed_tokens*"])
+    evaluation = evaluate_model(str(run.path), [{"path": data["train"]}], max_length=512)
+    passes = 4  # two steps of two packs each, and all rows are in one
+    assert evaluation.supervised_tokens * passes == sum(step.supervised_tokens for step in run.steps)
 
 
 @pytest.mark.matrix

@@ -180,7 +180,8 @@ class Session:
             UserError: the loss is no sum (the row on which that was found out is named), or there are more
                 micro-batches than the plan's gradients take up.
         """
-        return self._hand.forward_backward(batch, self._own(loss))
+        with self._hand.as_planned():
+            return self._hand.forward_backward(batch, self._own(loss))
 
     def update(self, lr: float | None = None) -> Step:
         """Update the weights by the gradients there are: clipped (``optimizer.clip``), by AdamW.
@@ -194,7 +195,8 @@ class Session:
         Raises:
             UserError: there are no gradients, or more steps in a row were skipped than ``optimizer.skips``.
         """
-        step = Step.of(self._hand.update(lr))
+        with self._hand.as_planned():
+            step = Step.of(self._hand.update(lr))
         assert step is not None
         return step
 
@@ -210,7 +212,8 @@ class Session:
         packs = self._hand.job.validation_data if rows is None else self._packer.pack(rows)
         if packs is None:
             raise user_error("no rows", "rows, or data.validation", 'data={"validation": 0.1, ...}', "evaluate")
-        return self._hand.evaluate(packs, self._own(loss))
+        with self._hand.as_planned():
+            return self._hand.evaluate(packs, self._own(loss))
 
     def sample(
         self,
@@ -252,14 +255,15 @@ class Session:
         self._samplings += 1
         (stage,) = self._hand.job.pipeline.stages
         self._hand.job.optimizer.finish()
-        written = write(
-            Loaded(stage.model, decision.prepared.tokenizer, decision.prepared.stop_tokens),
-            conversations,
-            Decoding(max_new_tokens, temperature, top_p),
-            seed=decision.config.seed * 1_000_003 + self._samplings,
-            attention=decision.plan.layout.attention,
-            batch_size=batch_size,
-        )
+        with self._hand.as_planned():
+            written = write(
+                Loaded(stage.model, decision.prepared.tokenizer, decision.prepared.stop_tokens),
+                conversations,
+                Decoding(max_new_tokens, temperature, top_p),
+                seed=decision.config.seed * 1_000_003 + self._samplings,
+                attention=decision.plan.layout.attention,
+                batch_size=batch_size,
+            )
         return [Sample(answer.text, answer.tokens, answer.prompt_tokens, answer.stopped) for answer in written]
 
     def save(self) -> Path:

@@ -8,6 +8,7 @@ listed here.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from tonnage.config.keys import as_written
 from tonnage.config.schema import Config
+from tonnage.config.values import as_overrides
 
 FREE = (
     "launch",
@@ -45,6 +47,8 @@ class Change:
     """Dotted."""
     before: str
     after: str
+    undone: str
+    """The overrides that bring back what was, as a shell takes them."""
     is_free: bool
     """Whether the run means the same as before."""
 
@@ -62,10 +66,16 @@ def compare(before: Mapping[str, Any], after: Config) -> list[Change]:
     free = tuple(f"{section}." for section in FREE)
     old, new = dict(flat(before, whole=WHOLE)), dict(flat(as_json(after), whole=WHOLE))
     return [
-        Change(key, as_written(old.get(key)), as_written(new.get(key)), f"{key}.".startswith(free))
+        Change(key, as_written(old.get(key)), as_written(new.get(key)), _settings(old, key), f"{key}.".startswith(free))
         for key in dict.fromkeys([*new, *old])
         if old.get(key) != new.get(key)
     ]
+
+
+def _settings(values: Mapping[str, Any], key: str) -> str:
+    """Overrides that give a key what it has in flat ``values``; those of its section where it is one there."""
+    parts = {name: value for name, value in values.items() if name.startswith(f"{key}.")}
+    return shlex.join(as_overrides(parts or {key: values.get(key)}))
 
 
 def as_json(config: Config) -> dict[str, Any]:

@@ -88,6 +88,12 @@ NO_YAML = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 """Characters that JSON has as they are, and YAML does not allow, or takes for the end of a line."""
 
 
+_WORD = re.compile(r"(?!(null|true|false|yes|no|on|off|y|n)$)[a-z][\w/-]*(\.[\w/-]+)*", re.ASCII | re.IGNORECASE)
+"""Text that YAML takes for text as it is."""
+
+
 def _quoted(value: Any) -> str:
-    """A value in JSON that is YAML as well."""
+    """A value in JSON that is YAML as well, or as a plain word."""
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return value
     return NO_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))

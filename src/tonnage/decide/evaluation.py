@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 from tonnage.config import Config, Source, as_overrides, read_config
 from tonnage.config.bounds import figure_of
 from tonnage.data import Prepared, Progress, encode_prompt, prepare, silent
+from tonnage.data.tokens.control import settings_of
 from tonnage.decide.models import use_model
 from tonnage.errors import user_error
 from tonnage.host.quantized import Format
@@ -143,7 +144,7 @@ def evaluate_model(
     tokenizer = read_tokenizer(checked.files, trust_remote_code=checked.loading.trust_remote_code)
     max_length = min(max_length, positions_of(checked.config) or max_length)
     check_fit(checked.config, tokenizer, max_length)
-    data = {"train": list(map(dict, sources)), "max_length": max_length, "template": template}
+    data = {"train": list(map(dict, sources)), "max_length": max_length, "template": template, **settings_of(tokenizer)}
     config = read_config(None, as_overrides({"model": str(model), "data": data}), check_files=False)
     prepared = prepare(config.data, tokenizer, progress=progress)
     questions = _questions(config.data.train, answers)

@@ -232,7 +232,7 @@ def _another_run(change: Change) -> Problem:
     return Problem(
         found=f"{change.before} when the run was saved, now {change.after}",
         needed="the same, or it is another run",
-        change=f"{change.key}={change.before}, or say --allow-changes (from Python: allow_changes=True)",
+        change=f"{change.undone}, or say --allow-changes (from Python: allow_changes=True)",
         where=change.key,
     )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from tonnage.checkpoint.save import COMPLETE, Saver, checkpoint_path
 from tonnage.data import HeldPacks
 from tonnage.errors import user_error
 from tonnage.host.core_waits import CoreWaits
+from tonnage.kernels.switches import switched_off
+from tonnage.planning.layout import Layout
 from tonnage.training.batch import Packs, RankStep, draw_of, evaluation_steps
 from tonnage.training.ending import StepNumbers, update
 from tonnage.training.evaluate import evaluate, evaluate_pairs, judged_loss
@@ -80,18 +83,22 @@ class _Pending:
 class ByHand:
     """A job of one worker whose steps are taken one by one."""
 
-    def __init__(self, job: Job, recorder: Recorder, phases: Phases, *, adds_up_exactly: bool) -> None:
-        """``adds_up_exactly``: whether the plan made gradients ready to take up more than one micro-batch."""
+    def __init__(self, job: Job, recorder: Recorder, phases: Phases, layout: Layout) -> None:
         assert job.world.size == 1
+        self._layout = layout
         self.job, self.cursor = job, job.cursor
         self._saver: Saver | None = None
         self._recorder, self._phases = recorder, phases
         self._core_waits = CoreWaits(recorder.log)
         wide = all(one.dtype == torch.float32 for one in job.parameters.values() if one.requires_grad)
-        self._takes_more = adds_up_exactly or wide
+        self._takes_more = layout.micro_batches > 1 or wide
         self._pending = _Pending()
         self._settled: set[OwnLoss] = set()
         self._began = time.perf_counter()
+
+    def as_planned(self) -> AbstractContextManager[None]:
+        """What is computed inside has the kernels of the plan, whatever this process has used since with others."""
+        return switched_off(self._layout.kernels_off)
 
     def batches(self) -> Iterator[Batch]:
         """The rest of the run's own, from after those that were in an update."""

@@ -39,7 +39,7 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
             phases.device = world.device
             job = assemble(WorkerSetting(config, plan, world, recorder.log, phases))
             recorder.log("steps are taken by a program")
-            yield ByHand(job, recorder, phases, adds_up_exactly=plan.layout.micro_batches > 1)
+            yield ByHand(job, recorder, phases, plan.layout)
             job.optimizer.finish()
         outcome = "finished"
     finally:

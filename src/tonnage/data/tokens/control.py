@@ -61,6 +61,15 @@ def control_tokens(
     return tuple(sorted(texts))
 
 
+def settings_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Keys of ``data`` by which the same tokens stay tokens in the words of rows as when this tokenizer was saved."""
+    kept_tokens = tokenizer.init_kwargs.get(KEPT, ())
+    if not kept_tokens:
+        return {}
+    all_are = set(control_tokens(tokenizer, [])) <= set(kept_tokens)
+    return {"added_tokens": list(kept_tokens)} | ({"control_tokens": "keep"} if all_are else {})
+
+
 class ControlTokens:
     """Finds control tokens in the words of conversations, and makes words of them."""
 
