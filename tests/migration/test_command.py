@@ -99,3 +99,20 @@ def test_files_that_are_none_of_ours_are_refused_together(tmp_path: Path) -> Non
     assert [Path(problem.where.partition(".json:")[0]).stem for problem in caught.value.problems] == [
         Path(name).stem for name in names
     ]
+
+
+@pytest.mark.parametrize(
+    ("branch", "rate"),
+    [
+        ('if [ "$BIG" = yes ]; then\n  LR=2\nfi', "$LR"),
+        ('[ "$BIG" = yes ] && LR=2', "$LR"),
+        ('case "$BIG" in\n  yes)\n    LR=2\n    ;;\nesac', "$LR"),
+        ("if true; then LR=1; fi", "1"),
+        ("if true; then OTHER=2; fi; LR=3", "3"),
+        ("if true; then LR=2; fi; LR=3", "3"),
+        ("cd there && true; LR=2", "2"),
+    ],
+)
+def test_a_variable_that_a_branch_may_change_is_left_open(branch: str, rate: str) -> None:
+    """Whether the branch is taken nobody knows but who runs the script."""
+    assert given(f"LR=1\n{branch}\npython train.py --learning_rate $LR")["learning_rate"] == rate

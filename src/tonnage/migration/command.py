@@ -83,10 +83,13 @@ def read_command(text: str, where: str) -> Command:
     """Find the command that trains and take it apart. Raises ``UserError`` if there is none or more than one."""
     variables: dict[str, str] = {}
     commands: list[tuple[str, list[str], dict[str, str]]] = []
-    for words in _commands(text, where):
+    for words, may_be_left_out in _commands(text, where):
         assigned, rest = _split_assignments([part for word in words for part in _expand(word, variables, where)])
         if not rest:
+            unsettled = {name for name in assigned if variables.get(name, assigned[name]) != assigned[name]}
             variables |= assigned
+            if may_be_left_out:
+                variables = {name: value for name, value in variables.items() if name not in unsettled}
             _check_length(sum(map(len, variables.values())), where)
         elif (launcher := _launcher(rest)) is not None:
             commands.append((launcher, rest, variables | assigned))
@@ -266,12 +269,13 @@ def _value(words: list[str]) -> Any:
     return words[0]
 
 
-def _commands(text: str, where: str) -> Iterator[list[str]]:
-    """The words of every command of a shell text, without what only wraps them."""
+def _commands(text: str, where: str) -> Iterator[tuple[list[str], bool]]:
+    """The words of every command of a shell text, without what only wraps them, and whether it may be left out: in a
+    branch, or behind ``&&`` or ``||``."""
     text = _APPENDED.sub(r"\1\2=\3${\2}", _ARRAY.sub(_as_text, re.sub(r"\\\r?\n", " ", text)))
     text = re.sub(r"\$\{(\w+)\[[@*]\]\}", r"${\1}", text)
     text = _ARITHMETIC.sub(lambda match: "$((" + "".join((match[1] or match[2] or match[3]).split()) + "))", text)
-    pending = ""
+    pending, depth = "", 0
     for line in text.splitlines():
         pending += line
         words = _words(pending)
@@ -280,10 +284,13 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
             continue
         if words is None:
             break
-        pending = ""
+        pending, border = "", ""
         for is_border, part in groupby(_rejoined(words), lambda word: word != "" and set(word) <= set(_BORDERS)):
-            if not is_border and (command := _unwrapped([word.translate(_UNQUOTED) for word in part])):
-                yield command
+            if is_border:
+                border = next(part)
+            elif command := _unwrapped([word.translate(_UNQUOTED) for word in part]):
+                depth += (command[0] in ("if", "case")) - (command[0] in ("fi", "esac"))
+                yield command, depth > 0 or border in ("&&", "||")
     if pending.strip():
         raise unreadable("a quote that is not closed", where)
 
