@@ -313,6 +313,16 @@ def test_a_launcher_that_counts_devices_leaves_the_workers_open(number: str, tmp
     assert verdict(found, "--torch_dtype") == "not applicable"
 
 
+def test_machines_of_a_file_leave_the_workers_open(tmp_path: Path) -> None:
+    """Unless the command, or the user beside it, says how many there are."""
+    words = "--hostfile hosts --num_gpus 4 t.py --model_name_or_path m --per_device_train_batch_size 1"
+    assert "launch.workers" in {need.key for need in from_command(tmp_path, f"deepspeed {words}").needs}
+    assert value_of(from_command(tmp_path, f"deepspeed --num_nodes 2 {words}"), "launch.workers") == 8
+    (tmp_path / "run.sh").write_text(f"deepspeed {words}")
+    with_workers = import_files([tmp_path / "run.sh"], workers=12)
+    assert value_of(with_workers, "launch.workers") == value_of(with_workers, "batch.sequences") == 12
+
+
 def test_a_batch_that_does_not_multiply_out_is_said(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(
         json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})

@@ -119,13 +119,15 @@ def _workers(draft: Draft) -> None:
     total = draft.first("launch.workers", whole)
     each = draft.first("processes_per_node", _processes)
     devices, tasks = draft.first("devices", _devices), draft.first("slurm_tasks", flag)
-    nodes = next((pick.value for pick in draft.every("nodes", whole)), 1)
+    nodes, hosts = next((pick.value for pick in draft.every("nodes", whole)), 1), draft.first("hosts", str)
     launcher = draft.files.launchers[0] if draft.files.launchers else ""
     named = [str(setting.value) for setting in draft.settings("accelerate_config")]
     if total is not None and total.value > 0:
         draft.put("launch.workers", total.value, total)
     elif draft.is_open("launch.workers"):
         pass
+    elif each is not None and each.value and hosts is not None and not draft.has("nodes"):
+        _as_said(draft, f"{each.value} on each machine of {hosts.shown}", each, hosts)
     elif each is not None and each.value:
         draft.put("launch.workers", each.value * nodes, each)
     elif devices is not None and devices.value and launcher == "python":
@@ -138,11 +140,8 @@ def _workers(draft: Draft) -> None:
         draft.imply("launch.workers", num_processes, f"TRL's {own}.yaml is for {num_processes}")
     elif launcher == "torchrun" and each is None:
         draft.imply("launch.workers", nodes, "torchrun starts one process a node by default")
-    elif tasks is not None and draft.files.workers is None:
-        sentence = "the number of workers: srun starts as many as the job has tasks (say --workers N)"
-        draft.leave_open("launch.workers", sentence, tasks, example="1")
     elif tasks is not None:
-        draft.put("launch.workers", draft.files.workers, tasks)
+        _as_said(draft, "srun starts as many as the job has tasks", tasks)
     elif launcher == "python" and not draft.has("distributed_type"):
         draft.imply("launch.workers", 1, "python starts one process")
     elif any(pick.value == "NO" for pick in draft.every("distributed_type", _kind)):
@@ -155,6 +154,15 @@ def _workers(draft: Draft) -> None:
             draft.leave_open("launch.workers", sentence, pick, example="1")
         else:
             draft.drop(pick, f"Other keys say it: {draft.tree['launch.workers']}.")
+    draft.drop(hosts, "Which machines is the launcher's affair.")
+
+
+def _as_said(draft: Draft, why: str, *picks: Pick[Any]) -> None:
+    """As many workers as the user says beside the files, which leave that open."""
+    if draft.files.workers is None:
+        draft.leave_open("launch.workers", f"the number of workers: {why} (say --workers N)", *picks, example="1")
+    else:
+        draft.put("launch.workers", draft.files.workers, *picks)
 
 
 def _processes(value: Any) -> int:
