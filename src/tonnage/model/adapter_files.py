@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import Problem, UserError
-from tonnage.model.stored import StoredTensor, read_headers, read_json_object
+from tonnage.model.stored import StoredTensor, read_headers, read_json_object, same_numbers
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -81,6 +81,8 @@ NO_MATTER = frozenset(
     }
 )
 """Fields that are read elsewhere, or say how an adapter began or which layers it has, which its file says too."""
+_COPY = re.compile(r"\.(original_module|modules_to_save)(?=\.[^.]+$)")
+"""What peft writes of an embedding or a head that was trained whole beside its weights, where their rows have grown."""
 _VOCABULARY = re.compile(r"(embed|wte|head|output)[^.]*\.weight$")
 """Ends of the names of embeddings and heads."""
 
@@ -107,6 +109,8 @@ class AdapterFiles:
     """Expressions for the ends of names of layers that have another rank; the first that matches counts."""
     alphas: tuple[tuple[str, float], ...] = ()
     """The same of those that have another alpha."""
+    ties: bool = False
+    """Whether an embedding and a head that are one in the model are one in it, too, where they are trained whole."""
     magnitudes: bool = False
     """Whether it has lengths of rows (DoRA)."""
     oft_block_size: int = 0
@@ -184,6 +188,17 @@ def _check_rotations(fields: Mapping[str, Any], wrong: Wrong) -> None:
         wrong("peft_version", f"{'.'.join(map(str, OFT_SINCE))} or newer: rotations were others before")
 
 
+def _without_copies(stored: tuple[StoredTensor, ...]) -> tuple[StoredTensor, ...]:
+    """Without what a file has of a module twice: peft reads what has its plain name."""
+    by_key = {tensor.key: tensor for tensor in stored}
+
+    def is_copy(tensor: StoredTensor) -> bool:
+        plain = by_key.get(_COPY.sub("", tensor.key), tensor)
+        return plain is not tensor and ("original_module" in tensor.key or same_numbers(plain, tensor))
+
+    return tuple(tensor for tensor in stored if not is_copy(tensor))
+
+
 def read_adapter(directory: Path) -> AdapterFiles:
     """The adapter in a directory; of its weights, the headers.
 
@@ -230,12 +245,13 @@ def read_adapter(directory: Path) -> AdapterFiles:
         0 if rotates else fields["r"],
         0.0 if rotates else float(fields["lora_alpha"]),
         bool(fields.get("use_rslora")),
-        read_headers([directory / WEIGHTS]),
+        _without_copies(read_headers([directory / WEIGHTS])),
         tuple(map(str, experts)),
         0.0 if rotates else float(fields.get("lora_dropout", 0.0)),
         fields.get("task_type") == "SEQ_CLS",
         ranks or (),
         tuple((named, float(alpha)) for named, alpha in alphas or ()),
+        bool(fields.get("ensure_weight_tying")),
         bool(fields.get("use_dora")),
         fields["oft_block_size"] if rotates else 0,
         read_json_object(directory / POSITIONS) if (directory / POSITIONS).is_file() else {},

@@ -278,8 +278,9 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
     Raises:
         UserError: a pattern matches none.
     """
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    parameters = list(model.named_parameters(remove_duplicate=False))
     if trains.adapter is None:
+        names = [name for name, _ in parameters]
         paths = {id(module): path for path, module in model.named_modules()}
         blocks = [paths[id(block)] for block in anatomy.blocks]
         matched = {
@@ -288,9 +289,11 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
         }
         if nothing := [pattern for pattern, those in matched.items() if not those]:
             raise matches_nothing("train", nothing, names, "parameters")
-        return set().union(*matched.values())
-    whole = {id(parameter) for also in trains.adapter.also for parameter in _whole(model, anatomy, also)}
-    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in whole}
+        chosen = set().union(*matched.values())
+        whole = {id(one) for name, one in parameters if name in chosen}
+    else:
+        whole = {id(one) for also in trains.adapter.also for one in _whole(model, anatomy, also)}
+    return {name for name, one in parameters if id(one) in whole}  # a tied one by each of its names
 
 
 def _of_text_first(names: set[str]) -> set[str]:
@@ -708,11 +711,19 @@ def _ends(paths: Iterable[str]) -> str:
 
 def matches_nothing(where: str, patterns: Sequence[str], names: Iterable[str], kind: str) -> UserError:
     """The problem with patterns that match nothing of a model."""
+    all_names = list(names)
+    modules = [pattern for pattern in patterns if any(name.startswith(f"{pattern}.") for name in all_names)]
+    change = f"mend {where}"
+    if kind == "layers":
+        change = f"{where}=all-linear takes every linear layer"
+    elif modules:
+        change = f"all that belongs to {modules[0]} is {modules[0]}.*"
+    shown = ", ".join(all_names[:3] + ["..."] * (len(all_names) > 3)) if kind == "parameters" else _ends(all_names)
     return user_error(
         where=where,
         found=f"{', '.join(patterns)}: no {kind} of the model",
-        needed=f"names of {kind}, or patterns of them; there are {_ends(names)}",
-        change=f"{where}=all-linear takes every linear layer" if kind == "layers" else f"mend {where}",
+        needed=f"names of {kind}, or patterns of them; there are {shown}",
+        change=change,
     )
 
 

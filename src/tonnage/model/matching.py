@@ -31,7 +31,7 @@ from tonnage.model.names import Names, Whole
 from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
 from tonnage.model.scorer import HEAD, as_causal, is_scorer
-from tonnage.model.stored import StoredTensor, read, read_headers
+from tonnage.model.stored import StoredTensor, read_headers, same_numbers
 from tonnage.model.stored_layers import forms_of
 from tonnage.model.towers import described, digest, find_whole
 from tonnage.model.zeroed import zeroed_rows
@@ -41,7 +41,6 @@ ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|base_layer|modules_to_save|ia3_l|oft_[
 ANY = ("*",)
 """Patterns that match all names."""
 SHOWN = 5
-ROWS = 4096
 
 
 def check_weights(
@@ -350,13 +349,4 @@ def _head_differs(matched: Match) -> bool:
     by_name: dict[str, list[StoredTensor]] = {}
     for stored, name in matched.places:
         by_name.setdefault(name, []).append(stored)
-    return any(not _equal(first, other) for first, *others in by_name.values() for other in others)
-
-
-def _equal(first: StoredTensor, other: StoredTensor) -> bool:
-    for start in range(0, first.shape[0], ROWS):
-        rows = slice(start, start + ROWS)
-        (_, a), (_, b) = next(read([first])), next(read([other]))
-        if not torch.equal(a[rows].float(), b[rows].float()):
-            return False
-    return True
+    return any(not same_numbers(first, other) for first, *others in by_name.values() for other in others)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -186,7 +187,7 @@ def unwrapped(key: str) -> str:
     return key
 
 
-def tied_names(model: PreTrainedModel) -> dict[str, str]:
+def tied_names(model: nn.Module) -> dict[str, str]:
     """Names of parameters that are another's as well -> the first of its names."""
     first: dict[int, str] = {}
     parameters = model.named_parameters(remove_duplicate=False)

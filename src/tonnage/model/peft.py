@@ -38,7 +38,8 @@ from tonnage.model.adapters import (
     whole_of,
 )
 from tonnage.model.anatomy import Anatomy, dissect
-from tonnage.model.stored import read
+from tonnage.model.names import tied_names
+from tonnage.model.stored import StoredTensor, read, same_numbers
 
 PREFIX = "base_model.model."
 
@@ -108,6 +109,7 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     unknown = [key for key in keys if key not in ours]
     if unknown:
         raise _another_model(files, f"{len(unknown):,} tensors that the model has no place for, such as {unknown[0]}")
+    _check_tied(files, model, {ours[key]: stored for key, stored in keys.items()})
     own = {ours[key] for key in keys}
     targets = [target for target in adapted if own.issuperset(target.named_shapes(plain))]
     half = own - {name for target in targets for name in target.named_shapes(plain)}
@@ -196,9 +198,27 @@ def _another_model(files: AdapterFiles, observed: str) -> UserError:
     return user_error(
         where=str(files.directory / WEIGHTS),
         found=observed,
-        needed=f"an adapter of {files.base}, which its {CONFIG} names",
-        change="use the model that the adapter was trained for, or mend base_model_name_or_path",
+        needed=f"an adapter of {files.base}, which its {CONFIG} names, and of layers that are adapted here",
+        change="use the model that the adapter was trained for (or mend base_model_name_or_path); or merge it with "
+        "peft (merge_and_unload), and use what comes out as the model",
     )
+
+
+def _check_tied(files: AdapterFiles, model: nn.Module, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse an embedding and a head that are one in the model and two in the adapter, as peft makes them where it is
+    not asked to ``ensure_weight_tying``. ``stored`` are the adapter's tensors by their names in the model."""
+    for name, first in tied_names(model).items():
+        of_both = [stored[one] for one in (name, first) if one in stored]
+        if not of_both or (len(of_both) == 1 and files.ties) or (len(of_both) == 2 and same_numbers(*of_both)):
+            continue
+        raise user_error(
+            where=str(files.directory / WEIGHTS),
+            found=f"{' and '.join(tensor.key for tensor in of_both)}, trained apart, of a model in which "
+            f"{first} and {name} are one",
+            needed="one tensor for both, as peft trains them with ensure_weight_tying=True",
+            change="merge it with peft (merge_and_unload), set config.tie_word_embeddings = False of what comes out, "
+            "save it, and use that as the model",
+        )
 
 
 def merge(model: nn.Module, files: AdapterFiles) -> None:

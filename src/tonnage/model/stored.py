@@ -22,6 +22,8 @@ from tonnage.errors import Problem, UserError, user_error
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest index that is published has 16 MB."""
+ROWS = 4096
+"""Of two matrices that are compared at a time."""
 MAPPED_BYTES = 16 << 20
 """Bytes of a file, counted with its numbers in fp32, that are mapped at a time."""
 MOST_TENSORS = 500_000
@@ -190,3 +192,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def _kind(value: object) -> str:
     kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return kinds.get(type(value), "null")
+
+
+def same_numbers(first: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors hold the same numbers, in whatever types."""
+    if first.shape != other.shape:
+        return False
+    for start in range(0, first.shape[0], ROWS):
+        rows = slice(start, start + ROWS)
+        (_, a), (_, b) = next(read([first])), next(read([other]))
+        if not (a[rows].float() == b[rows].float()).all():
+            return False
+    return True
