@@ -545,6 +545,21 @@ def test_a_run_that_goes_on_with_another_reference_is_refused(make: Make, change
         train((1, [run_of(later)]))
 
 
+def test_a_run_that_goes_on_with_a_named_reference_has_its_numbers(make: Make, tmp_path: Path) -> None:
+    """Not those that it began with: they are computed anew, or read from the cache."""
+    write_model(tmp_path / "reference", llama_config(initializer_range=0.25, num_hidden_layers=1), seed=9)
+    named = {"kind": "dpo", "reference": str(tmp_path / "reference")}
+    whole, anew = make("dpo", seed=16), make(named, seed=16)
+    train((1, [run_of(whole)]))
+    train((1, [run_of(anew)]))
+    shutil.rmtree(str(anew.plan.data.reference_path))
+    later = make(named, start=(run_of(whole), 5), seed=16)
+    shutil.copy(run_of(whole).reference, run_of(later).reference)
+    train((1, [run_of(later)]))
+    assert not np.array_equal(scores_of(run_of(later)), scores_of(run_of(whole)), equal_nan=True)
+    np.testing.assert_array_equal(scores_of(run_of(later)), scores_of(run_of(anew)))
+
+
 def assembled(decision: Decision, stop_requested: Callable[[], bool] = lambda: False) -> Any:
     """A job in this process, with its reference."""
     from tonnage.parallel.world import join_world

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tonnage.config.schema import Objective
 from tonnage.data import PackedDataset
 from tonnage.errors import UserError, user_error
 from tonnage.files.writing import write_whole
@@ -75,7 +76,7 @@ def reference_scores(
     that the run has done.
 
     Raises:
-        UserError: a run that goes on has lost them.
+        UserError: a run that goes on has lost those of the model as it was.
         StoppedEarly: a rank was asked to stop while they were computed.
     """
     run, plan, phases, world = RunDirectory(setting.config.output), setting.plan, setting.phases, setting.world
@@ -83,12 +84,12 @@ def reference_scores(
     assert plan.data.reference_path is not None
     entry, documents = Path(plan.data.reference_path), len(train.source)
     pairs = _Pairs(train, validation, plan, setting.config.seed)
-    own, cached = run.reference, entry / SCORES
+    own, cached, model = run.reference, entry / SCORES, _name_of(setting.config.objective)
     places = (own, cached) if step else (cached,)  # what an earlier start has left may be of other rows
-    files = ((path, _read(path, pairs)) for path in places if world.rank == 0)
+    files = ((path, _read(path, pairs, model)) for path in places if world.rank == 0)
     place, scores = next((file for file in files if file[1] is not None), (None, None))
     (is_there,) = world.sum(float(scores is not None))
-    if not is_there and step:
+    if not is_there and step and job is not None:
         observed = f"step {step} of a run whose reference log-probabilities are gone"
         needed = "those of the model as it was before the first step, of the same rows and all pairs that the run sees"
         raise user_error(observed, needed, "begin the run anew", str(own))
@@ -97,7 +98,7 @@ def reference_scores(
     else:
         scores = np.full((documents, 2), np.nan) if is_there else _computed(pairs, setting, entry, job)
     if world.rank == 0 and place != own:
-        write_whole(own, _bytes_of_run(scores, plan))
+        write_whole(own, _bytes_of_run(scores, plan, model))
     if world.rank == 0 and place is None:
         with suppress(UserError):  # of a cache that cannot be written: the run has its own
             make_whole(entry, 0, {SCORES: scores})
@@ -191,13 +192,20 @@ def _documents(dataset: PackedDataset, packs: np.ndarray) -> np.ndarray:
     return documents
 
 
-def _read(path: Path, pairs: _Pairs) -> np.ndarray | None:
-    """The scores in a file; None where they are of other rows, or not of all pairs that the run trains or evaluates."""
+def _name_of(objective: Objective) -> str:
+    """The model that is the reference; empty for the one that is trained, as it was."""
+    return f"{objective.reference}@{objective.reference_revision or ''}" if objective.reference else ""
+
+
+def _read(path: Path, pairs: _Pairs, model: str) -> np.ndarray | None:
+    """The scores in a file; None where they are of other rows or another ``model``, or not of all pairs that the run
+    trains or evaluates."""
     try:
         loaded = np.load(path, allow_pickle=False)
         of_run = path.suffix == ".npz"
         scores: np.ndarray = loaded["scores"] if of_run else loaded
         is_same = not of_run or str(loaded["rows"]) == pairs.plan.data.key
+        is_same &= not of_run or "model" not in loaded or str(loaded["model"]) == model  # older files do not say it
     except (OSError, ValueError, KeyError, BadZipFile):
         return None
     documents = [_documents(dataset, packs) for dataset, packs in pairs.chunks()]
@@ -212,8 +220,8 @@ def _of_rank_0(scores: np.ndarray, world: World) -> np.ndarray:
     return world.total(values).cpu().numpy()
 
 
-def _bytes_of_run(scores: np.ndarray, plan: Plan) -> bytes:
-    """The file of a run: scores, and the key of its rows."""
+def _bytes_of_run(scores: np.ndarray, plan: Plan, model: str) -> bytes:
+    """The file of a run: scores, the key of its rows, and the model that is the reference."""
     file = io.BytesIO()
-    np.savez(file, scores=scores, rows=np.array(plan.data.key))
+    np.savez(file, scores=scores, rows=np.array(plan.data.key), model=np.array(model))
     return file.getvalue()
