@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from forked import tonnage
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint import compare
 from tonnage.checkpoint.verify import verify
+from tonnage.config.schema import Adapter
+from tonnage.decide.handing import only_merged
 from tonnage.errors import UserError
 from tonnage.targets.commands import Servable, commands
 
@@ -121,6 +124,39 @@ def test_what_another_program_cannot_read_is_refused_before_anything_is_written(
     assert merged.returncode == 0, merged.stderr
     adapter = tonnage("export", "runs/lora", "adapter", "--for", "vllm", cwd=folder)
     assert "--enable-lora --max-lora-rank 8 --lora-modules adapter=adapter" in adapter.stdout
+
+
+@pytest.mark.slow
+def test_an_adapter_names_its_model_from_wherever_it_is_used(folder: Path, tmp_path: Path) -> None:
+    """Also one that was trained further, by words that are right in one directory only."""
+    config = write_config(folder, output="runs/further", model="runs/near/export", adapter={"rank": 3})
+    near = tonnage("train", config, "output=runs/near", "model=model", cwd=folder)
+    assert near.returncode == 0, near.stderr
+    further = tonnage("train", config, "adapter=auto", cwd=folder)
+    assert further.returncode == 0, further.stderr
+    for run in ("near", "further"):
+        shown = tonnage("export", f"runs/{run}", f"{run}-for-vllm", "--for", "vllm", cwd=folder).stdout
+        assert f"vllm serve {folder / 'model'} --enable-lora" in shown
+        evaluated = tonnage("eval", folder / "runs" / run, "--data", folder / "rows.jsonl", cwd=tmp_path)
+        assert evaluated.returncode == 0, evaluated.stderr
+
+
+@pytest.mark.parametrize(
+    ("adapter", "model", "has"),
+    [
+        ({}, {}, []),
+        ({"rank": 512}, {}, []),
+        ({"rank": 320, "init": "pissa"}, {}, ["a rank above 512"]),
+        ({"also": ["norms"]}, {}, ["weights trained whole"]),
+        ({"kind": "dora"}, {"adapts_experts": True}, ["additions to stacked experts", "lengths of rows (DoRA)"]),
+        ({"kind": "oft", "oft_block_size": 8}, {}, ["rotations of inputs (OFT)"]),
+        ({"patterns": [{"match": "q_proj", "rank": 2}]}, {}, ["ranks by pattern"]),
+        ({}, {"embedding_additions": 1}, ["additions to an embedding"]),
+    ],
+)
+def test_what_vllm_does_not_compute_of_an_adapter(adapter: Any, model: Any, has: list[str]) -> None:
+    profile: Any = SimpleNamespace(**{"adapts_experts": False, "embedding_additions": 0, "tower": None} | model)
+    assert only_merged(Adapter.model_validate(adapter), profile) == has
 
 
 def trained(model: Any) -> compare.RunParameters:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, read_config
 from tonnage.data import Progress, silent
-from tonnage.decide.handing import PLAIN, Handing, Wishes, converter_of, finish
+from tonnage.decide.handing import PLAIN, Handing, Wishes, converter_of, finish, only_merged
 from tonnage.decide.models import read_files
 from tonnage.decide.quantized_export import check_quantized
 from tonnage.errors import user_error
@@ -139,15 +139,13 @@ def export_checkpoint(
 
 
 def _check_plain(trained: _Trained, directory: Path) -> None:
-    """Refuse to hand vLLM an adapter of which it knows no more than one rank and one alpha."""
+    """Refuse to hand vLLM an adapter that it does not compute."""
     adapter = trained.config.adapter
     assert not isinstance(adapter, str)
-    by_kind = {"lora": "ranks by pattern" if adapter.patterns else "", "dora": "lengths of rows (DoRA)"}
-    unlike = by_kind.get(adapter.kind, "rotations of inputs (OFT)")
-    if unlike:
+    if unlike := only_merged(adapter, trained.plan.model):
         raise user_error(
             where="--for vllm",
-            found=f"an adapter with {unlike}, which vLLM does not compute",
+            found=f"an adapter with {' and '.join(unlike)}, which vLLM does not compute",
             needed="--merge, which adds the adapter to its model",
             change=f"tonnage export {trained.run.path} {directory} --merge --for vllm",
         )
@@ -167,6 +165,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             needed="--dtype with --merge, which writes the whole model",
             change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
         )
+    base = files.adapter.base if files.adapter is not None else config.model
     export_adapter(
         checkpoint,
         directory,
@@ -175,7 +174,7 @@ def _export_adapter(trained: _Trained, checkpoint: Path, directory: Path, dtype:
             trained.trains.adapter,
             config.adapter.alpha,
             config.adapter.scaling == "rank_stabilised",
-            files.adapter.base if files.adapter is not None else config.model,
+            base if not Path(base).expanduser().is_dir() else str(Path(base).expanduser().absolute()),
             files.commit or config.revision,
             trained.origins,
             trained.positions,

@@ -14,11 +14,13 @@ from tonnage.data.text.choice import of_tokenizer
 from tonnage.decide.quantized_export import quantize_export
 from tonnage.errors import user_error
 from tonnage.rundir.directory import RunDirectory
-from tonnage.targets.commands import PROGRAMS, Servable, commands
+from tonnage.targets.commands import PROGRAMS, RANKS, Servable, commands
 
 if TYPE_CHECKING:
     from tonnage.checkpoint.compare import RunParameters
+    from tonnage.config.schema import Adapter
     from tonnage.kernels.fake_quantized import Scheme
+    from tonnage.planning.profile import ModelProfile
 
 KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
 """Beside GGUF files, which hold the rest."""
@@ -118,6 +120,21 @@ def finish(handing: Handing, directory: str, dtype: str, temporary: Path, traine
     return notes
 
 
+def only_merged(adapter: Adapter, model: ModelProfile) -> list[str]:
+    """What a run's adapter has that vLLM and llama.cpp do not compute, so that they take it merged into its model."""
+    has = {
+        "additions to stacked experts": model.adapts_experts,
+        "additions to an embedding": model.embedding_additions > 0,
+        "additions to a vision tower": model.tower is not None and model.tower.trained > 0,
+        "weights trained whole": bool(adapter.also),
+        "lengths of rows (DoRA)": adapter.kind == "dora",
+        "rotations of inputs (OFT)": adapter.kind == "oft",
+        "ranks by pattern": bool(adapter.patterns),
+        f"a rank above {RANKS[-1]}": adapter.kind != "oft" and adapter.exported_rank > RANKS[-1],
+    }
+    return [what for what, is_so in has.items() if is_so]
+
+
 def next_of(run: RunDirectory) -> str:
     """What to do with the model of a run that is over: commands, or words where none of them takes it."""
     if read_config(run.config, [], check_files=False).objective.scores:
@@ -127,6 +144,9 @@ def next_of(run: RunDirectory) -> str:
 
 def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge: bool) -> list[str]:
     """The commands that serve what was exported to ``directory``; none where it gives scores."""
+    from tonnage.model.adapter_files import CONFIG as ADAPTER
+    from tonnage.model.stored import read_json_object
+
     config = read_config(run.config, [], check_files=False)
     if config.objective.scores:
         return []
@@ -134,7 +154,9 @@ def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge
     gguf = next((path.name for path in sorted(Path(directory).glob("*.gguf"))), "")
     if isinstance(config.adapter, str) or merge:
         return commands(target, Servable(directory, chosen, gguf=gguf))
-    return commands(target, Servable(directory, chosen, config.model, config.adapter.exported_rank, gguf))
+    described = read_json_object(Path(directory) / ADAPTER)
+    base, revision = str(described["base_model_name_or_path"]), described.get("revision") or ""
+    return commands(target, Servable(directory, chosen, base, config.adapter.exported_rank, gguf, revision))
 
 
 def _complete_card(card: Path, target: str, exported: Servable) -> None:

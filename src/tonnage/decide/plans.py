@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, as_overrides, overridden_key, read_config
 from tonnage.data import Prepared, Progress, silent
+from tonnage.decide.handing import only_merged
 from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.images import as_seen, is_better_computed, looks
 from tonnage.decide.models import check_division, read_files
@@ -563,16 +564,8 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
         trained = f"rotations of {adapter.oft_block_size} inputs each (OFT) of"
     additions = f"{trained} {', '.join(where)} ({number_of:,} matrices: {kinds}){also}: {counted}"
     megabytes = 4 * number / 1e6 * (1 if adapter.init == "zero" else 2)
-    why_not = [
-        *(["additions to stacked experts"] if model.adapts_experts else []),
-        *(["additions to an embedding"] if model.embedding_additions else []),
-        *(["additions to a vision tower"] if sees else []),
-        *(["weights trained whole"] if adapter.also else []),
-        *(["lengths of rows"] if adapter.kind == "dora" else ["rotations"] if adapter.kind == "oft" else []),
-        *(["ranks by pattern"] if adapter.patterns else []),
-    ]
     taken = "vLLM and llama.cpp take it as it is"
-    if why_not:
+    if why_not := only_merged(adapter, model):
         taken = f"vLLM and llama.cpp take it merged (tonnage export --merge), as it has {' and '.join(why_not)}"
     return f"{additions}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
 

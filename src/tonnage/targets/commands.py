@@ -32,6 +32,8 @@ class Servable:
     """Of an adapter."""
     gguf: str = ""
     """Name of the first GGUF file, if there is one."""
+    revision: str = ""
+    """Of an adapter's base on the hub."""
 
     @property
     def name(self) -> str:
@@ -50,7 +52,8 @@ def commands(target: str, exported: Servable) -> list[str]:
         case "vllm" if exported.base:
             rank = next((rank for rank in RANKS if rank >= exported.rank), RANKS[-1])
             lora = f"--enable-lora --max-lora-rank {rank} --lora-modules {exported.name}={place}"
-            return [f"vllm serve {shlex.quote(exported.base)} {lora}"]
+            revision = f"--revision {shlex.quote(exported.revision)} " if exported.revision else ""
+            return [f"vllm serve {shlex.quote(exported.base)} {revision}{lora}"]
         case "vllm":
             exact = " --dtype float32" if exported.dtype == "fp32" else ""  # which it would halve by itself
             return [f"vllm serve {place} --served-model-name {exported.name}{exact}"]
