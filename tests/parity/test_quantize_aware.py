@@ -26,6 +26,7 @@ from tonnage.decide.decision import Decision
 from tonnage.decide.exports import export_checkpoint
 from tonnage.decide.handing import Wishes
 from tonnage.errors import UserError
+from tonnage.inference.generate import load
 from tonnage.report.comparison import compare
 from tonnage.training.building import scheme_of
 
@@ -287,6 +288,11 @@ def test_a_quantised_export_has_the_loss_that_was_evaluated(write: Callable[...,
     assert last["unquantized_loss"] == pytest.approx(plain, rel=1e-5)
     assert last["eval_loss"] == pytest.approx(quantised, rel=1e-4)
     assert abs(plain - quantised) > 1e-3 * plain
+    assert "The weights here are fp32, those of the blocks int8-int4." in (tmp_path / "quantised/README.md").read_text()
+    answering, ids = load(tmp_path / "quantised").model, torch.arange(40, 80)[None]
+    torch.testing.assert_close(
+        answering(ids).logits, AutoModelForCausalLM.from_pretrained(tmp_path / "quantised")(ids).logits
+    )
 
 
 @pytest.mark.matrix

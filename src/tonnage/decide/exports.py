@@ -205,6 +205,7 @@ def _export_model(
         )
     dtype = config.dtype if wishes.dtype == "auto" else wishes.dtype
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    numbers = f"{dtype}, those of the blocks {handing.scheme.name}" if handing.scheme else dtype
     weights = trained.plan.weights
     return export(
         checkpoint,
@@ -220,7 +221,7 @@ def _export_model(
             trained.origins,
         ),
         shard_bytes=wishes.shard_bytes,
-        card=lambda merged: model_card(run, checkpoint, dtype=dtype, is_part=trained.is_part, notes=merged),
+        card=lambda merged: model_card(run, checkpoint, dtype=numbers, is_part=trained.is_part, notes=merged),
         finish=partial(finish, handing, str(directory), dtype),
         progress=partial(progress, "export"),
     )
