@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tonnage
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
+from tonnage.config.schema import Data
+from tonnage.data import prepare
 from tonnage.decide.evaluation import evaluate_model
 from tonnage.errors import UserError
 from tonnage.inference.generate import load
@@ -54,10 +56,11 @@ def test_an_evaluation_reads_rows_as_training_did(control_tokens: str, tmp_path:
     answers = [f"<extra> is <|im_start|>{number}" for number in range(4)]
     rows = [{"instruction": "a<extra>b", "input": "", "output": answer} for answer in answers]
     data |= {"train": str(write_rows(tmp_path / "rows.jsonl", rows)), "control_tokens": control_tokens}
-    run = tonnage.train(tmp_path / "model", data, output=tmp_path / "run", **SETTINGS, train=["*embed_tokens*"])
-    evaluation = evaluate_model(str(run.path), [{"path": data["train"]}], max_length=512)
-    passes = 4  # two steps of two packs each, and all rows are in one
-    assert evaluation.supervised_tokens * passes == sum(step.supervised_tokens for step in run.steps)
+    trained = prepare(Data.model_validate(data), AutoTokenizer.from_pretrained(tmp_path / "model"))
+    write_model(tmp_path / "export", llama_config(num_hidden_layers=1, vocab_size=264))
+    trained.tokenizer.save_pretrained(tmp_path / "export")
+    evaluation = evaluate_model(str(tmp_path / "export"), [{"path": data["train"]}], max_length=512)
+    assert evaluation.supervised_tokens == trained.train.supervised_tokens
 
 
 @pytest.mark.matrix

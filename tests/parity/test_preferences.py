@@ -545,6 +545,7 @@ def test_a_run_that_goes_on_with_another_reference_is_refused(make: Make, change
         train((1, [run_of(later)]))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_a_named_reference_has_its_numbers(make: Make, tmp_path: Path) -> None:
     """Not those that it began with: they are computed anew, or read from the cache."""
     write_model(tmp_path / "reference", llama_config(initializer_range=0.25, num_hidden_layers=1), seed=9)
