@@ -346,6 +346,56 @@ def check_that_what_was_said_is_kept(browser: Browser, served: Served) -> None:
     browser.console.clear()
 
 
+AS_SERVED = """
+(() => {
+  const answers = %s, fetched = window.fetch;
+  window.asked = [];
+  window.fetch = async (path, how) => {
+    const json = (value, status = 200) => new Response(JSON.stringify(value), { status });
+    if (path === "/api/chat/load") return json({ command: "1", line: "tonnage serve m" });
+    if (path.startsWith("/api/chat/served")) return json({ model: "m", status: null, line: "tonnage serve m" });
+    if (path !== "/api/chat") return fetched(path, how);
+    window.asked.push(JSON.parse(how.body).question.messages.map((one) => one.content));
+    const answer = answers[window.asked.length - 1];
+    if (answer === null) return json({ error: "too long" }, 400);
+    const [words, end] = answer;
+    return new Response(`data: ${JSON.stringify({ choices: [{ delta: { content: words } }] })}\n\n${end}`);
+  };
+})()
+"""
+"""A model that answers with words and what ends the stream; or refuses, where there are none."""
+
+
+def test_what_failed_is_not_said_again(browser: Browser, served: Served) -> None:
+    done = "data: [DONE]\n\n"
+    answers = [["one", done], None, ["hal", ""], ["three", done], ["four", done]]
+    go(browser, "runs", "document.querySelector('table.runs')")
+    browser.run("sessionStorage.clear()")
+    go(browser, "chat", "document.querySelector('form.ask')")
+    browser.run(AS_SERVED % json.dumps(answers))
+    browser.run("document.querySelector('.who input').value = 'm'")
+    click(browser, "Load")
+    browser.wait("document.querySelector('.who .remark').textContent === 'ready'")
+    for number, words in enumerate(["1", "refused", "broken", "3", "4"], start=1):
+        browser.run(f"document.querySelector('form.ask textarea').value = {json.dumps(words)}")
+        click(browser, "Send")
+        browser.wait(f"window.asked.length === {number} && !document.querySelector('button.main').disabled")
+    assert browser.run("window.asked") == [
+        ["1"],
+        ["1", "one", "refused"],
+        ["1", "one", "broken"],
+        ["1", "one", "3"],
+        ["1", "one", "3", "three", "4"],
+    ]
+    shown = "[...document.querySelectorAll('.turn.assistant')].map((one) => one.innerText.split('\\n').slice(1))"
+    refused, broken = browser.run(shown)[1:3]
+    assert "too long" in refused
+    assert broken[0] == "hal"
+    assert "broke off" in broken[-1]
+    click(browser, "New conversation")
+    browser.open(served.address.partition("#")[0] + "?once-more#/runs")
+
+
 def planned(served: Served, words: list[str]) -> Plan:
     """What the command line plans."""
     command = [sys.executable, "-m", "tonnage", "plan", *words, "--json"]

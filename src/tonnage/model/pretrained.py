@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from tonnage.errors import UserError, user_error
@@ -55,7 +55,8 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False, allow
         if is_packed:  # of those weights, transformers alone knows which belongs where
             _check_names(model, names, allow_unexpected, str(files.directory))
             _check_unpacked(model, str(files.directory))
-    plain = ((name, value) for name, value in model.named_parameters() if not is_traceable_wrapper_subclass(value))
+    named = model.named_parameters()
+    plain = ((name, value) for name, value in named if not is_traceable_wrapper_subclass_type(type(value)))
     numbers = {name: value.detach() for name, value in plain if value.dtype in FLOAT_DTYPES}
     broken = [name for name, value in numbers.items() if value.numel() and num_not_finite(value)]
     if broken:

@@ -22,9 +22,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from tonnage import __version__
+from tonnage.config import as_overrides
 from tonnage.errors import TonnageError, UserError, user_error
 from tonnage.files.places import check_vacant
-from tonnage.files.writing import write_whole
 from tonnage.page.chats import Chats, served_at
 from tonnage.page.commands import Command, Commands
 from tonnage.page.events import Channel
@@ -33,6 +33,7 @@ from tonnage.page.guard import Guard
 from tonnage.page.looks import beside, first_look, further_looks, plain, saved
 from tonnage.page.plans import hardware, inspected, planned
 from tonnage.page.rows import Row
+from tonnage.page.starts import Starts
 from tonnage.page.tags import Tags, write_tags
 from tonnage.page.watched import Watched
 from tonnage.page.words import as_yaml, check_author, checked, checked_model, checked_name
@@ -63,6 +64,7 @@ class Page:
         self.folder = Folder(folder)
         self.watched = Watched(self.folder)
         self.commands = Commands(Path.cwd())
+        self.starts = Starts(self.commands)
         self.chats = Chats(self.commands)
         self._list = Channel(self._changed_rows, LIST_SECONDS)
         self._rows: dict[str, Row] = {}
@@ -169,12 +171,8 @@ class Page:
         name = checked_name(body["name"])
         path, run = self.folder.inside(f"{name}.yaml"), self.folder.inside(name)
         check_vacant(run, "a name that is free", "choose another name")  # before there is a config of that name
-        text = as_yaml(model, [*words, f"output={self.shown(run)}"])
-        try:
-            write_whole(path, text, new=True)
-        except FileExistsError:
-            raise user_error(f"{path} is there", "a name that is free", "choose another name") from None
-        return answer(self.commands.start(["train", self.shown(path)]).tell())
+        text = as_yaml(model, [*words, *as_overrides({"output": self.shown(run)})])
+        return answer(self.starts.start(path, text, run, self.shown(path)).tell())
 
     async def inspect(self, request: Request) -> Response:
         """``tonnage inspect CONFIG KEY=VALUE ... --json``, of a run or of a config below the folder."""
@@ -217,6 +215,7 @@ class Page:
         return StreamingResponse(pieces, status, media_type="text/event-stream" if status == 200 else JSON)
 
     async def command(self, request: Request) -> Response:
+        self.starts.remove_refused()
         return answer(self.commands.get(command_of(request)).tell())
 
     async def all_commands(self, _: Request) -> Response:

@@ -107,12 +107,15 @@ function sideOf(before, runs, at, template, showsTokens) {
     turns.push({ role: "user", content: text, tokens: [], failed: "" }, turn);
     controller = new AbortController();
     draw();
-    const messages = [...(how.system ? [{ role: "system", content: how.system }] : []), ...turns.slice(0, -1).filter((one) => !one.failed).map(({ role, content }) => ({ role, content }))];
+    // A question that was refused, or whose answer broke off, is left out together with its answer.
+    const counts = (_, place) => !turns[place - (place % 2) + 1].failed;
+    const messages = [...(how.system ? [{ role: "system", content: how.system }] : []), ...turns.slice(0, -1).filter(counts).map(({ role, content }) => ({ role, content }))];
     try {
       const question = { model: served.model, messages, stream: true, temperature: how.temperature, max_tokens: how.max_tokens, logprobs: true, top_logprobs: LIKELIEST };
       const response = await postStream("/api/chat", { command: served.command, question }, controller.signal);
+      let isWhole = false;
       for await (const data of events(response)) {
-        if (data === "[DONE]") break;
+        if (data === "[DONE]") { isWhole = true; break; }
         const piece = JSON.parse(data);
         if (piece.error) { turn.failed = piece.error.message; break; }
         const [choice] = piece.choices;
@@ -120,6 +123,7 @@ function sideOf(before, runs, at, template, showsTokens) {
         if (choice.logprobs) turn.tokens.push(...choice.logprobs.content);
         draw();
       }
+      if (!isWhole && !turn.failed) turn.failed = "The answer broke off: the model's server has ended. Load it again.";
     } catch (error) {
       if (!controller.signal.aborted) turn.failed = error.message;
     }
