@@ -14,9 +14,10 @@ import torch
 from transformers.utils import logging
 
 import tiny
+from stripped import stripping_tokenizer, write_stripping_model
 from tonnage.data import encode_prompt
 from tonnage.errors import UserError
-from tonnage.inference.generate import Decoding, Loaded, generate, is_match, load, resolve_model, stream
+from tonnage.inference.generate import Decoding, Loaded, generate, is_match, load, resolve_model, stream, write
 
 ASKED = ["Say a", "A much longer question about nothing at all, to be padded against", "b", "Say abc, please", "c d e"]
 CHATS = [[{"role": "user", "content": text}] for text in ASKED]
@@ -123,6 +124,60 @@ def test_an_answer_never_goes_beyond_the_positions(loaded: Loaded) -> None:
     room = 512 - len(encode_prompt(prompt, loaded.tokenizer))
     written = generate(endless, [prompt], Decoding(10_000))[0]
     assert 0 < len(loaded.tokenizer(written)["input_ids"]) <= room * 3  # bytes that are no text take three
+
+
+@pytest.mark.parametrize("batch_size", [2, 5])
+def test_a_long_prompt_leaves_the_answers_beside_it_their_room(loaded: Loaded, batch_size: int) -> None:
+    endless = replace(loaded, stop_tokens=())
+    texts = ("x" * 350, "x" * 5, "x" * 340, "x" * 20, "y" * 350)
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    alone = [generate(endless, [chat], Decoding(40))[0] for chat in chats]
+    assert generate(endless, chats, Decoding(40), batch_size=batch_size) == alone
+    written = write(endless, chats, Decoding(40), seed=0, attention="sdpa", batch_size=batch_size)
+    lengths = [len(encode_prompt(chat, loaded.tokenizer)) for chat in chats]
+    assert [len(answer.tokens) for answer in written] == [min(40, 512 - length) for length in lengths]
+    assert 40 > 512 - lengths[2] > 512 - lengths[0]
+
+
+def test_a_prompt_without_tokens_is_refused(directory: Path) -> None:
+    plain = load(directory, template="plain")
+    chats = [[{"role": "user", "content": text}] for text in ("hello", "")]
+    with pytest.raises(UserError, match=r"conversation 2 has no tokens\n  needed: one at least.*\n  change: write"):
+        generate(plain, chats)
+    with pytest.raises(UserError, match="no tokens"):
+        list(stream(plain, chats[1]))
+
+
+def test_a_stream_keeps_the_spaces_at_the_beginning_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(write_stripping_model(tmp_path / "model"), template="plain")
+    names = ["▁is", "<0x0A>", "▁", "▁", "x", "<0x0A>", "▁world", "</s>"]
+    written = torch.tensor([stripping_tokenizer().convert_tokens_to_ids(names)])
+
+    def says(*, input_ids: torch.Tensor, streamer: Any = None, **_: Any) -> torch.Tensor:
+        for tokens in () if streamer is None else (input_ids, *written[0]):
+            streamer.put(tokens)
+        return torch.cat([input_ids, written], 1)
+
+    monkeypatch.setattr(model.model, "generate", says)
+    assert generate(model, [CHATS[0]]) == ["is\n  x\n world"]
+    assert list(stream(model, CHATS[0])) == ["is", "\n ", " ", "x", "\n world"]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, -1.0, 1e4, float("nan"), float("inf")])
+def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature: float) -> None:
+    with pytest.raises(UserError, match=r"temperature: .*\n  needed: 0, or a number from 0.000001 to 1,000"):
+        Decoding(temperature=temperature)
+
+
+def test_draws_at_the_least_temperature_are_the_likeliest(loaded: Loaded) -> None:
+    assert generate(loaded, CHATS, Decoding(12, temperature=1e-6)) == generate(loaded, CHATS, Decoding(12))
+
+
+def test_a_seed_of_too_many_digits_is_refused(loaded: Loaded) -> None:
+    for seed in (99_999_999_999_999_999_999, -(2**63)):
+        with pytest.raises(UserError, match=rf"seed: a seed of {seed}\n  needed: a whole number from -9"):
+            generate(loaded, CHATS, seed=seed)
+    assert generate(loaded, CHATS[:1], Decoding(2), seed=-1)
 
 
 def test_white_space_around_an_answer_does_not_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,14 +18,14 @@ import torch
 
 import tiny
 from served import CHAT, Served, events, question, said, serving
+from stripped import write_stripping_model
 from tonnage.data import encode_prompt
 from tonnage.errors import UserError
-from tonnage.inference.generate import load
-from tonnage.inference.tokens import Token
-from tonnage.serving.engine import Engine
+from tonnage.inference.generate import Decoding, EncodedPrompt, Loaded, load
+from tonnage.inference.pieces import Token
+from tonnage.serving.engine import Ended, Engine
 from tonnage.serving.listen import in_address, listen
-from tonnage.serving.pieces import Pieces
-from tonnage.serving.requests import MOST_BYTES, MOST_MESSAGES
+from tonnage.serving.requests import MOST_BYTES, MOST_MESSAGES, ChatRequest, read_request
 
 TEXT = "/v1/completions"
 WAITING = 28
@@ -115,6 +117,59 @@ def test_draws_repeat_with_their_seed(served: Served) -> None:
     assert len({said(served.chat("Say a", temperature=1.5)) for _ in range(3)}) > 1
 
 
+@pytest.fixture(scope="module")
+def stripping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Whose decoder strips the space at the beginning of a text."""
+    loaded = load(write_stripping_model(tmp_path_factory.mktemp("models") / "tiny"), template="plain")
+    with serving(Engine(loaded, max_tokens=40, most_waiting=WAITING)) as made:
+        yield made
+
+
+def says(served: Served, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[int]:
+    """Have the model say these tokens; returns their ids."""
+    vocabulary = served.loaded.tokenizer.get_vocab()
+    ids = [vocabulary[name] for name in names]
+
+    def write(loaded: Loaded, prompt: EncodedPrompt, decoding: Decoding, on_token: Any, **_: Any) -> None:
+        for token in ids:
+            if on_token(Token(token, -1.0, ((token, -1.0),))):
+                return
+
+    monkeypatch.setattr("tonnage.serving.engine.write_tokens", write)
+    return ids
+
+
+def test_a_text_and_its_tokens_keep_their_spaces(stripping: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(stripping, monkeypatch, "▁world", "▁is", "▁big")
+    wish = {"model": "tiny", "prompt": "hello", "logprobs": 1}
+    choice = stripping.ask(TEXT, wish)[1]["choices"][0]
+    assert choice["text"] == " world is big"
+    assert choice["logprobs"]["tokens"] == [" world", " is", " big"]
+    assert choice["logprobs"]["text_offset"] == [0, 6, 9]
+    assert choice["logprobs"]["top_logprobs"] == [{" world": -1}, {" is": -1}, {" big": -1}]
+    _, content = stripping.ask(TEXT, {**wish, "stream": True})
+    assert [one["choices"][0]["text"] for one in events(content)] == [" world", " is", " big", ""]
+    answer = stripping.chat("hello", logprobs=True)
+    assert said(answer) == "world is big"  # as that of generate: it is a text of its own
+    assert [one["token"] for one in answer["choices"][0]["logprobs"]["content"]] == [" world", " is", " big"]
+
+
+def test_an_answer_in_bytes_is_whole(stripping: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = says(stripping, monkeypatch, "A", "<0x0A>", "<0xF0>", "<0x9F>", "▁world")
+    whole = stripping.loaded.tokenizer.decode(ids)
+    answer = stripping.chat("hello", logprobs=True)
+    assert said(answer) == whole == "A\ufffd\ufffd\ufffd world"
+    assert len(answer["choices"][0]["logprobs"]["content"]) == len(ids)
+    _, content = stripping.ask(CHAT, question("hello", stream=True))
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in events(content)) == whole
+
+
+def test_messages_without_tokens_are_refused(stripping: Served) -> None:
+    status, answer = stripping.ask(CHAT, question(""))
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert "no tokens" in answer["error"]["message"]
+
+
 def leave(port: int, text: str, after: int) -> None:
     """Ask for a long answer, and go when so many bytes of it have come."""
     body = json.dumps(question(text, stream=True, max_tokens=250)).encode()
@@ -161,6 +216,22 @@ def test_who_leaves_stops_the_model(served: Served) -> None:
     finally:
         hook.remove()
     assert forwards < 200
+
+
+def test_who_leaves_a_fast_model_stops_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.serving.engine.LOOK_SECONDS", 0.02)
+    engine = Engine(replace(served.loaded, stop_tokens=()), max_tokens=300, most_waiting=1)
+
+    async def left() -> bool:
+        return True
+
+    async def answered() -> list[Any]:
+        wish = read_request(ChatRequest, json.dumps(question("a", max_tokens=300)).encode())
+        return [event async for event in engine.answer(wish, left)]
+
+    parts = asyncio.run(answered())
+    engine.close()
+    assert not any(isinstance(part, Ended) for part in parts)
 
 
 def test_more_than_may_wait_are_told_so(served: Served) -> None:
@@ -221,6 +292,7 @@ HOSTILE: dict[str, tuple[int, Any]] = {
     "max_tokens that is large": (400, question("a", max_tokens=2**31 - 1)),
     "two limits": (400, question("a", max_completion_tokens=3)),
     "a temperature below 0": (400, question("a", temperature=-1)),
+    "a temperature that is next to none": (400, question("a", temperature=1e-40)),
     "a temperature of 3": (400, question("a", temperature=3)),
     "a temperature that is none": (400, json.dumps(question("a", temperature=float("nan"))).encode()),
     "an infinite temperature": (400, json.dumps(question("a", temperature=float("inf"))).encode()),
@@ -352,31 +424,3 @@ def test_the_client_of_openai_talks_to_it(served: Served) -> None:
         answers = list(pool.map(lambda text: client.chat.completions.create(**question(text)), texts))
     assert [one.choices[0].message.content for one in answers] == [served.expected(text) for text in texts]
     client.close()
-
-
-def spelled(*words: str) -> Pieces:
-    """Whose tokens are those words."""
-    return Pieces(lambda ids: "".join(words[one] for one in ids), ["stop"])
-
-
-def test_what_may_become_a_stop_word_waits() -> None:
-    pieces = spelled("a s", "to", "re st", "op b")
-    told = [pieces.add(Token(number))[0] for number in range(4)]
-    assert told == ["a ", "", "store ", ""]
-    assert (pieces.stopped, pieces.text, pieces.end()[0]) == (True, "a store ", "")
-    pieces = spelled("a s", "to")
-    told = [pieces.add(Token(number))[0] for number in range(2)]
-    assert [*told, pieces.end()[0]] == ["a ", "", "sto"]
-
-
-def test_tokens_come_with_the_text_that_they_begin() -> None:
-    pieces = spelled("a", " s", "to", "p")
-    told = [[one.id for one in pieces.add(Token(number))[1]] for number in range(4)]
-    assert told == [[0], [1], [], []]
-
-
-def test_half_a_character_waits_for_the_other_half() -> None:
-    parts = [b"a", "é".encode()[:1], "é".encode()[1:], b"\xff"]
-    pieces = Pieces(lambda ids: b"".join(parts[one] for one in ids).decode(errors="replace"))
-    assert [pieces.add(Token(number))[0] for number in range(4)] == ["a", "", "é", ""]
-    assert pieces.end()[0] == "\ufffd"

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from queue import Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from tonnage.data.text.choice import choose
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation, Image
 from tonnage.host.spinning import sleep_soon_beside_others
+from tonnage.inference.pieces import Token, pieces_of
 from tonnage.inference.questions import Question
 from tonnage.inference.sight import Sight, sight_of, with_images
 from tonnage.model import adapter_files
@@ -31,12 +34,16 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase, StoppingCriteriaList
+    from transformers.generation.streamers import BaseStreamer
 
 BATCH_SIZE = 32
 BLOCK_BY_BLOCK = (
     "The model has no room on this GPU: its blocks come from the host's memory, one after another, "
     "so that answers take long."
 )
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-6, 1e3
+"""Of draws: numbers that are divided by less are soon none in fp32."""
+MOST_SEED = 2**63 - 1
 TALK: Mapping[str, Any] = {"formats": ("messages",), "single_turn": False}
 """What ``load`` is told for conversations of several turns."""
 
@@ -50,6 +57,15 @@ class Decoding:
     """0 always takes the likeliest token; otherwise tokens are drawn at this temperature."""
     top_p: float = 1.0
     """Draw only from the likeliest tokens that together have this probability."""
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE:
+            raise user_error(
+                found=f"a temperature of {self.temperature}",
+                needed=f"0, or a number from {LEAST_TEMPERATURE:f} to {MOST_TEMPERATURE:,.0f}",
+                change="0 takes the likeliest token every time, 1 draws from the model's own distribution",
+                where="temperature",
+            )
 
 
 @dataclass(frozen=True)
@@ -124,7 +140,7 @@ def load(
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
 
     Raises:
-        UserError: files or weights are missing, weights are not finite, the template needs tokens that the model does
+        UserError: files or weights are missing, weights are not finite, the template adds tokens that the model does
             not have, or it has no positions for answers of ``max_new_tokens``, if that is how long they are to be.
     """
     sleep_soon_beside_others()
@@ -149,8 +165,8 @@ def load(
 
         merge(model, files.adapter)
     use_fast_products(model)
-    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
-    if max(tokenizer.get_vocab().values()) >= num_embeddings:
+    num_embeddings = _num_embeddings(model)
+    if chosen.added_tokens and max(tokenizer.get_vocab().values()) >= num_embeddings:
         raise user_error(
             found=f"template {chosen.name!r} adds {', '.join(chosen.added_tokens)}, and the model has no "
             f"embeddings beyond {num_embeddings:,} tokens",
@@ -169,12 +185,24 @@ def load(
 
 
 def encode(loaded: Loaded, conversation: Conversation | Sequence[Mapping[str, Any]]) -> EncodedPrompt:
-    """The tokens and images of a conversation. Raises ``UserError`` where the template refuses it, or an image cannot
-    be used."""
+    """The tokens and images of a conversation. Raises ``UserError`` where the template refuses it, an image cannot be
+    used, or a token has no embedding: some tokenizers have more than their model."""
     conversation = with_images(conversation)
     recipe = None if loaded.sight is None else loaded.sight.recipe
     ids = encode_prompt(conversation, loaded.tokenizer, recipe)
+    num_embeddings = _num_embeddings(loaded.model)
+    if beyond := [token for token in dict.fromkeys(ids) if token >= num_embeddings]:
+        raise user_error(
+            found=f"{', '.join(map(str, loaded.tokenizer.convert_ids_to_tokens(beyond)))} in a conversation, and the "
+            f"model has no embeddings beyond {num_embeddings:,} tokens",
+            needed="tokens that the model knows",
+            change="take them out of the conversation, or give another template if they are not in it",
+        )
     return EncodedPrompt(ids, conversation.images if isinstance(conversation, Conversation) else [])
+
+
+def _num_embeddings(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _check_longest(config: PreTrainedConfig, max_new_tokens: int) -> None:
@@ -236,7 +264,7 @@ def generate(
     without a seed these are drawn from. ``progress`` is told how many are answered and how many there are.
 
     Raises:
-        UserError: a conversation leaves no room for an answer, or the template refuses one.
+        UserError: a conversation has no tokens or leaves no room for an answer, or the template refuses one.
     """
     import torch
 
@@ -255,11 +283,16 @@ def _in_batches(
     loaded: Loaded, prompts: Sequence[EncodedPrompt], decoding: Decoding, batch_size: int
 ) -> Iterator[dict[int, list[int]]]:
     """Prompts of similar length, answered side by side: for each batch the written tokens, by the index of the prompt.
-    Raises ``UserError`` where a prompt leaves no room for an answer."""
+    Those with room for less than a whole answer are only beside others of their length. Raises ``UserError`` where a
+    prompt leaves no room for an answer."""
     check_room([prompt.ids for prompt in prompts], loaded.positions)
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].ids))
-    for looks in (False, True):
-        those = [index for index in order if bool(prompts[index].images) == looks]
+
+    def kind(index: int) -> tuple[bool, int]:
+        return bool(prompts[index].images), _room(loaded, len(prompts[index].ids), decoding)
+
+    order = sorted(range(len(prompts)), key=lambda index: (bool(prompts[index].images), len(prompts[index].ids)))
+    for (looks, _), group in groupby(order, kind):
+        those = list(group)
         size = 1 if looks and not (loaded.sight and loaded.sight.pads) else batch_size
         for start in range(0, len(those), size):
             batch = those[start : start + size]
@@ -267,6 +300,12 @@ def _in_batches(
             images = [prompts[index].images for index in batch]
             whole = call_generate(loaded, ids, mask, decoding, images=images)
             yield dict(zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True))
+
+
+def _room(loaded: Loaded, prompt_tokens: int, decoding: Decoding) -> int:
+    """The most tokens of an answer after a prompt of so many."""
+    positions = loaded.positions
+    return decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - prompt_tokens)
 
 
 @dataclass(frozen=True)
@@ -284,12 +323,15 @@ class Written:
 
 @contextmanager
 def drawn_from(seed: int | None, loaded: Loaded) -> Iterator[None]:
-    """Draw from ``seed`` within it, and leave the program's own random numbers as they are; None draws from these."""
+    """Draw from ``seed`` within it, and leave the program's own random numbers as they are; None draws from these.
+    Raises ``UserError``."""
     import torch
 
     if seed is None:
         yield
         return
+    if abs(seed) > MOST_SEED:
+        raise user_error(f"a seed of {seed}", f"a whole number from {-MOST_SEED} to {MOST_SEED}", "seed 0", "seed")
     device = loaded.model.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -348,43 +390,61 @@ def stream(
     Closing the iterator, or an interrupt while waiting for a piece, stops the model at its next token.
 
     Raises:
-        UserError: the conversation leaves no room for an answer, or the template refuses it.
+        UserError: the conversation has no tokens or leaves no room for an answer, or the template refuses it.
     """
-    from transformers import TextIteratorStreamer
-
-    class AnswerStreamer(TextIteratorStreamer):
-        def put(self, value: Tensor) -> None:
-            # Stop tokens that are not special would otherwise be shown.
-            if self.next_tokens_are_prompt or int(value.flatten()[-1]) not in loaded.stop_tokens:
-                super().put(value)  # type: ignore[no-untyped-call]
-
     prompt = encode(loaded, conversation)
     check_room([prompt.ids], loaded.positions)
     ids, mask = _pad_left(loaded, [prompt.ids])
-    streamer = AnswerStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    pieces, texts = pieces_of(loaded.tokenizer), Queue[str | None]()
     enough = Event()
     errors: list[BaseException] = []
+
+    def take(token: int) -> None:
+        if token not in loaded.stop_tokens:
+            texts.put(pieces.add(Token(token))[0])
 
     def write() -> None:
         import torch
 
         try:
             with torch.inference_mode():
-                more = {"streamer": streamer, "stopping_criteria": stop_when(enough.is_set)}
+                more = {"streamer": streamer_to(take), "stopping_criteria": stop_when(enough.is_set)}
                 call_generate(loaded, ids, mask, decoding, images=[prompt.images], **more)
+            texts.put(pieces.end()[0])
         except BaseException as error:
             errors.append(error)
-            streamer.end()  # type: ignore[no-untyped-call]
+        finally:
+            texts.put(None)
 
     writer = Thread(target=write, daemon=True)
     writer.start()
     try:
-        yield from (piece for piece in streamer if piece)
+        yield from (text for text in iter(texts.get, None) if text)
     finally:
         enough.set()
         writer.join()
     if errors:
         raise errors[0]
+
+
+def streamer_to(take: Callable[[int], None]) -> BaseStreamer:
+    """Has transformers tell ``take`` of every token of an answer as it is drawn."""
+    from transformers.generation.streamers import BaseStreamer
+
+    class Streamer(BaseStreamer):
+        is_prompt = True
+
+        def put(self, value: Tensor) -> None:
+            if self.is_prompt:  # which comes first, at once
+                self.is_prompt = False
+                return
+            for token in value.flatten().tolist():
+                take(token)
+
+        def end(self) -> None:
+            pass
+
+    return Streamer()
 
 
 def stop_when(is_enough: Callable[[], bool]) -> StoppingCriteriaList:
@@ -429,14 +489,13 @@ def call_generate(
         assert loaded.sight is not None, "who takes no images has encoded none"
         more |= loaded.sight.inputs(ids, images)
         model = loaded.sight.tower.model
-    device, positions = loaded.model.device, loaded.positions
-    room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
+    device = loaded.model.device
     drawn = decoding.temperature > 0
     try:
         written: Tensor = model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
-            max_new_tokens=room,
+            max_new_tokens=_room(loaded, ids.shape[1], decoding),
             do_sample=drawn,
             temperature=decoding.temperature if drawn else None,
             top_p=decoding.top_p if drawn else None,
@@ -467,9 +526,9 @@ def _pad_left(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> tuple[Tensor,
 
 
 def _pad_token(loaded: Loaded) -> int:
-    """The token of padding; the mask hides it, so any will do."""
-    pad = loaded.tokenizer.pad_token_id
-    return int(pad) if isinstance(pad, int) else next(iter(loaded.stop_tokens), 0)
+    """The token of padding; the mask hides it, so any will do that the model has an embedding of."""
+    tokens, num_embeddings = (loaded.tokenizer.pad_token_id, *loaded.stop_tokens), _num_embeddings(loaded.model)
+    return next((token for token in tokens if isinstance(token, int) and token < num_embeddings), 0)
 
 
 def _decode(loaded: Loaded, tokens: Sequence[int]) -> str:
@@ -480,11 +539,15 @@ def _decode(loaded: Loaded, tokens: Sequence[int]) -> str:
 
 
 def check_room(prompts: Sequence[Sequence[int]], positions: int | None) -> None:
-    """Refuse prompts after which a model of so many positions, if it says, can write nothing. Raises ``UserError``."""
-    problems = [
-        Problem(f"conversation {number} has {len(prompt):,} tokens", f"fewer than {positions:,}, the model's positions")
-        for number, prompt in enumerate(prompts, start=1)
-        if positions is not None and len(prompt) >= positions
-    ]
+    """Refuse prompts of no tokens, and those after which a model of so many positions, if it says, can write nothing.
+    Raises ``UserError``."""
+    problems = []
+    for number, prompt in enumerate(prompts, start=1):
+        if not prompt:
+            change = "write a prompt, or choose a template with words of its own around it"
+            problems.append(Problem(f"conversation {number} has no tokens", "one at least, to go on from", change))
+        elif positions is not None and len(prompt) >= positions:
+            observed = f"conversation {number} has {len(prompt):,} tokens"
+            problems.append(Problem(observed, f"fewer than {positions:,}, the model's positions"))
     if problems:
         raise UserError(*problems[:10])

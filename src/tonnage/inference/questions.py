@@ -1,7 +1,8 @@
 """Rows of a file as questions, each with the answer it holds, if any.
 
 All forms of rows that can be trained on are understood, by the data room's own code. A row may also lack its
-answer: that is what one is asked for. The question is everything before the last thing the assistant says.
+answer: that is what one is asked for. The question is everything before the last thing the assistant says. Of a pair
+the preferred answer is expected, and none where the row says that its answer is undesirable.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tonnage.data.reading.rows import Part, lines_of, read_rows
 from tonnage.data.sources.files import resolve
 from tonnage.errors import Problem, UserError, user_error
 from tonnage.forms.conversation import Conversation, Image, RowError, as_row_error
-from tonnage.forms.formats import Form, candidates, form_of, known_forms, rename
+from tonnage.forms.formats import FORMATS, PURPOSES, Form, candidates, form_of, known_forms, rename
 from tonnage.forms.images import MARK
 from tonnage.forms.reader import Reader
 
@@ -79,15 +80,14 @@ def _rows_of(parts: Sequence[Part]) -> Iterator[tuple[str, dict[str, Any] | RowE
 def _questions(row: Mapping[str, Any], source: Source, file: Path, images: bool) -> list[Question]:
     """What a row of a ``file`` asks: one question, or more of a tree. Raises ``RowError``."""
     form = form_of(source.format, source.columns, source.roles)
-    filled, answered = _filled(rename(row, form.columns) if form.columns else row)
-    fitting = candidates(filled) if source.format == "auto" else (form.format,)
+    filled, fitting, answered = _understood(rename(row, form.columns) if form.columns else row, form.format)
     if len(fitting) != 1:
         columns = ", ".join(map(str, list(row)[:12]))
-        fits = (
-            f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {known_forms(only_chat=True)}"
-        )
+        forms = "; ".join(known_forms(only_chat=True, purpose=purpose) for purpose in PURPOSES)
+        fits = f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {forms}"
         raise RowError("unknown_form", f"a row with the fields {columns} {fits}")
-    conversations = Reader(Form(fitting[0], roles=form.roles), images=images).read(filled)
+    named = {name: name for name in form.columns}  # they bear our names by now
+    conversations = Reader(Form(fitting[0], named, form.roles), images=images).read(filled)
     questions = [_question(row, fitting[0], conversation, answered) for conversation in conversations]
     folder = file.absolute().parent if source.images is None else Path(source.images).absolute()
     for question in questions:
@@ -102,18 +102,32 @@ def _question(row: Mapping[str, Any], format: str, conversation: Conversation, a
     last = max(at for at, turn in enumerate(conversation.turns) if turn.role == "assistant")
     if not last:
         raise RowError("no_question", "nothing stands before the assistant's answer")
-    answer = conversation.turns[last].message["content"] if answered else None
+    is_expected = answered and conversation.carried != (0.0,)  # which says that it is undesirable
+    answer = conversation.turns[last].message["content"] if is_expected else None
     before = conversation.turns[:last]
     number = sum(turn.message["content"].count(MARK) for turn in before) if conversation.images else 0
     question = Conversation(before, conversation.tools, images=conversation.images[:number])
     return Question(row, format, question, answer)
 
 
-def _filled(row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A row with an answer put in where it has none, and whether it had one."""
+def _understood(row: Mapping[str, Any], format: str) -> tuple[Mapping[str, Any], tuple[str, ...], bool]:
+    """A row with an answer put in where it has none, the formats that it may have, and whether it had an answer.
+    ``format`` is that of its source."""
+    judged = candidates(row, "pairs") or candidates(row, "verdicts")
+    if format != "auto":
+        judged = () if FORMATS[format].purpose == "supervised" else (format,)
+    if judged:
+        return row, judged, True
+    filled, answered = _filled(row, candidates(row) if format == "auto" else ())
+    return filled, candidates(filled) if format == "auto" else (format,), answered
+
+
+def _filled(row: Mapping[str, Any], formats: Sequence[str]) -> tuple[dict[str, Any], bool]:
+    """A row with an answer put in where it has none, and whether it had one. ``formats`` are those that the row has as
+    it is: no field is added to make it fit another one too."""
     filled = dict(row)
     for question, answer in (("instruction", "output"), ("prompt", "completion")):
-        if isinstance(row.get(question), str):
+        if isinstance(row.get(question), str | list) and (answer in row or not formats):
             answered = bool(row.get(answer))
             filled[answer] = row[answer] if answered else _UNANSWERED
             return filled, answered

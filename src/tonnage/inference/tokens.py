@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tonnage.inference.generate import Decoding, EncodedPrompt, Loaded, call_generate, drawn_from, stop_when
+from tonnage.inference.generate import (
+    Decoding,
+    EncodedPrompt,
+    Loaded,
+    call_generate,
+    drawn_from,
+    stop_when,
+    streamer_to,
+)
+from tonnage.inference.pieces import Token
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Token:
-    id: int
-    logprob: float | None = None
-    """Natural logarithm of its probability, at temperature 1; ``None`` where nobody asked."""
-    likeliest: tuple[tuple[int, float], ...] = ()
-    """Tokens that were the likeliest there, with the logarithms of their probabilities."""
 
 
 def write_tokens(
@@ -39,7 +38,6 @@ def write_tokens(
     """
     import torch
     from transformers import LogitsProcessor, LogitsProcessorList
-    from transformers.generation.streamers import BaseStreamer
 
     latest: list[Tensor] = []
     enough = False
@@ -49,21 +47,11 @@ def write_tokens(
             latest[:] = [scores[0].float().log_softmax(-1)]
             return scores
 
-    class Tell(BaseStreamer):
-        is_prompt = True
+    def take(token: int) -> None:
+        nonlocal enough
+        enough = on_token(_with_probability(token, latest, num_likeliest)) or enough
 
-        def put(self, value: Tensor) -> None:
-            nonlocal enough
-            if self.is_prompt:  # which comes first, as one
-                self.is_prompt = False
-                return
-            for token in value.flatten().tolist():
-                enough = on_token(_with_probability(token, latest, num_likeliest)) or enough
-
-        def end(self) -> None:
-            pass
-
-    more: dict[str, Any] = {"streamer": Tell(), "stopping_criteria": stop_when(lambda: enough)}
+    more: dict[str, Any] = {"streamer": streamer_to(take), "stopping_criteria": stop_when(lambda: enough)}
     if num_likeliest is not None:
         more["logits_processor"] = LogitsProcessorList([Remember()])
     ids = torch.tensor([prompt.ids])

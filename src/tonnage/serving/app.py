@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from tonnage.host.nodes import names_this_machine
-from tonnage.inference.tokens import Token
+from tonnage.inference.pieces import Token
 from tonnage.serving.engine import AnswerPart, Begun, Ended, Engine
 from tonnage.serving.requests import (
     MOST_BYTES,
@@ -120,15 +120,14 @@ async def _answered(
     answers.prompt_tokens = first.prompt_tokens
     if wish.stream:
         return StreamingResponse(_streamed(written, answers, wish), media_type="text/event-stream")
-    texts, tokens = list[str](), list[Token]()
+    tokens = list[Token]()
     async with aclosing(written):  # type: ignore[type-var]
         async for event in written:
             if isinstance(event, AnswerPart):
-                texts.append(event.text)
                 tokens += event.tokens
             elif isinstance(event, Ended):
                 probable = tokens if wish.likeliest is not None else None
-                return JSONResponse(answers.whole("".join(texts), probable, event))
+                return JSONResponse(answers.whole(probable, event))
     return Response(status_code=499)
 
 
@@ -176,9 +175,10 @@ class _Answers(ABC):
         total = self.prompt_tokens + ended.tokens
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": ended.tokens, "total_tokens": total}
 
-    def whole(self, text: str, tokens: Sequence[Token] | None, ended: Ended) -> dict[str, Any]:
+    def whole(self, tokens: Sequence[Token] | None, ended: Ended) -> dict[str, Any]:
         """An answer at once."""
-        choice = {"index": 0, **self._said(text), "logprobs": self._probable(tokens), "finish_reason": ended.reason}
+        said, probable = self._said(ended.text), self._probable(tokens)
+        choice = {"index": 0, **said, "logprobs": probable, "finish_reason": ended.reason}
         return {**self._head, "object": self.kind, "choices": [choice], "usage": self.usage(ended)}
 
     def opening(self) -> list[dict[str, Any]]:
@@ -206,7 +206,7 @@ class _Answers(ABC):
     def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None: ...
 
     def _text(self, token: int) -> str:
-        return str(self._engine.loaded.tokenizer.decode([token]))
+        return self._engine.text_of(token)
 
 
 class _Chats(_Answers):

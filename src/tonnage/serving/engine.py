@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -20,8 +21,8 @@ from tonnage.errors import UserError
 from tonnage.forms.conversation import Conversation, Image, RowError
 from tonnage.forms.reader import conversation_of
 from tonnage.inference.generate import Decoding, EncodedPrompt, Loaded, encode
-from tonnage.inference.tokens import Token, write_tokens
-from tonnage.serving.pieces import Pieces
+from tonnage.inference.pieces import Token, pieces_of, text_after
+from tonnage.inference.tokens import write_tokens
 from tonnage.serving.requests import ChatRequest, CompletionRequest, Refused
 
 IN_ITSELF = "send it as data:image/png;base64,..."
@@ -46,6 +47,8 @@ class Ended:
     reason: Literal["stop", "length"]
     tokens: int
     """That were written, without the one that ends a turn."""
+    text: str
+    """The whole answer: where a decoder changes what it said, its pieces are another text."""
 
 
 class Engine:
@@ -59,6 +62,7 @@ class Engine:
         self._most_waiting = most_waiting
         self._images = images
         self._waiting = 0
+        self._letter: list[int] = loaded.tokenizer("a", add_special_tokens=False)["input_ids"]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._closing = Event()
 
@@ -66,6 +70,10 @@ class Engine:
         """End the answer that is being written, and all that wait."""
         self._closing.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def text_of(self, token: int) -> str:
+        """The text of a token after other text, with the space that it begins with."""
+        return text_after(lambda tokens: str(self.loaded.tokenizer.decode(list(tokens))), self._letter, [token])
 
     async def answer(
         self, request: ChatRequest | CompletionRequest, left: Callable[[], Awaitable[bool]]
@@ -86,17 +94,20 @@ class Engine:
 
         self._waiting += 1
         work = self._thread.submit(self._work, request, tell, enough)
+        looked = loop.time()
         try:
             while True:
-                try:
+                event = None
+                with suppress(TimeoutError):
                     event = await asyncio.wait_for(queue.get(), LOOK_SECONDS)
-                except TimeoutError:
+                if loop.time() - looked >= LOOK_SECONDS:  # a fast model always has an event
                     if await left() or self._closing.is_set():
                         return
-                    continue
+                    looked = loop.time()
                 if isinstance(event, BaseException):
                     raise event
-                yield event
+                if event is not None:
+                    yield event
                 if isinstance(event, Ended):
                     return
         finally:
@@ -129,13 +140,13 @@ class Engine:
         tell: Callable[[AnswerPart | Ended], None],
         enough: Event,
     ) -> None:
-        tokenizer, stops = self.loaded.tokenizer, self.loaded.stop_tokens
-        pieces = Pieces(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)), request.stops)
+        after = prompt.ids if isinstance(request, CompletionRequest) else ()
+        pieces = pieces_of(self.loaded.tokenizer, request.stops, after)
         reached_end = False
 
         def take(token: Token) -> bool:
             nonlocal reached_end
-            if token.id in stops:
+            if token.id in self.loaded.stop_tokens:
                 reached_end = True
                 return True
             text, sent = pieces.add(token)
@@ -148,18 +159,21 @@ class Engine:
         text, sent = pieces.end()
         if text or sent:
             tell(AnswerPart(text, tuple(sent)))
-        tell(Ended("stop" if reached_end or pieces.stopped else "length", len(pieces.tokens)))
+        tell(Ended("stop" if reached_end or pieces.stopped else "length", len(pieces.tokens), pieces.whole))
 
     def _prompt(self, request: ChatRequest | CompletionRequest) -> EncodedPrompt:
         if isinstance(request, ChatRequest):
             try:
-                return encode(self.loaded, self._conversation(request))
+                prompt = encode(self.loaded, self._conversation(request))
             except UserError as error:
                 raise Refused(error.problems[0].found, param="messages") from error
+            if not prompt.ids:
+                raise Refused("messages have no tokens, and one at least is needed: write some text", param="messages")
+            return prompt
         if isinstance(request.prompt, str):
             ids: list[int] = self.loaded.tokenizer(request.prompt)["input_ids"]
             if not ids:
-                raise Refused("prompt is empty", param="prompt")
+                raise Refused("prompt has no tokens, and one at least is needed: write some text", param="prompt")
             return EncodedPrompt(ids, [])
         num_tokens = int(self.loaded.model.get_input_embeddings().weight.shape[0])
         if unknown := [token for token in request.prompt if token >= num_tokens]:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from tonnage.inference.generate import LEAST_TEMPERATURE
+
 MOST_BYTES = 2 << 20
 """Of a request."""
 MOST_BYTES_WITH_IMAGES = 20 << 20
@@ -175,6 +177,9 @@ def read_request(form: type[_Form], body: bytes) -> _Form:
             raise Refused("top_logprobs without logprobs: true", param="top_logprobs")
         if wish.max_tokens is not None and wish.max_completion_tokens is not None:
             raise Refused("both max_tokens and max_completion_tokens", param="max_tokens")
+    if wish.temperature and wish.temperature < LEAST_TEMPERATURE:
+        reason = f"temperature: it is {wish.temperature}, and 0 or at least {LEAST_TEMPERATURE:f} is taken"
+        raise Refused(reason, param="temperature")
     if wish.stream_options is not None and not wish.stream:
         raise Refused("stream_options without stream: true", param="stream_options")
     return wish
