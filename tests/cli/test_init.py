@@ -246,6 +246,9 @@ def test_it_may_run_elsewhere(model: Path) -> None:
     assert step_time(plan["choice"]["seconds"]["total"]) in comments(text)["epochs"]
     Path("config.yaml").unlink()
     assert yaml.safe_load(init(model, rows, "--hardware", "4xA100-80GB"))["launch"] == {"workers": "auto"}
+    Path("config.yaml").unlink()
+    on_cpus = yaml.safe_load(init(model, rows, "--hardware", "2xcpu:8c:16GB"))["launch"]
+    assert (on_cpus["nodes"], on_cpus["cpus_per_worker"], on_cpus["hardware"]) == (2, 8, "cpu:8c:16GB")
 
 
 @pytest.mark.matrix

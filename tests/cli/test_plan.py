@@ -71,6 +71,18 @@ def test_rows_beside_a_model_are_planned_with_and_not_supposed(
         (["launch.workers=3"], "2xRTX4090", "3 workers on a machine with 2 GPUs", "launch.workers=2"),
         (["launch.workers=2"], "RTX4090", "2 workers on a machine with 1 GPU", "launch.workers=1"),
         (
+            ["launch.workers=2", "parallel.tensor=2"],
+            "RTX4090",
+            "2 workers on a machine with 1 GPU",
+            "parallel.tensor=1 launch.workers=1",
+        ),
+        (
+            ["launch.workers=3", "parallel.context=3"],
+            "2xRTX4090",
+            "3 workers on a machine with 2 GPUs",
+            "parallel.context=1 launch.workers=2",
+        ),
+        (
             ["launch={with: slurm, nodes: 2, workers: 8, hardware: 2xH100}"],
             None,
             "4 workers on a machine with 2 GPUs",
@@ -100,6 +112,26 @@ def test_a_worker_has_a_device_of_its_own(
     assert found in problem.found
     assert problem.change is not None
     assert change in problem.change
+
+
+@pytest.mark.parametrize(
+    ("words", "hardware"),
+    [
+        (["memory.budget.host=1GB"], "cpu:4c:8GB"),
+        (["memory.budget.host=1GB", "memory.budget.device=1GB"], "cpu:4c:8GB"),
+        (["launch.workers=2", "parallel.pipeline=2"], "RTX4090"),
+        (["optimizer.kind=muon", "memory.gradient_tier=disk"], "RTX4090"),
+        (["optimizer.kind=muon", "memory.parameter_tier=host"], "RTX4090"),
+    ],
+)
+def test_advice_that_is_taken_ends_the_refusal(tmp_path: Path, words: list[str], hardware: str) -> None:
+    llama_config(num_hidden_layers=1).save_pretrained(tmp_path)
+    words = ["data.max_length=128", "batch.sequences=64", *words]
+    with pytest.raises(UserError) as caught:
+        plan(str(tmp_path), words, hardware=hardware)
+    (problem,) = caught.value.problems
+    assert problem.change is not None
+    plan(str(tmp_path), [*words, *problem.change.partition(",")[0].split()], hardware=hardware)
 
 
 @pytest.mark.slow

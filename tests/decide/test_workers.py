@@ -89,6 +89,22 @@ def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch
     assert suppose(model, ["data.max_length=128"]).workers == 8
 
 
+def test_a_plan_computes_with_as_many_cores_as_its_workers_have_threads(config: str) -> None:
+    model, machine = read_config(config).model, parse_hardware("cpu:16c:64GB")
+
+    def seconds(*words: str) -> float:
+        layout = ["data.max_length=128", "batch.sequences=64", "memory.micro_batch=64", "checkpoint.every=0"]
+        return suppose(model, [*layout, *words], machine).choice.seconds.compute
+
+    assert seconds() == seconds("launch.threads=16") == seconds("launch.threads=32")
+    assert 12 * seconds() < seconds("launch.threads=1") < 16.1 * seconds()  # calls take what they take
+    slurm = "launch={with: slurm, hardware: 'cpu:16c:64GB', cpus_per_worker: %d}"
+    words = ["data.max_length=128", "batch.sequences=64", "memory.micro_batch=64", "checkpoint.every=0"]
+    alone, whole = (suppose(model, [*words, slurm % cores]) for cores in (1, 16))
+    assert (alone.threads_per_worker, whole.threads_per_worker) == (1, 16)
+    assert alone.choice.seconds.compute > 8 * whole.choice.seconds.compute
+
+
 @pytest.mark.slow
 def test_a_number_that_is_said_is_kept_everywhere(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (text := json.loads(Path(config).read_text()))["launch"]["workers"] = 2

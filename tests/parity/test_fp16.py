@@ -22,14 +22,21 @@ STEPS, SAVED = 8, 4
 
 
 def written(
-    folder: Path, name: str, workers: int, start: Start | None = None, precision: str = "fp16", **memory: Any
+    folder: Path,
+    name: str,
+    workers: int,
+    start: Start | None = None,
+    precision: str = "fp16",
+    optimizer: dict[str, Any] | None = None,
+    **memory: Any,
 ) -> RunDirectory:
+    scale = optimizer or {"loss_scale_growth": 3}
     text = {
         "model": str(folder / "model"),
         "data": {"train": str(folder / "rows.jsonl"), "max_length": 128, "template": "plain", "cache": str(folder)},
         "batch": {"sequences": 4},
         "steps": STEPS,
-        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, "loss_scale_growth": 3},
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, **scale},
         "precision": precision,
         "memory": {"zero": 3, "micro_batch": 2, **memory},
         "launch": {"workers": workers, "threads": 1},
@@ -37,6 +44,21 @@ def written(
         "output": str(folder / name),
     }
     return run_of(ready(folder, text, start))
+
+
+@pytest.mark.slow
+def test_a_scale_of_one_goes_on_as_it_was(tmp_path: Path) -> None:
+    """With the good steps that it had: it grows when it would have grown."""
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(60))
+    write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
+    scale = {"loss_scale": 1, "loss_scale_growth": 5}
+    whole = written(tmp_path, "whole", 1, optimizer=scale)
+    train((1, [whole]))
+    later = written(tmp_path, "later", 1, (whole, SAVED), optimizer=scale)
+    train((1, [later]))
+    scales = [record["loss_scale"] for record in metrics(whole) if "loss_scale" in record]
+    assert scales == [1] * 5 + [2] * 3
+    assert [record["loss_scale"] for record in metrics(later) if "loss_scale" in record] == scales[SAVED:]
 
 
 def losses(run: RunDirectory) -> list[float]:

@@ -161,6 +161,17 @@ def test_muon_in_every_layout_and_every_resumed_run_is_the_plain_loop(folder: Pa
     assert metrics_of_bits(runs["zero 2 on disk"]) == metrics_of_bits(runs["zero 3"])
 
 
+@pytest.mark.slow
+def test_muon_updates_divided_matrices_on_disk_as_in_memory(folder: Path) -> None:
+    """No update is put together beside a forward pass that exchanges with the same workers."""
+    keys: dict[str, Any] = {"workers": 2, "parallel": {"tensor": 2}, "optimizer": MUON}
+    in_memory = run_of(written(folder, "muon divided", **keys))
+    on_disk = run_of(written(folder, "muon divided on disk", **keys, memory={"optimizer_tier": "disk"}))
+    work("small_tiles", (2, [str(in_memory.path), str(on_disk.path)]))
+    assert len(metrics(on_disk)) == STEPS
+    assert metrics_of_bits(on_disk) == metrics_of_bits(in_memory)
+
+
 def metrics_of_bits(run: RunDirectory) -> list[tuple[float, float]]:
     return [(record["loss"], record["grad_norm"]) for record in metrics(run)]
 

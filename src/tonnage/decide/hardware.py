@@ -94,7 +94,10 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
     nodes = max(launch.num_nodes, machine.nodes)
     per_node, present = math.ceil(launch.num_workers / nodes), machine.devices_per_node
     if machine.kind == "cuda" and per_node > present:
-        change = f"launch.workers={present * nodes}"
+        does_not_divide = present * nodes % config.parallel.together != 0
+        sizes = config.parallel.model_dump(include={"tensor", "context", "pipeline"})
+        axes = [f"parallel.{axis}=1" for axis, size in sizes.items() if does_not_divide and size not in ("auto", 1)]
+        change = " ".join([*axes, f"launch.workers={present * nodes}"])
         if key == "gpus_per_node" and reserved and launch.node_hardware is None and not named:
             change = f"say what a node has, as launch.hardware={per_node}x{machine.name}"
         elif key == "gpus_per_node" and reserved:

@@ -342,6 +342,7 @@ def _weighed(config: Config, subject: _Subject, place: Where) -> _Weighed:
     check_fp8(config, machine)
     if _is_elsewhere(config, place):  # on nodes that are taken to be like this one, where the config has no others
         machine = replace(machine, nodes=config.launch.num_nodes)
+    machine = replace(machine, threads_of_worker=_threads(config, machine, place))
     device = torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu")
     isolation = isolation_for(model_config, device, data.max_length)
     _check_recompute(config, model_config, isolation)
@@ -442,7 +443,7 @@ def _plan_of(config: Config, subject: _Subject, place: Where, before: Layout | N
     """The plan of a run on rows of such data."""
     weighed = _weighed(config, subject, place)
     scales, free, machine = weighed.scales, weighed.free, weighed.scales.machine
-    threads = _threads(config, machine, place)
+    threads = machine.threads_of_worker
     planned = partial(make_plan, scales=scales, threads_per_worker=threads, free=free, before=before, force=force)
     plan = planned(config)
     if free.memory is not None and not force:

@@ -215,6 +215,8 @@ def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
         draft.put("launch.with", "slurm", why)
         draft.put("launch.nodes", machine.nodes, "machines of the job")
         draft.put("launch.hardware", re.sub(r"^\s*\d+\s*[x×*]\s*", "", hardware), "of each machine")
+        if machine.kind == "cpu" and not draft.says("launch.cpus_per_worker"):
+            draft.put("launch.cpus_per_worker", machine.cores, "all cores of a machine, for its one worker")
         if machine.kind == "cuda":
             draft.put("launch.gpus_per_node", machine.devices_per_node, "one for each worker of a machine")
         described = None  # the config itself describes it

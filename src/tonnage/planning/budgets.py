@@ -57,7 +57,8 @@ def budget_of(config: Config, machine: Machine, free: Free = UNKNOWN) -> Budget:
             where="memory.budget.host",
             found=f"memory.budget.host={of_host} on {machine.name}",
             needed="GPUs, beside whose memory there is another",
-            change=f"memory.budget.device={of_host}",
+            change="memory.budget.host=auto"
+            + (f" memory.budget.device={of_host}" if config.memory.budget.device == "auto" else ""),
         )
     of_worker, each = f"{size(whole)} {source}{shared}", whole / per_node
     return Budget(each, of_worker, disk=disk, disk_free=free.disk, disks_are_assumed=free.disks_are_assumed)

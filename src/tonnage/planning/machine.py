@@ -93,6 +93,9 @@ class Machine:
     """By precision, the parts of the rates of products and of memory that training reaches (``planning.calibration``);
     where there is none they are assumed."""
 
+    threads_of_worker: int = 0
+    """Of a CPU that each worker computes with; 0 where they are not counted: the workers share all cores."""
+
     @property
     def num_devices(self) -> int:
         """Of all nodes."""
@@ -103,8 +106,11 @@ class Machine:
         return -(-workers // self.nodes)
 
     def share(self, workers: int) -> float:
-        """The part of a device's rates that each of so many workers has: those of one CPU share them."""
-        return 1 / self.workers_on_node(workers) if self.kind == "cpu" else 1.0
+        """The part of a device's rates that each of so many workers has: those of one CPU share them, and have no more
+        than their threads make of it."""
+        if self.kind != "cpu":
+            return 1.0
+        return min(1 / self.workers_on_node(workers), (self.threads_of_worker or self.cores) / self.cores)
 
     @property
     def has_bf16(self) -> bool:

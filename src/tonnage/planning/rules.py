@@ -55,6 +55,12 @@ def _away(at: Setting) -> list[str]:
     return list(dict.fromkeys([*on_host, *at.on_disk]))
 
 
+def _resting(at: Setting) -> list[str]:
+    """The keys of what a GPU's host updates where it rests."""
+    on_host = ["parameter_tier"] if at.trains_all and at.parameter_tier == "host" else []
+    return list(dict.fromkeys([*on_host, *at.on_disk]))
+
+
 def _divided_packed(at: Setting) -> list[str]:
     """What would share a packed base among workers."""
     if at.adapter in ("none", "auto", "unpacked") or at.groups == 1:
@@ -80,7 +86,10 @@ OF_MACHINE: tuple[Rule, ...] = (
         lambda at: at.optimizer == "muon" and at.device != "cpu" and update_tier(at) == "host",
         "muon, and parameters that the host of {at.machine} updates, where they rest or their state does",
         "matrices that the device updates: the products of an orthogonal update take a processor too long",
-        "memory.parameter_tier=device memory.optimizer_tier=host, or optimizer.kind=adamw",
+        lambda at: (
+            " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in _resting(at))
+            + ", or optimizer.kind=adamw"
+        ),
     ),
     Rule(
         lambda at: _keys(at.on_disk),

@@ -107,14 +107,14 @@ def _job(setting: WorkerSetting, checkpoint: Path | None, loss: OwnLoss | None) 
     phases.enter("optimizer")
     optimizer = optimizer_of(setting, stages)
     pipeline = _pipeline(setting, stages, optimizer)
-    cursor = Cursor()
+    cursor, was_fp16 = Cursor(), False
     if checkpoint is not None:
         phases.enter("load")
-        cursor = _go_on(checkpoint, optimizer, stages, setting)
+        cursor, was_fp16 = _go_on(checkpoint, optimizer, stages, setting)
 
     routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
     experts = ExpertLoad(routings, world, setting.log) if routings else None
-    loss_scale, settings = _loss_scale(config, cursor), config.optimizer
+    loss_scale, settings = _loss_scale(config, cursor if was_fp16 else None), config.optimizer
     decay_steps = steps_of(settings.decay, plan.num_steps)
     keeps = layout.device == "cpu" and not layout.returns_memory
     return Job(
@@ -286,8 +286,10 @@ def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Ask
     )
 
 
-def _go_on(checkpoint: Path, optimizer: ShardedOptimizer, stages: Stages, setting: WorkerSetting) -> Cursor:
-    """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
+def _go_on(
+    checkpoint: Path, optimizer: ShardedOptimizer, stages: Stages, setting: WorkerSetting
+) -> tuple[Cursor, bool]:
+    """Fill parameters and optimizer from a checkpoint; returns how far the run was, and whether it was in fp16."""
     tensors, saves_all = optimizer.tensors(), trains_of_run(setting.config, setting.plan).all
     saved = {name: parameter for name, parameter in stages.parameters.items() if parameter.requires_grad or saves_all}
     state = restore(checkpoint, saved, tensors, setting.world, setting.log, stages.elsewhere, setting.phases.progress)
@@ -297,14 +299,15 @@ def _go_on(checkpoint: Path, optimizer: ShardedOptimizer, stages: Stages, settin
     setting.log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
     if stages.pages is not None:
         stages.pages.rest(list(stages.pages))
-    return cursor
+    return cursor, state["config"]["precision"] == "fp16"
 
 
-def _loss_scale(config: Config, cursor: Cursor) -> LossScale:
-    """What the loss is multiplied by so that fp16 holds its gradients: 1 for all other types."""
+def _loss_scale(config: Config, cursor: Cursor | None) -> LossScale:
+    """What the loss is multiplied by so that fp16 holds its gradients: 1 for all other types. ``cursor``: where a run
+    in fp16 goes on."""
     if config.precision != "fp16":
         return LossScale()
     scale = LossScale(config.optimizer.loss_scale, config.optimizer.loss_scale_growth)
-    if cursor.loss_scale != 1:
+    if cursor is not None:
         scale.value, scale.good_steps = cursor.loss_scale, cursor.good_steps
     return scale

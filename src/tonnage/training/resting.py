@@ -45,7 +45,8 @@ def optimizer_of(setting: WorkerSetting, stages: Stages) -> ShardedOptimizer:
         accumulate_in_fp32((dict(parameters) | copies).values())
     divided = copies_of(parameters)
     away = layout.optimizer_tier != "device"
-    exchanges = settings.kind == "muon" and layout.shards > 1  # which no thread does beside those of a forward pass
+    # Muon's matrices are put together over ranks, which no thread does beside what a forward pass exchanges.
+    exchanges = settings.kind == "muon" and (layout.shards > 1 or layout.tensor > 1)
     optimizer = ShardedOptimizer(
         parameters,
         betas=settings.betas,
