@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -250,6 +251,16 @@ def test_tags_and_a_note_are_kept_in_the_run(browser: Browser, served: Served) -
     kept = json.loads((served.folder / "runs" / "stopped" / "tags.json").read_text())
     assert kept == {"tags": ["good", "tried"], "note": ""}
     go(browser, "runs", "[...document.querySelectorAll('.tag')].some((one) => one.textContent === 'tried')")
+
+
+@pytest.mark.slow
+def test_a_path_of_rows_is_not_read_as_yaml(browser: Browser, served: Served) -> None:
+    go(browser, "plan", "document.querySelector('form.asked')")
+    fill(browser, "Model", "model")
+    fill(browser, "Rows", "exp #1/rows.jsonl")
+    click(browser, "Plan")
+    browser.wait("document.querySelector('.command code')", SECONDS)
+    assert 'data.train="exp #1/rows.jsonl"' in shlex.split(text(browser, ".command code"))
 
 
 def test_from_a_plan_to_a_conversation(browser: Browser, served: Served) -> None:

@@ -34,7 +34,9 @@ export async function showPlan(place) {
 
   function words() {
     const list = [];
-    if (rows.value.trim()) list.push(`data.train=${rows.value.trim()}`);
+    const path = rows.value.trim(); // of which YAML would take "#" and ":" for its own, unless it is written as YAML
+    const isPlain = /^[[{"']/.test(path) || !/[#:"'\s]/.test(path);
+    if (path) list.push(`data.train=${isPlain ? path : JSON.stringify(path)}`);
     if (length.value) list.push(`data.max_length=${length.value}`);
     if (method.value) list.push(method.value);
     return [...list, ...linesOf(more), ...kept.words];
