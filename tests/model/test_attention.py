@@ -108,7 +108,7 @@ def check_exact(heads: tuple[int, int], row: PackedRow, size: int, dtype: torch.
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("size", [16, 80])
+@pytest.mark.parametrize("size", [16, 64, 80])
 def test_gradients_are_the_exact_ones_rounded(heads: tuple[int, int], row: PackedRow, size: int) -> None:
     for dtype in GRADIENTS_APART:
         check_exact(heads, row, size, dtype)
@@ -123,11 +123,18 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
+NUMBERS = {"fp32": (torch.float32, 16), "bf16": (torch.bfloat16, 16), "bf16, whole registers": (torch.bfloat16, 64)}
+"""Types of numbers, and sizes of heads: tile registers multiply those that are a multiple of 32."""
+
+
 @pytest.mark.parametrize("given", SCORES.values(), ids=SCORES)
-@pytest.mark.parametrize("dtype", GRADIENTS_APART)
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 @pytest.mark.parametrize("row", ["one of several blocks", "prefixes within prefixes"])
-def test_windows_caps_and_sinks_are_the_exact_ones(given: dict[str, Any], dtype: torch.dtype, row: str) -> None:
-    check_exact((4, 2), ROWS[row], 16, dtype, **given)
+def test_windows_caps_and_sinks_are_the_exact_ones(
+    given: dict[str, Any], numbers: tuple[torch.dtype, int], row: str
+) -> None:
+    dtype, size = numbers
+    check_exact((4, 2), ROWS[row], size, dtype, **given)
 
 
 def test_a_window_of_two_is_the_exact_one() -> None:
@@ -157,11 +164,12 @@ def test_bits_do_not_depend_on_threads() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_what_is_no_number_stays_in_its_document() -> None:
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+def test_what_is_no_number_stays_in_its_document(numbers: tuple[torch.dtype, int]) -> None:
     """Though a thread uses the same memory for the next one, whose tiles it does not fill."""
     torch.manual_seed(0)
-    row = PackedRow((400, 30, 5))
-    whole = [torch.randn(1, 2, 435, 16) for _ in range(3)]
+    row, (dtype, size) = PackedRow((400, 5)), numbers
+    whole = [torch.randn(1, 2, 405, size).to(dtype) for _ in range(3)]
     results = []
     for spoilt in (False, True):
         inputs = [one.clone() for one in whole]
@@ -189,7 +197,7 @@ import torch
 from tonnage.kernels import tiles
 tiles.ROWS, tiles.COLUMNS, tiles.BLOCK = {tile}
 tiles.PAIRS = False
-tiles.set_product, tiles.add_product = (tiles._make_product(tiles._make_tile(adds=adds)) for adds in (False, True))
+tiles.set_product, tiles.add_product = (tiles._make_product(adds=adds) for adds in (False, True))
 from model import test_attention as tests
 for row in ("one of several blocks", "prefixes within prefixes"):
     for given in tests.SCORES["a window"], tests.SCORES["all"], dict():

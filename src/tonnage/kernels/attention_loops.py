@@ -48,6 +48,7 @@ from tonnage.kernels.attention_operands import (
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import exponential
 from tonnage.kernels.loops import inner, loop
+from tonnage.kernels.tile_registers import begin_tiles, end_tiles
 from tonnage.kernels.tiles import BLOCK, add_product, set_product
 from tonnage.kernels.vectors import LANES, LOG2_E, exponentials, largest, weights_and_slopes
 
@@ -155,6 +156,7 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
         words, elements = cut_off(elements, BLOCK * WIDTH)
         keys, _ = cut_off(elements, deep * WIDTH)
         most, whole = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+        begin_tiles()
         # A thread takes every n-th task, beginning with the ends of documents, which see most.
         for task in range(thread, len(tiles) * heads, threads):
             tile, head = len(tiles) - 1 - task // heads, task % heads
@@ -183,6 +185,7 @@ def forward(tiles, query, key, value, output, sinks, normalisers, kv_heads, size
                 for j in range(size):
                     outputs[np.uint64(row * deep + j)] *= shrink
             write_rows(output, head, token, length, size, outputs, deep, np.float32(1.0))
+        end_tiles()
 
 
 @inner(fastmath={"contract"})
@@ -234,16 +237,16 @@ def _pair_gradients(tiles, pair, head, numbers, tensors, operands, results):
             own, of_row = (own[0] - first, own[1] - first), (normalisers[head, token + row], along[head, token + row])
             _slopes(weights, slopes, row * WIDTH, own, columns, of_row, scale, cap)
         left, right = rounded_rows(words, slopes, rows, columns), elements_of(keys, first) * deep
-        of_columns, of_rows = elements_of(keys, columns), elements_of(queries, rows)
+        of_columns = elements_of(keys, columns)
         set_product(query_gradients, 0, deep, left, 0, WIDTH, 1, keys, right, deep, rows, size, of_columns)
         is_first, is_last = pair[0] == pair[1], pair[2] != 0
         _bring(to_query, head, token, rows, size, query_gradients, deep, scale, is_first, is_last)
         read_right(queries, deep, query, head, token, rows, size)
-        left = rounded_columns(words, slopes, rows, columns)
-        add_product(key_gradients, at, deep, left, 0, 1, WIDTH, queries, 0, deep, columns, size, of_rows)
+        left, step, beside, of_rows = rounded_columns(words, slopes, rows, columns)
+        add_product(key_gradients, at, deep, left, 0, step, beside, queries, 0, deep, columns, size, of_rows)
         read_right(gradients, deep, gradient, head, token, rows, size)
-        left = rounded_columns(words, weights, rows, columns)
-        add_product(value_gradients, at, deep, left, 0, 1, WIDTH, gradients, 0, deep, columns, size, of_rows)
+        left, step, beside, of_rows = rounded_columns(words, weights, rows, columns)
+        add_product(value_gradients, at, deep, left, 0, step, beside, gradients, 0, deep, columns, size, of_rows)
 
 
 @loop
@@ -291,6 +294,7 @@ def backward(
             words, _ = cut_off(elements, BLOCK * WIDTH)
             operands = (keys, keys_turned, values_turned, queries, gradients, words)
             results = (key_gradients, value_gradients, query_gradients, weights, slopes)
+            begin_tiles()
             for task in range(thread, (waves[wave + 1] - waves[wave]) * kv_heads, threads):
                 pair, kv_head = pairs[waves[wave] + task // kv_heads], task % kv_heads
                 token, count = tiles[pair[1], 0], tiles[pair[1], 1]
@@ -304,3 +308,4 @@ def backward(
                 is_first, is_last, as_it_is = pair[0] == pair[1], pair[3] != 0, np.float32(1.0)
                 _bring(to_key, kv_head, token, count, size, key_gradients, deep, scale, is_first, is_last)
                 _bring(to_value, kv_head, token, count, size, value_gradients, deep, as_it_is, is_first, is_last)
+            end_tiles()

@@ -19,7 +19,8 @@ from numba.extending import overload
 from tonnage.kernels.attention_tiles import TILE
 from tonnage.kernels.bits import narrow, wide
 from tonnage.kernels.loops import inner
-from tonnage.kernels.tiles import BLOCK, PAIRS, copy_across, copy_beside, pair_across, pair_beside, turn
+from tonnage.kernels.tile_registers import AMX
+from tonnage.kernels.tiles import BLOCK, PAIRS, copy_across, copy_beside, pair_across, pair_beside, pair_turned, turn
 from tonnage.kernels.vectors import LANES
 
 WIDTH = TILE + 16
@@ -185,25 +186,32 @@ def _rounded_by_type(words, numbers, count, columns):
 
 
 def rounded_columns(words: Any, numbers: Any, count: Any, columns: Any) -> Any:
-    """The same, for a product that has a row for each column, and whose depth is the rows."""
+    """The same, for a product that has a row for each column, and whose depth is the rows; with it the steps from row
+    to row and from column to column of that operand, and its depth."""
     raise NotImplementedError
 
 
 @overload(rounded_columns)
 def _rounded_turned_by_type(words, numbers, count, columns):
     if isinstance(words.dtype, types.Float):
-        return lambda words, numbers, count, columns: numbers
+        return lambda words, numbers, count, columns: (numbers, 1, WIDTH, count)
 
-    def rounded(words, numbers, count, columns):
+    def turned(words, numbers, count, columns):
+        numbers[count * WIDTH : BLOCK * WIDTH] = np.float32(0.0)
+        for j in range(0, columns, LANES):
+            pair_turned(words, j * LANES, numbers, j, WIDTH)
+        return words, LANES, 1, BLOCK // 2
+
+    def across(words, numbers, count, columns):
         if count % 2:
             numbers[count * WIDTH : count * WIDTH + columns] = np.float32(0.0)
         for row in range(0, count, 2):
             for j in range(0, columns, LANES):
                 low = row * WIDTH + j
                 pair_across(words, row // 2 * WIDTH + j, numbers, low, low + WIDTH)
-        return words
+        return words, 1, WIDTH, (count + 1) // 2
 
-    return rounded
+    return turned if AMX else across
 
 
 @inner

@@ -19,6 +19,7 @@ from numba.core.caching import FunctionCache
 from numba.np.ufunc import parallel
 
 from tonnage.host.cachedir import say_once, why_untrusted
+from tonnage.kernels.tile_registers import AMX
 
 # numba's own lock is a named semaphore, for processes that are forked while threads start, as none of ours is. glibc
 # makes one of a file in /dev/shm, which stays there if the process is killed at that moment.
@@ -60,8 +61,9 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 
 @cache
 def _sources() -> str:
-    """A hash of all files that loops may be compiled from: kernels, and the formats and numbers of ``host``."""
-    package, digest = Path(__file__).parents[1], hashlib.blake2b(digest_size=16)
+    """A hash of all files that loops may be compiled from: kernels, and the formats and numbers of ``host``; and of
+    whether they may use tile registers, which the system decides."""
+    package, digest = Path(__file__).parents[1], hashlib.blake2b(str(AMX).encode(), digest_size=16)
     for file in sorted([*package.glob("kernels/*.py"), *package.glob("host/*.py")]):
         digest.update(file.read_bytes())
     return digest.hexdigest()

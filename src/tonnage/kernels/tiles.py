@@ -15,6 +15,7 @@ A number is the sum of the same products in the same order, whatever the tile.
 Operands are fp32, or where the processor multiplies these (``PAIRS``) words: uint32, each of two bf16 numbers that lie
 side by side along the depth of the product, the first of them in the lower bits. A step of the loop then adds two
 products to each sum, in fp32, at twice the rate. What is too small for a normal number is zero to such an instruction.
+Where the processor has tile registers, these multiply words at many times that rate (``tile_registers``).
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from tonnage.host.processor import processor
 from tonnage.kernels.loops import inner
+from tonnage.kernels.tile_registers import AMX, SQUARE, features, make_square, tiles_take
 from tonnage.kernels.vectors import LANES, VECTOR, everywhere, pointer_to, shuffled, vector_at
 
 ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 48)
 """Of a tile; and how many rows or columns attention takes at a time, which are whole tiles. Smaller blocks compute less
 that is hidden: rows of instructions took 1.5 times as long with 64 as with 32 (AVX-512)."""
-PAIRS = "+avx512bf16" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-"""Whether numba compiles for a processor that multiplies words of two bf16 numbers."""
+PAIRS = AMX or ("+avx512bf16" in features() and "Intel" not in processor()[0])
+"""Whether operands are words of two bf16 numbers: where these are multiplied faster than fp32 ones. Intel's processors
+do so by tile registers alone; their vectors of words take 1.5 times as long as those of fp32 numbers."""
 
 
 _WORDS = ir.VectorType(ir.IntType(32), LANES)
@@ -95,6 +97,19 @@ def _make_tile(*, adds: bool) -> Any:
     return tile
 
 
+def _columns_of(builder: Any, lines: list[Any]) -> list[Any]:
+    """Of sixteen rows of sixteen numbers, each a vector."""
+    for apart in (1, 2, 4, 8):  # what lies off the diagonal changes sides, in ever larger squares
+        for upper in (line for line in range(LANES) if not line & apart):
+            pair = lines[upper], lines[upper + apart]
+            kept_lanes = [lane if not lane & apart else LANES + lane - apart for lane in range(LANES)]
+            moved_lanes = [lane + apart if not lane & apart else LANES + lane for lane in range(LANES)]
+            lines[upper], lines[upper + apart] = (
+                shuffled(builder, pair[0], lanes, pair[1]) for lanes in (kept_lanes, moved_lanes)
+            )
+    return lines
+
+
 @intrinsic
 def _turn_square(typing, turned, first, width, rows, start, step):
     """Sixteen rows of sixteen numbers become as many columns."""
@@ -108,15 +123,7 @@ def _turn_square(typing, turned, first, width, rows, start, step):
             return vector_at(context, builder, kind, array, index)
 
         lines = [builder.load(at(signature.args[3], rows, start, step, line), align=4) for line in range(LANES)]
-        for apart in (1, 2, 4, 8):  # what lies off the diagonal changes sides, in ever larger squares
-            for upper in (line for line in range(LANES) if not line & apart):
-                pair = lines[upper], lines[upper + apart]
-                kept_lanes = [lane if not lane & apart else LANES + lane - apart for lane in range(LANES)]
-                moved_lanes = [lane + apart if not lane & apart else LANES + lane for lane in range(LANES)]
-                lines[upper], lines[upper + apart] = (
-                    shuffled(builder, pair[0], lanes, pair[1]) for lanes in (kept_lanes, moved_lanes)
-                )
-        for line, vector in enumerate(lines):
+        for line, vector in enumerate(_columns_of(builder, lines)):
             builder.store(vector, at(signature.args[0], turned, first, width, line), align=4)
         return context.get_dummy_value()
 
@@ -134,8 +141,19 @@ def turn(turned, width, rows, step, many, deep):
             _turn_square(turned, column * width + row, width, rows, row * step + column, step)
 
 
+ACROSS = [lane + half for lane in range(LANES) for half in (0, LANES)]
+"""Numbers of two vectors in turns."""
+
+
+def _paired(builder: Any, low: Any, high: Any, lanes: list[int]) -> Any:
+    """Two vectors of 16 numbers, in these lanes of the words that they become."""
+    kind = ir.FunctionType(_HALVES, [VECTOR, VECTOR])
+    name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+    narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [high, low])
+    return builder.bitcast(shuffled(builder, narrow, lanes), VECTOR)
+
+
 def _make_pairing(lanes: list[int]) -> Any:
-    """Of two vectors of 16 numbers, which lie in these lanes of the words that they become."""
 
     @intrinsic
     def pairing(typing, words, target, numbers, low, high):
@@ -144,11 +162,10 @@ def _make_pairing(lanes: list[int]) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             words, target, numbers, low, high = arguments
             of_words, _, of_numbers, *_ = signature.args
-            ends = [builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4) for at in (high, low)]
-            kind = ir.FunctionType(_HALVES, [VECTOR, VECTOR])
-            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-            narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), ends)
-            paired = builder.bitcast(shuffled(builder, narrow, lanes), VECTOR)
+            of_low, of_high = (
+                builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4) for at in (low, high)
+            )
+            paired = _paired(builder, of_low, of_high, lanes)
             builder.store(paired, vector_at(context, builder, of_words, words, target), align=4)
             return context.get_dummy_value()
 
@@ -160,9 +177,31 @@ def _make_pairing(lanes: list[int]) -> Any:
 pair_beside = _make_pairing(list(range(2 * LANES)))
 """``pair_beside(words, target, numbers, low, high)``: 16 words of 32 numbers in their order, those from ``low`` on and
 those from ``high`` on."""
-pair_across = _make_pairing([lane + half for lane in range(LANES) for half in (0, LANES)])
+pair_across = _make_pairing(ACROSS)
 """``pair_across(words, target, numbers, low, high)``: 16 words, each of one of the numbers from ``low`` on and one of
 those from ``high`` on."""
+
+
+@intrinsic
+def pair_turned(typing, words, target, numbers, first, step):
+    """Of 32 rows of 16 numbers, ``step`` apart, columns: sixteen rows of 16 words, which lie side by side."""
+    size = types.intp
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, target, numbers, first, step = arguments
+        of_words, _, of_numbers, *_ = signature.args
+
+        def row(number: int) -> Any:
+            at = builder.add(first, builder.mul(step, ir.Constant(first.type, number)))
+            return builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4)
+
+        lines = [_paired(builder, row(2 * line), row(2 * line + 1), ACROSS) for line in range(LANES)]
+        for line, vector in enumerate(_columns_of(builder, lines)):
+            at = builder.add(target, ir.Constant(target.type, LANES * line))
+            builder.store(vector, vector_at(context, builder, of_words, words, at), align=4)
+        return context.get_dummy_value()
+
+    return types.void(words, size, numbers, size, size), generate
 
 
 @intrinsic
@@ -197,9 +236,17 @@ def copy_across(typing, words, target, halves, low, high):
     return types.void(words, types.intp, halves, types.intp, types.intp), generate
 
 
-def _make_product(tile: Any) -> Any:
+def _make_product(*, adds: bool) -> Any:
+    tile, square = _make_tile(adds=adds), make_square(adds=adds)
+
     @inner
     def product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
+        if tiles_take(a) and a_column == 1 and depth % LANES == 0 and columns % SQUARE == 0:
+            for row in range(0, rows, SQUARE):
+                for column in range(0, columns, SQUARE):
+                    c_start, a_start = c0 + row * c_row + column, a0 + row * a_row
+                    square(c, c_start, c_row, a, a_start, a_row, b, b0 + column, b_row, depth)
+            return
         for column in range(0, columns, COLUMNS):
             for row in range(0, rows, ROWS):
                 c_start, a_start = c0 + row * c_row + column, a0 + row * a_row
@@ -208,13 +255,13 @@ def _make_product(tile: Any) -> Any:
     return product
 
 
-set_product = _make_product(_make_tile(adds=False))
+set_product = _make_product(adds=False)
 """``C = A B`` in fp32, of matrices that lie in one-dimensional arrays: element (i, j) of A is
 ``a[a0 + i * a_row + j * a_column]``, and rows of B and C lie in one piece. Elements of A and B are fp32 numbers, or
 words: then ``depth`` counts words, and row i of B has the numbers of its rows 2 i and 2 i + 1.
 
 Shapes: A (rows, depth), B (depth, columns), C (rows, columns). Whole tiles are computed: there must be memory for
-rows up to the next multiple of ``ROWS`` and columns up to that of ``COLUMNS``, and C has them afterwards.
+rows of A and C up to the next multiple of ``BLOCK`` and columns up to that of ``COLUMNS``, and C has them afterwards.
 """
-add_product = _make_product(_make_tile(adds=True))
+add_product = _make_product(adds=True)
 """``C += A B``, otherwise as ``set_product``."""
