@@ -1,4 +1,4 @@
-"""The gate of an MLP against torch's own: the same bits, and less memory."""
+"""The gate of an MLP against torch's own: the same bits, or as exact ones rounded once; and less memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tonnage.kernels.gates import gated, use_lean_gates
+from tonnage.kernels.switches import switched_off
 
 
 def plain(gate: Tensor, up: Tensor) -> Tensor:
@@ -33,9 +34,37 @@ def test_values_and_gradients_are_torchs_own(dtype: torch.dtype, rows: int) -> N
     torch.manual_seed(0)
     inputs = torch.randn(2, rows, 24, dtype=dtype) * 3
     weights = [torch.randn(37, 24, dtype=dtype) for _ in range(2)]
-    got, wanted = of(gated, inputs, weights), of(plain, inputs, weights)
+    with switched_off(["gates"]):
+        got, wanted = of(gated, inputs, weights), of(plain, inputs, weights)
     assert len(got) == 4
     assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 65_536])
+def test_a_loop_gives_exact_ones_rounded(size: int) -> None:
+    torch.manual_seed(0)
+    inputs = [4 * torch.randn(size).bfloat16() for _ in range(3)]
+    gate, up, slope = inputs
+    if size > 1:
+        gate[:6] = torch.tensor([0.0, -0.0, 30.0, -30.0, 80.0, -80.0])
+    exact = [one.double().requires_grad_() for one in (gate, up)]
+    output = F.silu(exact[0]) * exact[1]
+    output.backward(slope.double())
+    leaves = [one.clone().requires_grad_() for one in (gate, up)]
+    ours = gated(leaves[0] * 1, leaves[1] * 1)
+    assert type(ours.grad_fn).__name__ == "_GatedBackward"
+    ours.backward(slope)
+    wanted = [output, *(one.grad for one in exact)]
+    for one, other in zip([ours, *(leaf.grad for leaf in leaves)], wanted, strict=True):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one.double(), other, rtol=2**-8, atol=1e-30)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    gate, up = torch.tensor([float("nan"), 1.0, float("inf"), 2.0]).bfloat16(), torch.ones(4).bfloat16()
+    up[1] = float("nan")
+    assert gated(gate, up).isfinite().tolist() == [False, False, False, True]
 
 
 def test_a_second_backward_pass_is_refused() -> None:

@@ -359,6 +359,8 @@ class Kernels(Section):
     """Computes 16-bit products in fp32 on processors where those are faster."""
     norms: Switch = "on"
     """Root-mean-square norms in one pass over memory."""
+    gates: Switch = "on"
+    """The gate of an MLP, and its gradients, in one pass over memory."""
     softmax: Switch = "on"
     """Cross-entropy and its gradient in the memory of the logits."""
     sums: Switch = "on"

@@ -46,11 +46,11 @@ from tonnage.kernels.attention_operands import (
     write_rows,
 )
 from tonnage.kernels.attention_tiles import TILE
-from tonnage.kernels.bits import exponential
+from tonnage.kernels.bits import LOG2_E, exponential
 from tonnage.kernels.loops import inner, loop
 from tonnage.kernels.tile_registers import begin_tiles, end_tiles
 from tonnage.kernels.tiles import BLOCK, add_product, set_product
-from tonnage.kernels.vectors import LANES, LOG2_E, exponentials, largest, weights_and_slopes
+from tonnage.kernels.vectors import LANES, exponentials, largest, weights_and_slopes
 
 
 def scratch_numbers(size: int) -> int:

@@ -5,8 +5,20 @@ All are compiled into the loops that use them.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numba import njit
+
+LOG2_E = 1 / math.log(2)
+ROUNDS = 1.5 * 2**23
+"""Added to a number of less than 2^22, it leaves the nearest whole number in the lowest bits."""
+OF_REST = (0.0013264727, 0.0096715130, 0.055507336, 0.24022242, 0.69314700, 1.0)
+"""A power of two is a product of two: that of the nearest whole number, which is made of its bits, and that of the
+rest, between -1/2 and 1/2, this polynomial, the highest power first. They were fitted to 1.6e-7 of the result, rounding
+included."""
+_OF_INVERSE = (0.32321757, -1.45448037, 2.12114784)
+"""The polynomial that is next to 1 / x between 1 and 2, to a hundredth of it."""
 
 
 @njit(inline="always")
@@ -40,3 +52,24 @@ def exponential(x):
     k = k if k > np.float32(-127.0) else np.float32(-127.0)  # for what is no number
     power = np.int32(np.int32(np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
     return (p * (r * r) + r + np.float32(1.0)) * power
+
+
+@njit(inline="always")
+def sigmoid(x):
+    """1 / (1 + e^-x), to 3e-7 of it where x is above -86. A division would take as long as all the rest."""
+    y = abs(x) * np.float32(-LOG2_E)
+    y = y if y > np.float32(-125.0) else np.float32(-125.0)
+    rounded = y + np.float32(ROUNDS)
+    rest = y - (rounded - np.float32(ROUNDS))
+    p = np.float32(OF_REST[0]) * rest + np.float32(OF_REST[1])
+    p = p * rest + np.float32(OF_REST[2])
+    p = p * rest + np.float32(OF_REST[3])
+    p = p * rest + np.float32(OF_REST[4])
+    p = p * rest + np.float32(OF_REST[5])
+    power = np.int32(np.int32(np.float32(rounded).view(np.int32) << np.int32(23)) + np.float32(p).view(np.int32)).view(np.float32)
+    whole = np.float32(1.0) + power
+    inverse = np.float32(_OF_INVERSE[0]) * whole + np.float32(_OF_INVERSE[1])
+    inverse = inverse * whole + np.float32(_OF_INVERSE[2])
+    inverse = inverse * (np.float32(2.0) - whole * inverse)  # Newton's steps double its digits
+    inverse = inverse * (np.float32(2.0) - whole * inverse)
+    return inverse if x >= np.float32(0.0) else power * inverse

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-Kernel = Literal["attention", "products", "widening", "norms", "softmax", "sums", "embedding", "quantized", "adamw"]
+Kernel = Literal["attention", "products", "widening", "norms", "gates", "softmax", "sums", "embedding", "quantized", "adamw"]
 
 KERNELS: Mapping[Kernel, str] = {
     "attention": "attention within the documents of a row, by loops; on a GPU by a newer FlashAttention, if installed",
     "products": "operands of 16-bit products turned first where that pays, products added to sums piece by piece",
     "widening": "16-bit products computed in fp32, on processors where those are faster",
     "norms": "root-mean-square norms in one pass over memory",
+    "gates": "silu(gate) * up of 16-bit numbers and its gradients in one pass over memory",
     "softmax": "cross-entropy of 16-bit logits and its gradient in the logits' own memory",
     "sums": "gradients of several micro-batches added to sums in fp32 where they are computed",
     "embedding": "the gradient of the embedding rows that were looked up, summed in fp32",

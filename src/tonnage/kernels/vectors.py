@@ -3,9 +3,7 @@
 LLVM makes vectors of a plain loop as well, but takes 64 numbers at a time and what is left over one by one, and it sums
 up nothing in another order than is written. Rows of attention are short: there that costs a third of the time.
 
-The exponential is a power of two, as a product of two: that of the nearest whole number, which is made of its bits, and
-that of the rest, between -1/2 and 1/2, a polynomial. Constants were fitted to 1.6e-7 of the result, rounding included.
-What is below 2^-126 is zero; what is no number stays none.
+The exponential is the power of two of ``bits``. What is below 2^-126 is zero; what is no number stays none.
 """
 
 from __future__ import annotations
@@ -18,15 +16,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tonnage.kernels.bits import OF_REST, ROUNDS
+
 LANES = 16
 VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _INTEGERS = ir.VectorType(ir.IntType(32), LANES)
 _CONTRACT = ("contract",)
-_OF_REST = (0.0013264727, 0.0096715130, 0.055507336, 0.24022242, 0.69314700, 1.0)
-"""Coefficients of the polynomial, the highest power first."""
-_ROUNDS = 1.5 * 2**23
-"""Added to a number of less than 2^22, it leaves the nearest whole number in the lowest bits."""
-LOG2_E = 1 / math.log(2)
 
 
 def pointer_to(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -61,10 +56,10 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
     exponent = _larger(builder, exponent, _constant(-127.0))
-    rounded = builder.fadd(exponent, _constant(_ROUNDS))
-    rest = builder.fsub(exponent, builder.fsub(rounded, _constant(_ROUNDS)))
-    result = _constant(_OF_REST[0])
-    for coefficient in _OF_REST[1:]:
+    rounded = builder.fadd(exponent, _constant(ROUNDS))
+    rest = builder.fsub(exponent, builder.fsub(rounded, _constant(ROUNDS)))
+    result = _constant(OF_REST[0])
+    for coefficient in OF_REST[1:]:
         result = builder.fadd(builder.fmul(result, rest, flags=_CONTRACT), _constant(coefficient), flags=_CONTRACT)
     bits = builder.shl(builder.bitcast(rounded, _INTEGERS), ir.Constant(_INTEGERS, [23] * LANES))
     bits = builder.add(bits, ir.Constant(_INTEGERS, [127 << 23] * LANES))
