@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -119,30 +117,8 @@ def test_fp32_is_left_alone() -> None:
     assert products.product(inputs, inputs.t()).equal(torch.mm(inputs, inputs.t()))
 
 
-@pytest.mark.parametrize("turns", [True, False])
-@pytest.mark.parametrize(("rows", "size", "columns"), [(70, 33, 40), (1, 5, 8), (64, 32, 7), (70, 33, 5)])
-def test_a_left_operand_that_lies_the_wrong_way_round(
-    monkeypatch: pytest.MonkeyPatch, turns: bool, rows: int, size: int, columns: int
-) -> None:
-    monkeypatch.setattr(products, "processor_is_slow", lambda dtype: False)
-    monkeypatch.setattr(products, "processor_turns", lambda: turns)
-    monkeypatch.setattr(products, "WIDE", 6)
-    monkeypatch.setattr(products, "TURNED_AT_A_TIME", 32 * size)
-    turned = Mock(wraps=products.turned)
-    monkeypatch.setattr(products, "turned", turned)
-    torch.manual_seed(0)
-    left, right = randn(size, rows).t(), randn(size, columns)
-    exact = left.double() @ right.double()
-    torch.testing.assert_close(products.product(left, right).double(), exact, rtol=2**-8, atol=2**-8)
-    pieces = -(-rows // 32) if turns and rows > 1 and columns >= 6 else 0
-    assert turned.call_count == pieces
-    assert products.turned(left.t()).equal(left)
-
-
-def test_nothing_to_multiply_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_multiply_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the gradient of a head in a micro-batch without supervised tokens."""
-    monkeypatch.setattr(products, "processor_turns", lambda: True)
     monkeypatch.setattr(products, "goes_through_fp32", lambda tensor: False)
-    monkeypatch.setattr(products, "WIDE", 1)
     result = products.product(torch.empty(0, 5, dtype=torch.bfloat16).t(), torch.empty(0, 8, dtype=torch.bfloat16))
     assert torch.equal(result, torch.zeros(5, 8, dtype=torch.bfloat16))

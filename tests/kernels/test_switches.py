@@ -15,7 +15,19 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tiny import llama_config, write_model
 from tonnage.config import schema
 from tonnage.decide.models import use_model
-from tonnage.kernels import adamw, attention_loops, embedding, gates, norms, products, softmax, sums, switches, widening
+from tonnage.kernels import (
+    adamw,
+    along_rows,
+    attention_loops,
+    embedding,
+    gates,
+    norms,
+    products,
+    softmax,
+    sums,
+    switches,
+    widening,
+)
 from tonnage.kernels.switches import KERNELS, switch_off, switched_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta
@@ -29,12 +41,12 @@ STEPS = 3
 LENGTHS = (13, 40, 11)
 INNERMOST: dict[str, tuple[Any, str]] = {
     "attention": (attention_loops, "forward"),
-    "products": (products, "turned"),
+    "products": (along_rows, "takes"),
     "widening": (products, "_fill"),
     "norms": (norms, "_forward"),
     "gates": (gates, "_forward"),
     "softmax": (softmax, "_rows"),
-    "sums": (sums, "add"),
+    "sums": (sums, "_has_sum"),
     "embedding": (embedding, "add_rows"),
     "adamw": (adamw, "_update_elements"),
 }
@@ -57,8 +69,6 @@ ROUNDED_OTHERWISE = 2**-9
 
 @pytest.fixture(autouse=True)
 def a_processor_that_wants_all_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    monkeypatch.setattr(products, "WIDE", 1)
     monkeypatch.setattr(widening, "_slow", {torch.bfloat16: False})
     with switched_off(()):
         yield

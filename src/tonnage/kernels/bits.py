@@ -66,7 +66,9 @@ def sigmoid(x):
     p = p * rest + np.float32(OF_REST[3])
     p = p * rest + np.float32(OF_REST[4])
     p = p * rest + np.float32(OF_REST[5])
-    power = np.int32(np.int32(np.float32(rounded).view(np.int32) << np.int32(23)) + np.float32(p).view(np.int32)).view(np.float32)
+    power = np.int32(np.int32(np.float32(rounded).view(np.int32) << np.int32(23)) + np.float32(p).view(np.int32)).view(
+        np.float32
+    )
     whole = np.float32(1.0) + power
     inverse = np.float32(_OF_INVERSE[0]) * whole + np.float32(_OF_INVERSE[1])
     inverse = inverse * whole + np.float32(_OF_INVERSE[2])

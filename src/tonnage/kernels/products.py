@@ -6,11 +6,7 @@ from the 16-bit operands and rounded to 16 bits once, which is what the fast ins
 fp32). Operands are converted in blocks that stay in a cache: little memory, and a tenth of the time.
 
 With AMX the gradient of a weight is the slow one of a layer's three products: its left operand lies the wrong way
-round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop that goes from tile to tile
-(``turned``; torch's own copy goes from element to element), it is up to 1.6 times as fast where every number that is
-turned takes part in many multiplications (``WIDE``), and slower where it does not: the head of a vocabulary of 49,152
-and a hidden size of 576 loses a third. With AVX-512 alone all three are equally fast as they are, and turning is lost
-time.
+round, and the library turns it as it multiplies, at half the speed. There it is computed by ``along_rows``.
 """
 
 from __future__ import annotations
@@ -22,13 +18,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from numba import prange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import register_flop_formula
 
-from tonnage.kernels.loops import loop
-from tonnage.kernels.sums import handed_over
+from tonnage.kernels import along_rows, sums
 from tonnage.kernels.switches import is_on
 from tonnage.kernels.widening import HALVES, processor_is_slow
 
@@ -36,21 +30,9 @@ ROWS, COLUMNS, DEPTH = 1024, 2048, 4096
 """Of the blocks multiplied in fp32, at most: their memory is 58 MB, and 20 MB in layers of 1,024 numbers."""
 
 
-WIDE = 1024
-"""Columns of the right operand from which on turning the left one pays."""
-TURNED_AT_A_TIME = 1 << 22
-"""Numbers of an operand that are turned at a time: 8 MB, whatever the size of a vocabulary."""
-
-
-def processor_turns() -> bool:
-    """Whether there are products whose left operand is turned first."""
-    return is_on("products") and torch.cpu._is_amx_tile_supported()
-
-
-def turning_pays(left: Tensor, right: Tensor) -> bool:
-    """Whether the left operand of a product lies the wrong way round, and turning it first is faster."""
-    halves = left.device.type == "cpu" and left.dtype == torch.bfloat16 and left.numel() > 0
-    return halves and left.stride(0) == 1 != left.stride(1) and right.shape[1] >= WIDE and processor_turns()
+def _goes_along_rows(left: Tensor, right: Tensor) -> bool:
+    """Whether the left operand of a product is turned, and the two are multiplied by ``along_rows``."""
+    return left.stride(0) == 1 != left.stride(1) and is_on("products") and along_rows.takes(left.t(), right)
 
 
 def goes_through_fp32(tensor: Tensor) -> bool:
@@ -67,8 +49,8 @@ def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
 def product(left: Tensor, right: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """``left @ right + bias`` of two matrices of one type, in this type, as fast as this processor can."""
     if not goes_through_fp32(left):
-        if bias is None and turning_pays(left, right):
-            return _product_of_turned(left, right, out)
+        if bias is None and _goes_along_rows(left, right):
+            return along_rows.product(left.t(), right, out)
         return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
     if out is None:
         result: Tensor = product_in_fp32(left, right, bias)
@@ -77,20 +59,14 @@ def product(left: Tensor, right: Tensor, *, out: Tensor | None = None, bias: Ten
     return out
 
 
-def _product_of_turned(left: Tensor, right: Tensor, out: Tensor | None) -> Tensor:
-    if out is None:
-        out = left.new_empty(left.shape[0], right.shape[1])
-    rows = max(1, TURNED_AT_A_TIME // left.shape[1])
-    for left_rows, result in zip(left.split(rows), out.split(rows), strict=True):
-        torch.mm(turned(left_rows.t()), right, out=result)
-    return out
-
-
 def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> None:
     """``total += left @ right``, ``total`` in fp32. The product is rounded to the type of ``left`` first, but for GPUs,
     which add to fp32 as they compute; about ``numbers`` numbers of it are in memory at a time."""
     if not is_on("products"):
         total += product(left, right)
+        return
+    if not goes_through_fp32(left) and _goes_along_rows(left, right):
+        along_rows.bring_product(total, left.t(), right)
         return
     if left.device.type == "cuda" and left.dtype in HALVES and torch.version.hip is None:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
@@ -157,33 +133,13 @@ def _blocks(number: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, number, max(1, size)))
 
 
-TILE = 32
-"""Rows and columns that are turned at a time: two tiles are 4 KB."""
-
-
-@loop
-def _turn(matrix, result):  # type: ignore[no-untyped-def]
-    num_rows, num_columns = matrix.shape
-    for tile in prange((num_columns + TILE - 1) // TILE):
-        first_column, end_column = tile * TILE, min(num_columns, (tile + 1) * TILE)
-        for first_row in range(0, num_rows, TILE):
-            end_row = min(num_rows, first_row + TILE)
-            for column in range(first_column, end_column):
-                for row in range(first_row, end_row):
-                    result[column, row] = matrix[row, column]
-
-
-@torch.library.custom_op("tonnage::turned", mutates_args=())
-def turned(matrix: Tensor) -> Tensor:
-    """The transpose of a bf16 matrix on the CPU, as a matrix of its own."""
-    result = matrix.new_empty(matrix.shape[1], matrix.shape[0])
-    _turn(matrix.view(torch.uint16).numpy(), result.view(torch.uint16).numpy())
-    return result
-
-
-@turned.register_fake
-def _(matrix: Tensor) -> Tensor:
-    return matrix.new_empty(matrix.shape[1], matrix.shape[0])
+def gradient_of_weight(weight: Tensor, slopes: Tensor, inputs: Tensor) -> Tensor | None:
+    """``slopes.T @ inputs`` of matrices, to return to autograd: None if it was added to the sum of micro-batches."""
+    if sums.adds_up(weight) and not goes_through_fp32(slopes) and _goes_along_rows(slopes.t(), inputs):
+        assert weight.grad is not None
+        along_rows.bring_product(weight.grad, slopes, inputs)
+        return None
+    return sums.handed_over(weight, product(slopes.t(), inputs))
 
 
 class _Linear(torch.autograd.Function):
@@ -205,7 +161,7 @@ class _Linear(torch.autograd.Function):
         need_input, need_weight, need_bias = ctx.needs_input_grad
         return (
             product(rows, weight).view(inputs.shape) if need_input else None,
-            handed_over(weight, product(rows.t(), inputs.reshape(-1, inputs.shape[-1]))) if need_weight else None,
+            gradient_of_weight(weight, rows, inputs.reshape(-1, inputs.shape[-1])) if need_weight else None,
             rows.sum(0) if need_bias else None,
         )
 

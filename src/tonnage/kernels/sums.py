@@ -23,7 +23,11 @@ def adds_up(weight: Tensor) -> bool:
     There is none yet in a first micro-batch, and none where gradients leave or weights are sharded: autograd's hooks
     see those.
     """
-    if weight.device.type != "cpu" or not weight.is_leaf or not is_on("sums"):
+    return is_on("sums") and _has_sum(weight)
+
+
+def _has_sum(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or not weight.is_leaf:
         return False
     return weight.grad is not None and weight.grad.dtype != weight.dtype
 

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-Kernel = Literal["attention", "products", "widening", "norms", "gates", "softmax", "sums", "embedding", "quantized", "adamw"]
+Kernel = Literal[
+    "attention", "products", "widening", "norms", "gates", "softmax", "sums", "embedding", "quantized", "adamw"
+]
 
 KERNELS: Mapping[Kernel, str] = {
     "attention": "attention within the documents of a row, by loops; on a GPU by a newer FlashAttention, if installed",

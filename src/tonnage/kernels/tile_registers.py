@@ -87,41 +87,45 @@ def tiles_take(typing, array):
 
 
 def make_square(*, adds: bool) -> Any:
-    """A function that computes a square of a product, or adds it to what is there."""
+    """A function that computes a square of a product, or adds it to what is there.
+
+    ``square(c, c0, c_row, a, a0, a_steps, b, b0, b_steps, depth)``: arrays, one-dimensional, where in them the square
+    and its operands begin, and the step from row to row; of operands also those from tile to tile along the depth, and
+    to the tiles beside them. ``depth``: words, a multiple of 16.
+    """
 
     @intrinsic
-    def square(typing, c, c0, c_row, a, a0, a_row, b, b0, b_row, depth):
-        size = types.intp
-        signature = types.void(c, size, size, a, size, size, b, size, size, size)
+    def square(typing, c, c0, c_row, a, a0, a_steps, b, b0, b_steps, depth):
+        size, steps = types.intp, types.UniTuple(types.intp, 3)
+        signature = types.void(c, size, size, a, size, steps, b, size, steps, size)
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            c, c0, c_row, a, a0, a_row, b, b0, b_row, depth = arguments
+            c, c0, c_row, a, a0, a_steps, b, b0, b_steps, depth = arguments
             if not AMX or signature.args[3].dtype != types.uint32:
                 return context.get_dummy_value()
-            lanes, bytes_each = ir.Constant(_SIZE, LANES), ir.Constant(_SIZE, 4)
-            kinds, steps = signature.args, {row: builder.mul(row, bytes_each) for row in (c_row, a_row, b_row)}
+            kinds, bytes_each = signature.args, ir.Constant(_SIZE, 4)
+            a_row, a_deeper, a_beside = cgutils.unpack_tuple(builder, a_steps)
+            b_row, b_deeper, b_beside = cgutils.unpack_tuple(builder, b_steps)
+            rows = {row: builder.mul(row, bytes_each) for row in (c_row, a_row, b_row)}
 
             def move(name: str, number: int, kind: Any, array: Any, at: Any, row: Any) -> None:
                 place = builder.bitcast(pointer_to(context, builder, kind, array, at), _MEMORY)
-                _call(builder, name, _register(number), place, steps[row])
+                _call(builder, name, _register(number), place, rows[row])
 
-            def after(at: Any, row: Any) -> Any:
-                return builder.add(at, builder.mul(row, lanes))
-
-            corners = [
-                builder.add(start, ir.Constant(_SIZE, beside)) for start in (c0, after(c0, c_row)) for beside in (0, 16)
-            ]
+            below = builder.add(c0, builder.mul(c_row, ir.Constant(_SIZE, LANES)))
+            corners = [builder.add(start, ir.Constant(_SIZE, beside)) for start in (c0, below) for beside in (0, LANES)]
             for number, corner in enumerate(corners):
                 if adds:
                     move("tileloadd64", number, kinds[0], c, corner, c_row)
                 else:
                     _call(builder, "tilezero", _register(number))
-            with cgutils.for_range_slice(builder, ir.Constant(_SIZE, 0), depth, lanes) as (word, _):
-                left, right = builder.add(a0, word), builder.add(b0, builder.mul(word, b_row))
+            with cgutils.for_range(builder, builder.udiv(depth, ir.Constant(_SIZE, LANES))) as loop:
+                left = builder.add(a0, builder.mul(loop.index, a_deeper))
+                right = builder.add(b0, builder.mul(loop.index, b_deeper))
                 move("tileloadd64", 4, kinds[3], a, left, a_row)
                 move("tileloadd64", 6, kinds[6], b, right, b_row)
-                move("tileloadd64", 5, kinds[3], a, after(left, a_row), a_row)
-                move("tileloadd64", 7, kinds[6], b, builder.add(right, lanes), b_row)
+                move("tileloadd64", 5, kinds[3], a, builder.add(left, a_beside), a_row)
+                move("tileloadd64", 7, kinds[6], b, builder.add(right, b_beside), b_row)
                 for number in range(4):
                     _call(builder, "tdpbf16ps", *map(_register, (number, 4 + number // 2, 6 + number % 2)))
             for number, corner in enumerate(corners):

@@ -37,7 +37,7 @@ ROWS, COLUMNS, BLOCK = (8, 32, 32) if "avx512f" in processor()[1] else (6, 16, 4
 that is hidden: rows of instructions took 1.5 times as long with 64 as with 32 (AVX-512)."""
 PAIRS = AMX or ("+avx512bf16" in features() and "Intel" not in processor()[0])
 """Whether operands are words of two bf16 numbers: where these are multiplied faster than fp32 ones. Intel's processors
-do so by tile registers alone; their vectors of words take 1.5 times as long as those of fp32 numbers."""
+do so by tile registers alone; on the Xeon that was measured, vectors of words took 1.5 times as long as fp32 ones."""
 
 
 _WORDS = ir.VectorType(ir.IntType(32), LANES)
@@ -219,21 +219,53 @@ def copy_beside(typing, words, target, halves, source):
     return types.void(words, types.intp, halves, types.intp), generate
 
 
+def _halves_at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Sixteen bf16 numbers of an array, each in the lower bits of a word."""
+    kind = ir.VectorType(ir.IntType(16), LANES).as_pointer()
+    place = builder.bitcast(pointer_to(context, builder, array_type, array, index), kind)
+    return builder.zext(builder.load(place, align=2), _WORDS)
+
+
+def _word_of(builder: Any, low: Any, high: Any) -> Any:
+    return builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * LANES)))
+
+
 @intrinsic
 def copy_across(typing, words, target, halves, low, high):
     """Sixteen words, each of one of the bf16 numbers from ``low`` on and one of those from ``high`` on."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words, target, halves, *ends = arguments
-        kind = ir.VectorType(ir.IntType(16), LANES).as_pointer()
-        places = (pointer_to(context, builder, signature.args[2], halves, end) for end in ends)
-        low, high = (builder.zext(builder.load(builder.bitcast(place, kind), align=2), _WORDS) for place in places)
-        word = builder.or_(low, builder.shl(high, ir.Constant(_WORDS, [16] * LANES)))
+        low, high = (_halves_at(context, builder, signature.args[2], halves, end) for end in ends)
+        word = _word_of(builder, low, high)
         place = pointer_to(context, builder, signature.args[0], words, target)
         builder.store(word, builder.bitcast(place, _WORDS.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(words, types.intp, halves, types.intp, types.intp), generate
+
+
+@intrinsic
+def copy_turned(typing, words, target, halves, source, step):
+    """Of 32 rows of 16 bf16 numbers, ``step`` apart, columns: sixteen rows of 16 words, which lie side by side."""
+    size = types.intp
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, target, halves, source, step = arguments
+        of_words, _, of_halves, *_ = signature.args
+
+        def row(number: int) -> Any:
+            at = builder.add(source, builder.mul(step, ir.Constant(source.type, number)))
+            return _halves_at(context, builder, of_halves, halves, at)
+
+        lines = [_word_of(builder, row(2 * line), row(2 * line + 1)) for line in range(LANES)]
+        for line, vector in enumerate(_columns_of(builder, lines)):
+            at = builder.add(target, ir.Constant(target.type, LANES * line))
+            place = vector_at(context, builder, of_words, words, at)
+            builder.store(builder.bitcast(vector, VECTOR), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(words, size, halves, size, size), generate
 
 
 def _make_product(*, adds: bool) -> Any:
@@ -242,10 +274,11 @@ def _make_product(*, adds: bool) -> Any:
     @inner
     def product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
         if tiles_take(a) and a_column == 1 and depth % LANES == 0 and columns % SQUARE == 0:
+            a_steps, b_steps = (a_row, LANES, LANES * a_row), (b_row, LANES * b_row, LANES)
             for row in range(0, rows, SQUARE):
                 for column in range(0, columns, SQUARE):
                     c_start, a_start = c0 + row * c_row + column, a0 + row * a_row
-                    square(c, c_start, c_row, a, a_start, a_row, b, b0 + column, b_row, depth)
+                    square(c, c_start, c_row, a, a_start, a_steps, b, b0 + column, b_steps, depth)
             return
         for column in range(0, columns, COLUMNS):
             for row in range(0, rows, ROWS):

@@ -85,7 +85,7 @@ _INSIDE = {
         "tonnage::product_in_fp32",
         "tonnage::quantized_linear",
         "tonnage::quantized_grouped_product",
-        "tonnage::turned",
+        "tonnage::product_along_rows",
     ),
 }
 """What an operation, or something around it, is called; the first that is met from the outside in counts."""

@@ -35,7 +35,6 @@ from tonnage.host.cachedir import remembered
 from tonnage.kernels.fake_quantized import check_torchao
 from tonnage.kernels.moments import keeps_blocks, row_length
 from tonnage.kernels.muon import iteration_dtype, orthogonal_flops
-from tonnage.kernels.products import processor_turns
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.adapters import (
@@ -82,7 +81,7 @@ from tonnage.training.tiling import large_weights
 from tonnage.training.vocabulary import Soft
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 45
+FORMAT = 46
 """Of profiles in the cache, and of how they are measured: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -147,8 +146,7 @@ def weigh_once(
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
     with switched_off(off := sorted(kernels_off)):
-        slow = processor_is_slow(conditions.dtype)
-        processor = (slow, processor_turns()) if conditions.device_type == "cpu" else ()
+        processor = (processor_is_slow(conditions.dtype),) if conditions.device_type == "cpu" else ()
         inputs = [described, vocab_size, fields_by_name, processor, FORMAT, versions, off]
         place, otherwise = (cache, "profiles", ""), "models are weighed again every time"
         return remembered(place, inputs, ModelProfile, lambda: weigh(config, vocab_size, conditions), otherwise)
