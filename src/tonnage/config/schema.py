@@ -354,7 +354,7 @@ class Kernels(Section):
     attention: Switch = "on"
     """Attention within documents by loops; without them, document by document, and no prefixes are shared."""
     products: Switch = "on"
-    """Turns an operand of a 16-bit product where that is faster, and adds products to sums piece by piece."""
+    """Computes gradients of weights by tile registers on CPUs with AMX, and adds products to sums piece by piece."""
     widening: Switch = "on"
     """Computes 16-bit products in fp32 on processors where those are faster."""
     norms: Switch = "on"

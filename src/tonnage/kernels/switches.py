@@ -18,7 +18,7 @@ Kernel = Literal[
 
 KERNELS: Mapping[Kernel, str] = {
     "attention": "attention within the documents of a row, by loops; on a GPU by a newer FlashAttention, if installed",
-    "products": "operands of 16-bit products turned first where that pays, products added to sums piece by piece",
+    "products": "gradients of weights by tile registers on CPUs with AMX, products added to sums piece by piece",
     "widening": "16-bit products computed in fp32, on processors where those are faster",
     "norms": "root-mean-square norms in one pass over memory",
     "gates": "silu(gate) * up of 16-bit numbers and its gradients in one pass over memory",

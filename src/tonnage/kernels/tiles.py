@@ -154,7 +154,6 @@ def _paired(builder: Any, low: Any, high: Any, lanes: list[int]) -> Any:
 
 
 def _make_pairing(lanes: list[int]) -> Any:
-
     @intrinsic
     def pairing(typing, words, target, numbers, low, high):
         size = types.intp
@@ -180,28 +179,6 @@ those from ``high`` on."""
 pair_across = _make_pairing(ACROSS)
 """``pair_across(words, target, numbers, low, high)``: 16 words, each of one of the numbers from ``low`` on and one of
 those from ``high`` on."""
-
-
-@intrinsic
-def pair_turned(typing, words, target, numbers, first, step):
-    """Of 32 rows of 16 numbers, ``step`` apart, columns: sixteen rows of 16 words, which lie side by side."""
-    size = types.intp
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words, target, numbers, first, step = arguments
-        of_words, _, of_numbers, *_ = signature.args
-
-        def row(number: int) -> Any:
-            at = builder.add(first, builder.mul(step, ir.Constant(first.type, number)))
-            return builder.load(vector_at(context, builder, of_numbers, numbers, at), align=4)
-
-        lines = [_paired(builder, row(2 * line), row(2 * line + 1), ACROSS) for line in range(LANES)]
-        for line, vector in enumerate(_columns_of(builder, lines)):
-            at = builder.add(target, ir.Constant(target.type, LANES * line))
-            builder.store(vector, vector_at(context, builder, of_words, words, at), align=4)
-        return context.get_dummy_value()
-
-    return types.void(words, size, numbers, size, size), generate
 
 
 @intrinsic
@@ -245,27 +222,43 @@ def copy_across(typing, words, target, halves, low, high):
     return types.void(words, types.intp, halves, types.intp, types.intp), generate
 
 
-@intrinsic
-def copy_turned(typing, words, target, halves, source, step):
-    """Of 32 rows of 16 bf16 numbers, ``step`` apart, columns: sixteen rows of 16 words, which lie side by side."""
-    size = types.intp
+def _numbers_at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Sixteen fp32 numbers of an array."""
+    return builder.load(vector_at(context, builder, array_type, array, index), align=4)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words, target, halves, source, step = arguments
-        of_words, _, of_halves, *_ = signature.args
 
-        def row(number: int) -> Any:
-            at = builder.add(source, builder.mul(step, ir.Constant(source.type, number)))
-            return _halves_at(context, builder, of_halves, halves, at)
+def _make_turned(row_at: Any, words_of: Any) -> Any:
+    """A function that turns 32 rows of 16 numbers, ``step`` apart: their columns become sixteen rows of 16 words, which
+    lie side by side."""
 
-        lines = [_word_of(builder, row(2 * line), row(2 * line + 1)) for line in range(LANES)]
-        for line, vector in enumerate(_columns_of(builder, lines)):
-            at = builder.add(target, ir.Constant(target.type, LANES * line))
-            place = vector_at(context, builder, of_words, words, at)
-            builder.store(builder.bitcast(vector, VECTOR), place, align=4)
-        return context.get_dummy_value()
+    @intrinsic
+    def turned(typing, words, target, numbers, first, step):
+        size = types.intp
 
-    return types.void(words, size, halves, size, size), generate
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            words, target, numbers, first, step = arguments
+            of_words, _, of_numbers, *_ = signature.args
+
+            def row(number: int) -> Any:
+                at = builder.add(first, builder.mul(step, ir.Constant(first.type, number)))
+                return row_at(context, builder, of_numbers, numbers, at)
+
+            lines = [words_of(builder, row(2 * line), row(2 * line + 1)) for line in range(LANES)]
+            for line, vector in enumerate(_columns_of(builder, lines)):
+                at = builder.add(target, ir.Constant(target.type, LANES * line))
+                place = vector_at(context, builder, of_words, words, at)
+                builder.store(builder.bitcast(vector, VECTOR), place, align=4)
+            return context.get_dummy_value()
+
+        return types.void(words, size, numbers, size, size), generate
+
+    return turned
+
+
+pair_turned = _make_turned(_numbers_at, lambda builder, low, high: _paired(builder, low, high, ACROSS))
+"""``pair_turned(words, target, numbers, first, step)``: of fp32 numbers."""
+copy_turned = _make_turned(_halves_at, _word_of)
+"""``copy_turned(words, target, halves, first, step)``: of bf16 numbers."""
 
 
 def _make_product(*, adds: bool) -> Any:
